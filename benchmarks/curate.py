@@ -14,18 +14,26 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import cast
 
+from commtax import catalog
+from commtax.cost.collectives import applies
 from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published import open_loop
 from commtax.readers.published.collectives import mode
 from commtax.readers.published.rows import names
-from commtax.readers.published.serving import is_fitted, question
+from commtax.readers.published.serving import by_inferencemax, is_fitted, may_draft, question
 from commtax.readers.published.sweep import load as read_own
 from commtax.readers.published.tables import dicts, read
+from commtax.readers.published.training import asked
+from commtax.readers.published.training_rows import whole_rows
+from commtax.spec import Engine
 
 ROOT = Path(__file__).parents[1]
+PUBLISHED = ROOT / "benchmarks" / "published"  # figures that we read in logs and documents ourselves
 OUT = ROOT / "src" / "commtax" / "readers" / "published" / "tables"
 Row = dict[str, str]
+HOW = {"rank rows": " (rank rows)", "NCCL_ALGO": ", NCCL_ALGO set"}  # what of a method matters beside its kind
 IN_FLIGHT = 320  # requests of an open-loop run that ships
 
 
@@ -59,13 +67,15 @@ def place(source: str) -> str:
 
 
 def collectives(folder: Path) -> None:
-    rows = [r for r in dicts(*read(folder / "collectives.csv")) if r["gpus"] and r["op"] not in ("moe_dispatch", "moe_combine")]
+    files = (folder / "collectives.csv", folder / "collectives_more.csv", PUBLISHED / "collectives.csv")
+    rows = [r for file in files for r in dicts(*read(file)) if r["gpus"] and r["op"] not in ("moe_dispatch", "moe_combine")]
+    rows = [r for r in rows if r["time_us"]]
     rows = [r for r in rows if "placeholder" not in r["notes"]]
     tables = [r for r in rows if r["source_id"].startswith("aic-")]
     few = [r for r in rows if not r["source_id"].startswith("aic-") and "MISCONFIGURED" not in r["interconnect"]]
     small = lambda r: float(r["bytes"]) <= 2**20  # noqa: E731
     graph = [r for r in tables if "eager" not in r["method"]]
-    chosen = spread_out((r for r in graph if r["op"] == "all_reduce"), lambda r: (r["source_id"], r["gpus"], small(r)), 2)
+    chosen = spread_out((r for r in graph if r["op"] == "all_reduce"), lambda r: (r["source_id"], r["gpus"], small(r)), 3)
     chosen += spread_out((r for r in graph if r["op"] != "all_reduce"), lambda r: (r["source_id"], r["op"]), 2)
     chosen += spread_out((r for r in tables if "eager" in r["method"]), lambda r: r["source_id"], 3)
     across = [r for r in few if r["nodes"] not in ("", "1") and "vidur" not in r["source_id"] and float(r["bytes"]) >= 2**20]
@@ -97,16 +107,33 @@ def collectives(folder: Path) -> None:
             "version": r["library_version"],
             "collective": r["op"],
             "us": rounded(r["time_us"]),
-            "how": mode(r) + (" (rank rows)" if "rank rows" in r["method"] else ""),
+            "how": mode(r) + "".join(said for word, said in HOW.items() if word in r["method"]),
             "note": r["notes"][:40] if "blip" in r["notes"] else "",
         }
         for r in chosen
     ]
-    write("collectives", columns, out)
+    write("collectives", columns, out + amd())
+
+
+def amd() -> list[Row]:
+    """Of AMD's collectives in ``benchmarks/amd``, which are in these columns: what engines would take the named kernel for."""
+    rows = [r for r in csv.DictReader((ROOT / "benchmarks" / "amd" / "collectives.csv").open()) if float(r["bytes"]) >= 2**10]
+    rows = [r for r in rows if r["how"] != "eager" or float(r["bytes"]) >= 2**20]
+    rows = [r for r in rows if not r["library"].startswith("quickreduce") or _quantised(r)]
+    across = [r for r in rows if r["hosts"] != "1"]
+    return across + spread_out((r for r in rows if r not in across), lambda r: (r["source"], r["library"], r["gpus"]), 3)
+
+
+def _quantised(row: Row) -> bool:
+    """Whether vLLM hands a tensor of this size to QuickReduce."""
+    first = catalog.fabric(row["library"], catalog.cluster("8xmi300x")).paths["all-reduce"][0]
+    return bool(applies(first, float(row["bytes"]), int(row["gpus"])))
 
 
 def serving(folder: Path) -> None:
-    rows = [r for r in dicts(*read(folder / "serving_runs.csv")) if r["mode"] == "agg"]
+    read_rows = [r for path in sorted(folder.glob("serving_runs*.csv")) for r in dicts(*read(path)) if r["mode"] == "agg"]
+    same = ("backend", "model_path", "system", "isl", "osl", "silicon_ttft_ms", "silicon_tpot_ms")  # runs stand in several tables
+    rows = [r for r in {tuple(r[name] for name in same): r for r in read_rows}.values() if not _drafts(r)]
     dense = ("Llama", "Qwen3-32B")
     # Every dense run that tests, so that no choice of rows stands behind a bound on them; a fifth of the others.
     tests = [r for r in rows if any(name in r["model_path"] for name in dense) and not is_fitted(r)]
@@ -117,13 +144,12 @@ def serving(folder: Path) -> None:
             asked = question(r)
         except ValueError:
             continue
-        day = re.search(r"source_file=(\d{4}-\d\d-\d\d)\.csv", r["silicon_data_source"])
         measured = re.search(r"measured=(\d{4}-\d\d-\d\d)", r["silicon_data_source"])
-        version = asked["engine"].partition("@")[2]
+        version = cast(Engine, asked["engine"]).version
         out.append(
             {
-                "source": "InferenceMAX, by ai-dynamo/aiconfigurator" if day else "ai-dynamo/aiconfigurator",
-                "day": (measured or day)[1] if day else "",  # type: ignore[index]
+                "source": "InferenceMAX, by ai-dynamo/aiconfigurator" if by_inferencemax(r) else "ai-dynamo/aiconfigurator",
+                "day": measured[1] if measured else "2026-04-01" if by_inferencemax(r) else "",
                 "engine": r["backend"],
                 "version": version or r["backend_version"],
                 "model": r["model_path"],
@@ -139,6 +165,13 @@ def serving(folder: Path) -> None:
             }
         )
     write("serving_runs", list(out[0]), out)
+
+
+def _drafts(row: Row) -> bool:
+    try:
+        return may_draft(row)
+    except ValueError:
+        return False
 
 
 def inference(folder: Path) -> None:
@@ -183,31 +216,21 @@ def inference(folder: Path) -> None:
     write("inference", columns, out)
 
 
+TRAINED = ["source", "model", "layers", "hidden", "heads", "seq", "vocab", "gpus", "gpu", "tp", "pp", "dp", "ep", "cp", "chunks"]
+TRAINED += ["micro_batch", "global_batch", "recompute", "precision", "step_s", "note"]
+
+
 def training(folder: Path) -> None:
+    """Runs of torch and of ZeRO: torchtitan and torchao whole, some of each GPU and size of llm-foundry, ZeRO-3 of SC'21."""
     rows = dicts(*read(folder / "training_runs.csv"))
     keep = [r for r in rows if "llm-foundry" not in r["source"]]
     keep += spread_out(
         (r for r in rows if "llm-foundry" in r["source"]), lambda r: (r["gpu_type"], r["precision"], int(r["gpus"]) > 64), 8
     )
-    words = ("eager", "interleaved", "async tp", "asynctp", "shard_grad_op")
-    columns = [
-        "source",
-        "model",
-        "layers",
-        "hidden",
-        "heads",
-        "seq",
-        "vocab",
-        "gpus",
-        "gpu",
-        "tp",
-        "pp",
-        "dp",
-        "ep",
-        "cp",
-        "chunks",
-    ]
-    columns += ["micro_batch", "global_batch", "recompute", "precision", "step_s", "note"]
+    zero = [r for r in dicts(*read(folder / "training_runs_more.csv")) if "ZeRO-3" in r["note"]]
+    keep += [{**r, "step_time_s": str(told.entries[0].measured)} for r, told in zip(zero, asked(zero), strict=True)]
+    keep += dicts(*read(Path(__file__).parent / "torch_runs.csv"))
+    words = ("eager", "interleaved", "async tp", "asynctp", "shard_grad_op", "zero-3")
     out = [
         {
             **r,
@@ -219,7 +242,25 @@ def training(folder: Path) -> None:
         }
         for r in keep
     ]
-    write("training_runs", columns, out)
+    write("training_runs", TRAINED, out)
+
+
+def training_megatron(folder: Path) -> None:
+    """Runs of Megatron and its kin: some of each release and chip of Megatron-Bridge, and whole tables of papers."""
+    more = whole_rows(dicts(*read(folder / "training_runs_more.csv")))
+    rows = [r for r in more if not r["note"].startswith("ZeRO-3")] + dicts(*read(Path(__file__).parent / "training_papers.csv"))
+    bridge = [r for r in rows if "Megatron-Bridge" in r["source"]]
+    kept = spread_out(bridge, lambda r: (r["source"], r["gpu_type"], "LLAMA" in r["model"]), 2)
+    kept += [r for r in rows if r not in bridge]
+    words = ("VARIANT 2", "FSDP=64", "FSDP=8", "schedule dualpipe", "distributed optimizer")
+    out = []
+    for row, told in zip(kept, asked(kept), strict=True):
+        if told.question is None:
+            continue
+        same = {"gpu": row["gpu_type"], "chunks": row["interleave"], "micro_batch": row["microbatch"]}
+        note = "; ".join(word for word in words if word in row["note"])
+        out.append({**row, **same, "step_s": rounded(str(told.entries[0].measured)), "note": note})
+    write("training_runs_megatron", TRAINED, out)
 
 
 def open_loop_runs(folder: Path) -> None:
@@ -258,17 +299,18 @@ def _source_chip_model(row: Row) -> tuple[object, ...]:
     return row["source_group"], row["chip"], row["model"], row["scenario"], open_loop.overloaded(row)
 
 
-def _magnitude(row: Row) -> tuple[str, int]:
-    """Number format, and digits of rows, prompt or cached tokens."""
+def _magnitude(row: Row) -> tuple[str, int, str]:
+    """Number format, and digits of rows, prompt or cached tokens; of fp8 in tiles the kernel, whose launch is timed with it."""
     size = row.get("m") or (row["step"] if row["isl"] == "1" else row["isl"])
-    return row.get("gemm_dtype") or row["kv_cache_dtype"], len(size) // 2
+    dtype = row.get("gemm_dtype") or row["kv_cache_dtype"]
+    return dtype, len(size) // 2, row["kernel_source"] if dtype == "fp8_block" else ""
 
 
 def kernels(folder: Path) -> None:
     out = []
     for path in sorted((folder / "kernels").glob("*.csv.gz")):
         form = next(tail for tail in ("gemm", "context_attention", "generation_attention") if path.name.endswith(f"_{tail}.csv.gz"))
-        rows = [r for r in dicts(*read(path)) if r.get("window_size") in (None, "", "0") and r.get("gemm_dtype") != "fp8_block"]
+        rows = [r for r in dicts(*read(path)) if r.get("window_size") in (None, "", "0")]
         for r in spread_out(rows, _magnitude, 1):
             out.append(
                 {
@@ -410,7 +452,7 @@ def h200() -> None:
 
 def main(folder: Path) -> None:
     OUT.mkdir(exist_ok=True)
-    whole = (collectives, serving, inference, training, open_loop_runs)
+    whole = (collectives, serving, inference, training, training_megatron, open_loop_runs)
     for choose in (*whole, kernels, kernels_streams, kernels_experts, kernels_latent):
         choose(folder)
     h200()

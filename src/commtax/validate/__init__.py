@@ -14,16 +14,16 @@ import numpy as np
 
 from commtax.files import refuse_overwriting, written
 from commtax.readers.published import collectives as curves
-from commtax.readers.published import inference, serving, sweep, training
+from commtax.readers.published import inference, rivals, sweep, training
 from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published.rows import read
-from commtax.readers.published.tables import FOLDERED, KINDS, Table, headers, in_folder, paths, shipped
+from commtax.readers.published.tables import ADDED, KINDS, Table, headers, in_folder, paths, shipped, usual_columns
 from commtax.statement import Refusal
-from commtax.validate import kernels, open_loop, predicting
+from commtax.validate import kernels, open_loop, predicting, serving
+from commtax.validate.comparing import Comparison, compared
 from commtax.validate.records import Records, answers, joined
 from commtax.validate.statistics import Bound, judge, share_unpriced
 
-ADDED = ("kind", "measured", "predicted", "low", "high", "fitted", "skipped")
 SWEPT_CHIP = "h200-sxm"  # that our own sweep ran on
 
 
@@ -32,54 +32,64 @@ class Report:
     records: Records
     files: Mapping[str, tuple[int, int]]  # rows, and how many of them were priced
     bounds: tuple[Bound, ...]
+    compared: Comparison | None = None  # with another predictor, on the same rows
 
     @property
     def ok(self) -> bool:
         return all(bound.ok is not False for bound in self.bounds)
 
 
-def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = None) -> Report:
-    """Price all rows; ``only`` one kind of table; ``rows_to`` a CSV of every input row with what was added."""
+def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = None, rival: Path | None = None) -> Report:
+    """Price all rows; ``only`` one kind of table; ``rows_to`` a CSV of every input row with what was added.
+
+    ``rival``: a CSV of another predictor's figures for the same rows, by their ids.
+    """
+    other = rivals.of_file(rival) if rival else None
     if only and only not in KINDS:
         raise Refusal(f"only '{only}': one of {', '.join(KINDS)}", "only", KINDS)
     if folder is not None and not folder.is_dir():
         raise Refusal(f"data '{folder}': no such folder", "data")
     if folder and rows_to:
-        refuse_overwriting(rows_to, (path for _, path in paths(folder, only)), "rows")
-    parts, files, unpriced = [], {}, []
+        refuse_overwriting(rows_to, (path for _, path in paths(folder)), "rows")
+    parts, files, unpriced = [], {}, {}
     with _rows_file(rows_to, headers(folder, only)) if rows_to else nullcontext() as write:
         for table in in_folder(folder, only) if folder else shipped(only):
             part = ANSWERS[table.kind](table)
             files[table.name] = (len(table.rows), len(set(part.row[part.priced].tolist())))
-            unpriced.append(share_unpriced(part))
+            unpriced[table.name] = share_unpriced(part)
             if write:
                 write(table, part)
             parts.append(part)
     if not parts:
-        names = ", ".join(f"{name}.csv[.gz]" for name in FOLDERED)
-        raise Refusal(f"data '{folder}': none of {names} or kernels/*.csv.gz is here", "data")
+        of = f" of {only}" if only else ""
+        raise Refusal(f"data '{folder}': no table{of} is here; a CSV with columns such as {usual_columns(only)} is one", "data")
     records = joined(parts)
-    return Report(records, files, tuple(judge(records, unpriced)))
+    return Report(records, files, tuple(judge(records, unpriced)), compared(records, other) if other else None)
 
 
 def _kernels(table: Table) -> Records:
     """A folder's file of one kind of kernel on one chip, or the rows of several that ship here."""
     if not table.ships:
-        name = table.name.rpartition("/")[2]
-        return kernels.answers(kernel_tables.read(name, table.header, table.rows), table.name)
+        files = kernel_tables.of_file(table.name, table.columns, table.rows)
+        return joined([_placed(kernels.answers(part, table.name), index) for index, part in files])
     rows = table.dicts()
     parts = []
     for index, part in kernel_tables.of_several(rows):
         source = np.array([rows[i]["source"] for i in index], dtype=object)
-        parts.append(Records({**kernels.answers(part, source).columns, "row": np.array(index)}))
+        parts.append(_placed(kernels.answers(part, source), index))
     return joined(parts)
+
+
+def _placed(part: Records, index: list[int]) -> Records:
+    """Rows of a part of a file, with their places in it."""
+    return Records({**part.columns, "row": np.array(index, dtype=int)})
 
 
 ANSWERS: dict[str, Callable[[Table], Records]] = {
     "collectives": lambda table: answers(read(table.dicts(), curves.describe, curves.ask), predicting.on_curve, same=lambda c: c),
-    "serving_runs": lambda table: answers(read(table.dicts(), serving.describe, serving.ask), predicting.served),
+    "serving_runs": serving.answered,
     "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), predicting.timed),
-    "training_runs": lambda table: answers(read(table.dicts(), training.describe, training.ask), predicting.trained),
+    "training_runs": lambda table: answers(training.asked(table.dicts()), predicting.trained),
     "open_loop_runs": open_loop.answered,
     "kernels": _kernels,
     "h200": lambda table: answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), predicting.swept),
@@ -92,16 +102,19 @@ def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, R
     columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
 
     def write(table: Table, part: Records) -> None:
-        for index, *values in zip(part.row.tolist(), *(part.columns[name].tolist() for name in ADDED), strict=True):
-            cells = dict(zip(table.header, table.rows[index], strict=False))
-            lines.writerow({"file": table.name, **cells, **dict(zip(ADDED, map(_cell, values), strict=True))})
+        place = {name: i for i, name in enumerate(table.header)}
+        copied = [place.get(name, -1) for name in columns[1 : -len(ADDED)]]  # -1: the empty cell that each row gets
+        added = zip(*(map(_cell, part.columns[name].tolist()) for name in ADDED), strict=True)
+        for index, values in zip(part.row.tolist(), added, strict=True):
+            cells = [*table.rows[index][: len(place)], ""]
+            lines.writerow([table.name, *(cells[i] for i in copied), *values])
 
     with (
         written(path, "rows") as place,
         gzip.open(place, "wt", newline="") if path.suffix == ".gz" else place.open("w", newline="") as file,
     ):
-        lines = csv.DictWriter(file, columns, extrasaction="ignore")
-        lines.writeheader()
+        lines = csv.writer(file)
+        lines.writerow(columns)
         yield write
 
 

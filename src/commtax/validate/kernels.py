@@ -10,14 +10,15 @@ from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import least_s, seconds
 from commtax.files import table
 from commtax.readers.published import sweep
-from commtax.readers.published.kernel_kinds.kind import DTYPES
 from commtax.readers.published.kernels import KernelTable
+from commtax.readers.published.spellings import dtype_named, engine_named
 from commtax.spec import DTYPE_BYTES, Chip, KernelConstants
 from commtax.statement import Refusal
 from commtax.validate.records import Array, Predicted, Records, around, of_columns
 
 UNMEASURED = 0.5  # half-width of the range where a family or number format has no residuals
 SPREADS: dict[str, dict[str, dict[str, float]]] = table("validate/spreads.toml")
+UNSIZED = "a size or the time is not a number above 0"
 BESIDE = 6.0  # exponent of what runs beside each other
 ENGINE = "vllm"  # the tables are of the kernels that serving engines call
 
@@ -28,19 +29,21 @@ def answers(table: KernelTable, source: Array) -> Records:
     if table.wrong or table.chip is None:
         return of_columns(table.count, kind=kind, source=source, system=table.system, skipped=table.wrong)
     predicted, floor, factor = (np.full(table.count, np.nan) for _ in range(3))
-    skipped = np.where(table.good, "", "a size or the time is not a number above 0").astype(object)
+    untimed = table.sizes["seconds"] == 0  # such tables write what they did not time as 0
+    skipped = np.where(table.good, "", np.where(untimed, "its time is 0: nothing was timed", UNSIZED)).astype(object)
     for words, mask in table.groups():
         named = {
             **words,
             "written": words["dtype"],
-            "dtype": DTYPES.get(words["dtype"], words["dtype"]),
-            "stored": DTYPES.get(words["stored"], words["stored"]),
+            "dtype": dtype_named(words["dtype"]) or words["dtype"],
+            "stored": dtype_named(words["stored"]) or words["stored"],
         }
         if named["dtype"] not in DTYPE_BYTES or named["stored"] not in DTYPE_BYTES:
             skipped[mask] = f"number format '{words['dtype']}' is not known"
             continue
-        constants = catalog.kernel_constants(catalog.engine(words["framework"] or ENGINE), table.chip, timed=not table.kind.in_step)
         try:
+            engine = catalog.engine(engine_named(words["framework"]) or words["framework"] or ENGINE)
+            constants = catalog.kernel_constants(engine, table.chip, timed=not table.kind.in_step)
             made = table.kind.make(named, {name: sizes[mask] for name, sizes in table.sizes.items()})
         except Refusal as why:
             skipped[mask] = str(why)
@@ -52,6 +55,7 @@ def answers(table: KernelTable, source: Array) -> Records:
         kind=kind,
         source=source,
         system=table.system,
+        chip=table.chip.key,
         library=table.column("kernel_source"),
         version=table.column("version"),
         dtype=table.dtype,
@@ -65,6 +69,7 @@ def answers(table: KernelTable, source: Array) -> Records:
         fitted=table.fitted(),
         where=table.chip.family,
         skipped=skipped,
+        sound=~untimed,
         hint=table.hints(),
     )
 

@@ -8,31 +8,23 @@ import numpy as np
 from commtax import catalog
 from commtax.cost.collectives import choose, ring_factor
 from commtax.cost.placement import Span
+from commtax.cost.pricing import MEASURED, launched_s, spread_of
 from commtax.cost.pricing import price as collective_price
-from commtax.cost.pricing import spread_of
 from commtax.ledger import Bill
-from commtax.readers.published import inference, serving, sweep, training
+from commtax.readers.published import inference, sweep, training
 from commtax.readers.published.collectives import Curve
 from commtax.readers.published.rows import Entry
 from commtax.spec import Fabric, Path
 from commtax.statement import Refusal
+from commtax.validate.floors import least_s
 from commtax.validate.kernels import swept_kernel
 from commtax.validate.records import Array, Predicted, around
-from commtax.verbs.asking import settled, unsettled
-from commtax.verbs.billing import StepBill, bill, price, train_bill
-from commtax.verbs.serving import Simulation, serve, simulate
+from commtax.validate.serving import FIGURES
+from commtax.verbs.asking import unsettled
+from commtax.verbs.billing import bill, price, train_bill
+from commtax.verbs.serving import serve
 
 TOTALS = ("step_s", "low_s", "high_s")
-
-
-def least_s(priced: StepBill) -> float:
-    """The least that bytes over bandwidth and FLOPs over peak allow the kernels of one rank."""
-    chip = priced.question.cluster.chip
-    fp8 = priced.question.plan.weights_dtype == "fp8" or bool(priced.question.model.quant)
-    peaks = chip.flops_per_s
-    peak = max(peaks.get("bf16", 0.0), peaks.get("fp16", 0.0), peaks.get("fp8", 0.0) if fp8 else 0.0)
-    lines = [x for x in priced.lines if x.kind == "compute"]
-    return sum(float(x.item.count) * max(float(x.item.nbytes) / chip.memory_Bps, float(x.flops) / peak) for x in lines)
 
 
 def timed(run: inference.Run, entries: Sequence[Entry]) -> list[Predicted]:
@@ -44,12 +36,8 @@ def _mean(run: inference.Run) -> Predicted:
     """Of a closed loop in which all requests have the same lengths."""
     requests = {"concurrency": run.batch, "spread": 0.0, "input_len": run.input_len, "output_len": run.output_len}
     loop = serve(unsettled(run.model, run.cluster, {**requests, **run.options}))
-    return _served(loop, run.served)
-
-
-def _served(simulated: Simulation, name: str, floor: float = 0.0) -> Predicted:
-    low, high = simulated.range_of(name)
-    return Predicted(float(getattr(simulated, name)), float(low), float(high), floor)
+    value, low, high, floor = FIGURES[run.served](loop)
+    return Predicted(float(value), float(low), float(high), float(floor))
 
 
 def _steps(run: inference.Run) -> Predicted:
@@ -61,29 +49,10 @@ def _steps(run: inference.Run) -> Predicted:
             lines = tuple(x for x in priced.lines if x.kind in run.lines)
             part = Bill(lines, priced.tokens) if run.lines else priced
             value, low, high = (x + count * float(getattr(part, n)) for x, n in zip((value, low, high), TOTALS, strict=True))
-            floor += count * least_s(priced) if not run.lines or "compute" in run.lines else 0.0
+            floor += count * float(least_s(priced)) if not run.lines or "compute" in run.lines else 0.0
     if run.per_second:
         return Predicted(run.batch / value, run.batch / high, run.batch / low, floor)
     return Predicted(value, low, high, floor)
-
-
-def served(run: serving.Run, entries: Sequence[Entry]) -> list[Predicted]:
-    """Rows of published serving runs: one or both of their means."""
-    simulated = simulate(**run)
-    waits = simulated.running * simulated.question.plan.dp < run["concurrency"]
-    cause = "requests wait for the cache" if waits else "launch options are not said"
-    hint = "" if entries[0].hint else cause
-    means = (f"{entry.kind}_s" for entry in entries)
-    return [replace(_served(simulated, name, _serving_floor(name, simulated)), hint=hint) for name in means]
-
-
-def _serving_floor(name: str, simulated: Simulation) -> float:
-    """Bytes over bandwidth and FLOPs over peak of the decode step, or of the request's own prompt."""
-    phase, batch = ("decode", max(1, int(simulated.running))) if name == "tpot_s" else ("prefill", 1)
-    try:
-        return least_s(price(settled(simulated.question.but(phase=phase, batch=batch, context=simulated.requests.input_len))))
-    except ValueError:
-        return 0.0
 
 
 def trained(run: training.Run, entries: Sequence[Entry]) -> list[Predicted]:
@@ -107,14 +76,14 @@ def _swept_step(row: sweep.SweepRow, chip: str) -> Predicted:
     priced = bill(model, f"8x{chip}", phase=phase, batch=batch, context=context, tp=row["tp"], dtype=dtype, engine=engine)
     kernels = Bill(tuple(x for x in priced.lines if x.kind == "compute"), priced.tokens)
     value = float(kernels.step_s)
-    return around(value, float(kernels.high_s) / value, least_s(priced))
+    return around(value, float(kernels.high_s) / value, float(least_s(priced)))
 
 
 def on_curve(curve: Curve, entries: Sequence[Entry]) -> list[Predicted]:
     """Rows of one curve of published collectives."""
     sizes = np.array([entry.size for entry in entries])
     predicted, width, floor = curve_seconds(curve, sizes)
-    known = curve.crosses or catalog.fabric(curve.library, curve.cluster).label.kind == "calibrated"
+    known = curve.crosses or catalog.fabric(curve.library, curve.cluster).label.kind in MEASURED
     rows = zip(predicted, np.broadcast_to(width, sizes.shape), floor, strict=True)
     hint = "" if known else "link assumed"
     return [replace(around(float(p), 1 + float(s), float(f)), hint=hint) for p, s, f in rows]
@@ -123,15 +92,26 @@ def on_curve(curve: Curve, entries: Sequence[Entry]) -> list[Predicted]:
 def curve_seconds(curve: Curve, nbytes: Array) -> tuple[Array, Array, Array]:
     """Predicted seconds, the half-width of their range as a factor, and the least that the links allow."""
     place = curve.cluster
-    fabric = catalog.fabric(curve.library, place)
+    fabric = _able(catalog.fabric(curve.library, place), curve)
     if curve.algorithm:
         chosen = choose(_only(fabric, curve.algorithm), nbytes, curve.ranks)
     else:
         where = Span(curve.ranks, curve.inside, -(-curve.ranks // curve.inside))
         chosen = collective_price(curve.op, nbytes, curve.ranks, where, place, fabric)
-    predicted = np.maximum(chosen.seconds, fabric.eager_floor_s) if curve.eager else chosen.seconds
+    latency = launched_s(fabric, chosen.latency_s, chosen.wire_s, curve.crosses) if curve.eager else chosen.latency_s
+    predicted = latency + chosen.wire_s
     width = spread_of(fabric, curve.op, nbytes, curve.ranks, chosen, place, curve.crosses, eager=curve.eager)
     return predicted, width, _floor(curve, nbytes)
+
+
+def _able(fabric: Fabric, curve: Curve) -> Fabric:
+    """The library's paths without those that cannot add such numbers."""
+    if not curve.integers or curve.op != "all-reduce":
+        return fabric
+    paths, across = (
+        tuple(p for p in kind[curve.op] if p.algorithm != "in-switch") for kind in (fabric.paths, fabric.network_paths)
+    )
+    return replace(fabric, paths={**fabric.paths, curve.op: paths}, network_paths={**fabric.network_paths, curve.op: across})
 
 
 def _only(fabric: Fabric, algorithm: str) -> tuple[Path, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from commtax.readers.published.open_loop import VERDICTS
 from commtax.readers.published.rows import Asked, Entry, Question
+from commtax.readers.published.spellings import chip_named
 
 Array = Any
 NUMBERS = ("tp", "size", "measured", "predicted", "low", "high", "floor")
@@ -106,6 +107,8 @@ def _of_rows(rows: Sequence[tuple[Entry, Predicted]]) -> Records:
     def column(name: str) -> Array:
         if name == "hint":
             values = [", ".join(filter(None, (entry.hint, predicted.hint))) for entry, predicted in rows]
+        elif name == "chip":
+            values = [entry.chip or chip_named(entry.system) for entry, _ in rows]
         else:
             values = [getattr(entry if hasattr(entry, name) else predicted, name) for entry, predicted in rows]
         return np.array(values, dtype=KINDS.get(name, object))

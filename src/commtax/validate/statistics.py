@@ -1,21 +1,29 @@
 """Median, tail, bias, coverage and width of errors, by whatever rows share; and the stated bounds on them (``bounds.toml``)."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from commtax.files import Json, table
 from commtax.readers.published.open_loop import VERDICTS
+from commtax.readers.published.sweep import SOURCE
 from commtax.validate.records import Array, Records
 
 BY = ("kind", "source", "system", "library", "version", "mode", "dtype", "tp", "fitted")
 WORST = 10
 SLOW = 1.5  # measured over predicted from which a launch may be the reason …
 LAUNCH_BOUND_S = 3e-5  # … of times shorter than this
-RATES = ("decode-rate", "throughput")
-"""Kinds of rows in tokens a second; all others are seconds."""
+RATES = {
+    "decode-rate": "tok/s",
+    "throughput": "tok/s",
+    "total-rate": "tok/s",
+    "input-rate": "tok/s",
+    "interactivity": "tok/s",
+    "request-rate": "requests/s",
+}
+"""Kinds of rows that are so much a second, and of what; all others are seconds."""
 ROUNDING = 1e-9  # a prediction may fall below its floor by no more than this share
 UNPRICED = 0.05  # rows of a file that may have no price
 Limit = float | tuple[float, float]
@@ -155,6 +163,7 @@ class Bound:
     value: float | None
     n: int
     is_count: bool = False  # else a share
+    why: str = ""  # it has no rows, or which of them stand behind its value
 
     @property
     def ok(self) -> bool | None:
@@ -167,6 +176,7 @@ class Bound:
 CHOICES: dict[str, Callable[[Records, Array], Array]] = {
     "size": lambda r, ends: (r.size >= ends[0]) & (r.size <= ends[1]),
     "source": lambda r, part: np.array([part in source.lower() for source in r.source], dtype=bool),
+    "ours": lambda r, wanted: np.array([(source == SOURCE) is wanted for source in r.source], dtype=bool),
     "versioned": lambda r, wanted: np.array([bool(version) is wanted for version in r.version], dtype=bool),
 }
 """How rows are chosen by keys that are no list of a column's values."""
@@ -179,29 +189,48 @@ def share_unpriced(records: Records) -> tuple[float, int]:
     return len(rows - priced - untold) / max(1, len(rows)), len(rows)
 
 
-def judge(records: Records, unpriced: Sequence[tuple[float, int]]) -> list[Bound]:
-    """All bounds, on rows that were priced and not fitted; the last two on all rows."""
+def judge(records: Records, unpriced: Mapping[str, tuple[float, int]]) -> list[Bound]:
+    """All bounds, on rows that were priced and not fitted; the last two on all rows. ``unpriced``: of each file."""
     tested = records.where_true(records.timed & ~records.fitted)
     stated = table("validate/bounds.toml")["bound"]
-    shares = [share for share, rows in unpriced if rows]
-    every = sum(rows for _, rows in unpriced)
+    shares = {name: share for name, (share, rows) in unpriced.items() if rows}
+    worst_file = max(shares, key=lambda name: shares[name], default="")
+    every = sum(rows for _, rows in unpriced.values())
     return [
         *(_bound(one, tested) for one in stated),
-        Bound("rows not priced, in the worst file", UNPRICED, max(shares, default=None), every),
+        Bound("rows not priced, in the worst file", UNPRICED, shares.get(worst_file), every, why=worst_file),
         Bound("predictions below their physical floor", 0.0, _below(records), int(np.sum(records.priced)), is_count=True),
     ]
 
 
+def choose(records: Records, rows: Mapping[str, Json]) -> tuple[Records, str]:
+    """Rows by the keys of a bound; and, where none is left, after which key."""
+    chosen, told, why = records, list[str](), ""
+    for key, wanted in rows.items():
+        mask = CHOICES[key](chosen, wanted) if key in CHOICES else np.isin(chosen.columns[key].astype(object), wanted)
+        left = chosen.where_true(mask)
+        if not len(left) and not why:
+            why = f"no tested row{' of ' + ' and '.join(told) if told else ''} has {_said(key, wanted)}"
+        chosen, told = left, [*told, _said(key, wanted)]
+    return chosen, why
+
+
 def _bound(stated: Json, tested: Records) -> Bound:
-    chosen = tested
-    for key, wanted in stated["rows"].items():
-        if len(chosen):
-            mask = CHOICES[key](chosen, wanted) if key in CHOICES else np.isin(chosen.columns[key].astype(object), wanted)
-            chosen = chosen.where_true(mask)
+    chosen, why = choose(tested, stated["rows"])
     figure, limit = FIGURES[stated["figure"]], stated["limit"]
     parts = [chosen.where_true(chosen.tp == tp) for tp in np.unique(chosen.tp)] if stated.get("by_tp") else [chosen]
     value = max(abs(figure(part)) for part in parts) if len(chosen) else None
-    return Bound(stated["name"], (limit[0], limit[1]) if isinstance(limit, list) else limit, value, len(chosen))
+    return Bound(stated["name"], (limit[0], limit[1]) if isinstance(limit, list) else limit, value, len(chosen), why=why)
+
+
+def _said(key: str, wanted: Json) -> str:
+    """What chooses rows, in words."""
+    if key in ("ours", "versioned", "sound"):
+        said = {"ours": ("our own sweep (which ships here)", "others' tables"), "versioned": ("a version", "no version")}
+        return said.get(key, ("what its source tells whole", "what its source leaves open"))[0 if wanted in (True, [True]) else 1]
+    if key == "size":
+        return f"size {wanted[0]:,.0f} to {wanted[1]:,.0f}"
+    return f"{key} {' or '.join(map(str, wanted)) if isinstance(wanted, list) else wanted}"
 
 
 def _below(records: Records) -> float | None:

@@ -9,7 +9,8 @@ import numpy as np
 from commtax import catalog
 from commtax.catalog.fabric import library
 from commtax.files import Json
-from commtax.readers.published.rows import Asked, Entry, Row, cell, chip_named, described, lower, matched, names, number, whole
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, matched, names, number, whole
+from commtax.readers.published.spellings import chip_named
 from commtax.spec import Cluster
 from commtax.statement import Refusal
 
@@ -25,6 +26,7 @@ class Curve:
     cluster: Cluster = field(hash=False)
     algorithm: str = ""  # the only one, where the row names it
     eager: bool = False
+    integers: bool = False  # what it adds: switches add floating-point numbers only
 
     @property
     def crosses(self) -> bool:
@@ -53,10 +55,9 @@ def question(row: Row) -> Curve:
     if ranks < 2 or ranks < hosts:
         raise Refusal(f"{ranks} GPUs on {hosts} hosts: a collective needs two ranks", "gpus")
     library, algorithm = _library(row)
-    per_host = -(-ranks // hosts)
-    place = _cluster(_place(row), hosts, per_host)
-    inside = min(ranks, place.domain) if place.domain > place.gpus_per_host else per_host
-    return Curve(op, ranks, inside, library, place, algorithm, mode(row) == "eager")
+    place = _cluster(_place(row), hosts, -(-ranks // hosts))
+    inside = min(ranks, place.domain) if place.domain > place.gpus_per_host else -(-ranks // hosts)
+    return Curve(op, ranks, inside, library, place, algorithm, mode(row) == "eager", lower(row, "dtype").startswith("int"))
 
 
 def _op(row: Row) -> str:
@@ -72,16 +73,19 @@ def _hints(row: Row) -> tuple[list[str], bool]:
     """What may explain an error, and whether the network is known and whole."""
     notes, place = lower(row, "notes"), _place(row)
     broken = "misconfigured" in place or "broken" in notes
-    unknown = whole(row, "nodes", 1) > 1 and _network(place) is None
+    forced = "nccl_algo" in lower(row, "method")
+    network = _network(place)
+    unknown = whole(row, "nodes", 1) > 1 and (network is None or bool(network.get("guessed")))
     causes = (
         ("a broken network, as its source says", broken),
+        ("its algorithm was forced", forced),
         ("its source names a blip", "blip" in notes or "outlier" in notes),
         ("includes waiting for the other ranks", "rank rows" in cell(row, "method")),
         ("which GPU is not said", re.search(r" or |class", lower(row, "gpu"))),
         ("version unknown", not cell(row, "library_version")),
         ("the network between hosts is not said", unknown),
     )
-    return [hint for hint, holds in causes if holds], not broken and not unknown
+    return [hint for hint, holds in causes if holds], not broken and not forced and not unknown
 
 
 def mode(row: Row) -> str:
@@ -97,7 +101,7 @@ def _library(row: Row) -> tuple[str, str]:
     if "symmetric memory" in name:
         raise Refusal("NCCL over symmetric memory has no calibrated path", "library")
     if algorithm or "vllm" in name:
-        return "vllm", algorithm
+        return _versioned("vllm", row), algorithm
     if "nccl" in name or "rccl" in name:
         if "direct" in name:
             raise Refusal(f"library '{row.get('library')}' has no calibrated path", "library")
@@ -105,7 +109,13 @@ def _library(row: Row) -> tuple[str, str]:
     known = next((key for key in catalog.keys("libraries") if key in name), "")
     if not known:
         raise Refusal(f"library '{row.get('library', '')}' is not known", "library")
-    return known, ""
+    return _versioned(known, row), ""
+
+
+def _versioned(library: str, row: Row) -> str:
+    """An engine's own library in the row's version, where it says one."""
+    version = cell(row, "library_version")
+    return f"{library}@{version}" if re.match(r"\d+\.", version) else library
 
 
 @lru_cache(maxsize=512)
@@ -113,23 +123,34 @@ def _cluster(place: str, hosts: int, per_host: int) -> Cluster:
     chip = chip_named(place)
     if not chip:
         raise Refusal(f"GPU '{place.split(' ')[0]}' is not in the catalogue", "gpu")
-    if "p4de" in place and hosts > 1:
-        return catalog.cluster(f"{hosts}xp4de")
-    # A group of fewer ranks than a host has GPUs still shares that host's network.
-    full = catalog.chip(chip).gpus_per_host
-    gpus = max(per_host, full) if hosts > 1 and per_host > 1 else max(per_host, 2 if hosts == 1 else 1)
+    if hosts > 1:
+        return _hosts(place, chip, hosts, per_host)
     # Cards in pairs: two of them speak over their bridge (A40 rows run at a host's rate and had none).
-    paired = hosts == 1 and per_host == 2 and "pairwise" in place and chip != "a40"
+    paired = per_host == 2 and "pairwise" in place and chip != "a40"
     inside = "pcie3" if "2080 ti" in place else "nvlink-bridge" if paired else ""
-    if hosts == 1:
-        return catalog.cluster(f"1x{gpus}x{chip}", intra=inside)
+    return catalog.cluster(f"1x{max(per_host, 2)}x{chip}", intra=inside)
+
+
+def _hosts(place: str, chip: str, hosts: int, per_host: int) -> Cluster:
+    """Several hosts with the network that their words tell of, in as many NVLink fabrics as they tell of.
+
+    A group of fewer ranks than a host has GPUs still shares that host's network.
+    """
     network = _network(place) or {}
-    return catalog.cluster(f"{hosts}x{gpus}x{chip}", intra=inside, inter=network.get("link", ""), nics=network.get("nics"))
+    if host := network.get("host"):
+        return catalog.cluster(f"{hosts}x{host}")
+    gpus = max(per_host, catalog.chip(chip).gpus_per_host) if per_host > 1 else per_host
+    made = catalog.cluster(f"{hosts}x{gpus}x{chip}", inter=network.get("link", ""), nics=network.get("nics"))
+    racks = next((r["count"] for r in names()["racks"] if re.search(r["pattern"], place)), 1)
+    return replace(made, nvlink_domain=made.num_gpus // racks) if racks > 1 else made
 
 
 def _network(place: str) -> Json:
-    """The first network whose words are in a text; None where none is."""
-    return next((network for network in names()["networks"] if re.search(network["pattern"], place)), None)
+    """The first network whose words are in a text, with the number of NICs where they say it; None where none is."""
+    for network in names()["networks"]:
+        if found := re.search(network["pattern"], place):
+            return {**network, **{name: int(number) for name, number in found.groupdict().items()}}
+    return None
 
 
 def describe(row: Row) -> Entry:
@@ -141,9 +162,10 @@ def describe(row: Row) -> Entry:
 
 
 def _is_fitted(figure: Entry, name: str) -> bool:
-    """Sizes that are an even power of two, of the tables listed under ``fitted`` in ``catalog/libraries``."""
+    """Sizes that are an even power of two (or all) of the tables listed under ``fitted`` in ``catalog/libraries``."""
     tables = [t for t in library(name).fitted if t.table in figure.source and figure.system in t.systems]
-    return even_power(figure.size) and any(figure.version in t.versions and figure.kind in t.ops for t in tables)
+    tables = [t for t in tables if figure.version in t.versions and figure.kind in t.ops]
+    return any(t.every or even_power(figure.size) for t in tables)
 
 
 def even_power(nbytes: float) -> bool:

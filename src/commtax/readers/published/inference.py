@@ -6,15 +6,17 @@ from functools import lru_cache
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
-from commtax.catalog.models import bundled
-from commtax.readers.published.rows import Asked, Entry, Row, cell, chip_named, described, lower, names, number, whole
+from commtax.readers.published.metrics import metric as measured
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, names, number, whole
+from commtax.readers.published.spellings import chip_named, engine_named, model_named
 from commtax.spec import Cluster, Model, Quant
 from commtax.statement import Refusal
 from commtax.verbs.asking import StepOptions
 
 GROUPS_OF_32 = Quant("groups", "int4", (1, 32), scale_bytes=2.0, ignored=("lm_head",))
-SERVED = {"mean_itl": "tpot_s", "mean_ttft": "ttft_s", "output_throughput": "tokens_per_s"}
-"""Metrics of a closed loop, and what ``simulate`` calls the same."""
+CLOSED = ("closed loop", "concurrency", "clients")
+"""How rows say that each client sends a request as soon as the last one is answered."""
+UNITS = {"ms": 1e-3, "us": 1e-6}
 LINES = {
     "decode_ms_per_token": ("compute", "host", "comm"),
     "decode_compute_ms_per_token": ("compute", "host"),
@@ -45,16 +47,24 @@ class Run:
 def ask(row: Row, entry: Entry) -> Asked[Run]:
     value = number(row, "value")
     run, hint = question(row)
-    rate = "tok" in cell(row, "unit") or "per_s" in cell(row, "metric")
-    figure = replace(entry, measured=value if rate else value * 1e-3, hint=hint, fitted=_is_fitted(row))
-    return Asked((figure,), run)
+    return Asked((replace(entry, measured=value * _unit(row), hint=hint, fitted=_is_fitted(row)),), run)
+
+
+def _unit(row: Row) -> float:
+    """Times are in milliseconds unless the row says otherwise; rates are so many a second, of one GPU or of all."""
+    unit = lower(row, "unit").replace(" ", "")
+    if "/s" in unit or "per_s" in cell(row, "metric"):
+        return float(whole(row, "tp", 1)) if "gpu" in unit else 1.0
+    return 1.0 if unit in ("s", "sec", "seconds") else UNITS.get(unit, 1e-3)
 
 
 def describe(row: Row) -> Entry:
     metric = cell(row, "metric") or "inference"
     where = f"{row.get('model', '')} on {row.get('gpu', '')}, tp {row.get('tp', '')}, batch {row.get('batch', '')}"
     lengths = f"{row.get('isl') or '?'} in, {row.get('osl') or '?'} out"
-    kind, what = names()["metrics"].get(metric, metric.replace("_", "-")), f"{where}, {lengths}: {row.get('metric', '')}"
+    known = measured(metric)
+    kind = names()["metrics"].get(metric) or (known.kind if known else metric.replace("_", "-"))
+    what = f"{where}, {lengths}: {row.get('metric', '')}"
     entry = replace(described(row, "inference"), kind=kind, tp=_tp(row), what=what)
     return replace(entry, where="cpu" if "cpu" in lower(row, "gpu") else "gpu")
 
@@ -69,13 +79,16 @@ def _tp(row: Row) -> float:
 def question(row: Row) -> tuple[Run, str]:
     """What was timed in one row, and what may explain an error; ``Refusal`` with the reason where there is none."""
     name = lower(row, "framework")
+    told = measured(cell(row, "metric"))
+    if told and engine_named(name) and any(word in lower(row, "batch_kind") for word in CLOSED):
+        return _closed_loop(row, told.kind)
     framework = next((one for one in FRAMEWORKS if any(part in name for part in one[0])), None)
     if framework is None:
         raise Refusal(f"framework '{row.get('framework', '')}' is not known", "framework")
     _, metrics, read_run = framework
-    if (metric := cell(row, "metric")) not in metrics:
-        raise Refusal(f"metric '{metric}' is not known", "metric")
-    return read_run(row, metric)
+    if (metric := cell(row, "metric")) in metrics:
+        return read_run(row, metric)
+    raise Refusal(f"metric '{metric}' is not known", "metric")
 
 
 def _batch_one(row: Row, _: str) -> tuple[Run, str]:
@@ -99,13 +112,14 @@ def _static(row: Row, metric: str) -> tuple[Run, str]:
     return run, "launch-bound: an engine of 2023 without graphs"
 
 
-def _closed_loop(row: Row, metric: str) -> tuple[Run, str]:
-    """Means of a closed loop at the row's concurrency."""
-    options: StepOptions = {"tp": whole(row, "tp", 1), "engine": "trtllm"}
-    if _dtype(row) == "fp8":
-        options |= {"dtype": "fp8", "kv_dtype": "fp8"}
-    run = Run(_model(row), _place(row), options, whole(row, "batch"), whole(row, "isl"), whole(row, "osl"), served=SERVED[metric])
-    return run, "" if metric == "output_throughput" else "batching of prompts may wait"
+def _closed_loop(row: Row, kind: str) -> tuple[Run, str]:
+    """Means and rates of a closed loop at the row's concurrency."""
+    engine = engine_named(lower(row, "framework"))
+    options: StepOptions = {"tp": whole(row, "tp", 1), "engine": engine, "dtype": _dtype(row)}
+    if _dtype(row) == "fp8" and engine == "trtllm":  # which keeps the cache as narrow
+        options["kv_dtype"] = "fp8"
+    run = Run(_model(row), _place(row), options, whole(row, "batch"), whole(row, "isl"), whole(row, "osl"), served=kind)
+    return run, "batching of prompts may wait" if kind in ("ttft", "tpot", "e2e") else ""
 
 
 def _cpu(row: Row, metric: str) -> tuple[Run, str]:
@@ -122,7 +136,6 @@ def _cpu(row: Row, metric: str) -> tuple[Run, str]:
 FRAMEWORKS: tuple[tuple[tuple[str, ...], Collection[str], Callable[[Row, str], tuple[Run, str]]], ...] = (
     (("gpt-fast",), ("decode_tokens_per_s",), _batch_one),
     (("distributed-llama",), LINES, _cpu),
-    (("nim", "tensorrt"), SERVED, _closed_loop),
     (("vllm",), ("prefill_time", "tpot", "e2e_latency"), _static),
 )
 """What is in a framework's name, the metrics that its rows have, and what reads them."""
@@ -132,8 +145,7 @@ def _model(row: Row) -> Model:
     name = lower(row, "model")
     if shape := names()["models"].get(name):
         return from_config(shape, name)
-    # A table's words are no names to look up on disk or network.
-    model = bundled(names()["model_keys"].get(name, name.removesuffix("-instruct")))
+    model = model_named(name)
     if model is None:
         raise Refusal(f"model '{row.get('model', '')}' is not in the catalogue", "model")
     return model

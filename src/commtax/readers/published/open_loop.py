@@ -14,9 +14,9 @@ from pathlib import Path
 
 from commtax import catalog
 from commtax.catalog.loader import aliases
-from commtax.catalog.models import bundled
 from commtax.readers.published import lengths
 from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, names, number, whole
+from commtax.readers.published.spellings import chip_named, model_named
 from commtax.spec import DTYPE_BYTES, Chip, Model
 from commtax.spec.stream import Lengths
 from commtax.statement import Refusal
@@ -90,7 +90,7 @@ def read(rows: Sequence[Row], folder: Path | None) -> list[Asked[Run]]:
 
 
 def _asked(row: Row, index: int, folder: Path | None) -> Asked[Run]:
-    entry = replace(describe(row), row=index, fitted=is_fitted(row))
+    entry = replace(describe(row), row=index, id=cell(row, "id"), fitted=is_fitted(row))
     entries = tuple(figures(row, entry))
     try:
         check(row)
@@ -297,11 +297,8 @@ def _share(row: Row) -> float:
 
 
 def _model(row: Row) -> Model:
-    """The bundled model, by its name without organisation and quantisation where nothing else fits."""
     name = cell(row, "model")
-    bare = re.sub(r"[-_](w8a8|fp8|nvfp4|fp4|int4|int8)([-_](kv|dynamic|pertensor))*$", "", name.lower()).rpartition("/")[2]
-    alike = (alias for alias in aliases("models") if alias.rpartition("/")[2] == bare)
-    known = bundled(name) or bundled(bare) or next(filter(None, map(bundled, alike)), None)
+    known = model_named(name)
     if known is None:
         raise Refusal(f"model '{name}' is not in the catalogue")
     return known
@@ -313,7 +310,9 @@ def _chip(row: Row) -> Chip:
     for size in re.findall(r"(\d{2,3})gb", lower(row, "experiment", "id")):
         if f"{name}-{size}gb" in aliases("chips"):
             return catalog.chip(f"{name}-{size}gb")
-    return catalog.chip(name)
+    if not (key := chip_named(name)):
+        raise Refusal(f"chip '{name}' is not in the catalogue", "chip")
+    return catalog.chip(key)
 
 
 def _engine(row: Row) -> str:

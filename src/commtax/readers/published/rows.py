@@ -33,15 +33,6 @@ def matched(kind: str, text: str, before: str = "") -> str:
     return next((meant for pattern, meant in patterns if re.search(f"{before}(?:{pattern})", text)), "")
 
 
-def chip_named(text: str) -> str:
-    """The catalogue's key of the chip that a text names; "" where none is.
-
-    >>> [chip_named(name) for name in ("NVIDIA GB200 NVL72", "b200_sxm", "8xH100-SXM", "NVIDIA GB10", "rtx_pro_6000_server")]
-    ['gb200', 'b200-sxm', 'h100-sxm', '', 'rtx-pro-6000-server']
-    """
-    return matched("chips", text.lower().replace("_", " "), "(?<![a-wyz0-9])")
-
-
 def even_hash(key: str) -> bool:
     return hashlib.sha256(key.encode()).digest()[0] % 2 == 0
 
@@ -53,6 +44,7 @@ class Entry:
     kind: str
     source: str = ""
     system: str = ""
+    chip: str = ""  # the catalogue's key; "": as the system's name tells
     library: str = ""
     version: str = ""
     mode: str = ""
@@ -65,6 +57,7 @@ class Entry:
     size: float = 0.0  # bytes of a tensor, rows of a product, tokens of a prompt: what bounds are cut by
     measured: float = float("nan")
     row: int = 0
+    id: str = ""  # by which other predictors' figures of the same row are told
     fitted: bool = False
     sound: bool = True  # its source says neither that the network was broken nor leaves open which it was
 
@@ -92,7 +85,8 @@ def read(
             except ValueError as error:
                 known[key] = Asked((replace(entry, skipped=str(error)),), None)
         asked = known[key]
-        asked_rows.append(replace(asked, entries=tuple(replace(entry, row=index) for entry in asked.entries)))
+        entries = tuple(replace(entry, row=index, id=cell(row, "id")) for entry in asked.entries)
+        asked_rows.append(replace(asked, entries=entries))
     return asked_rows
 
 

@@ -7,19 +7,27 @@ sizes of the plan, mean TTFT and TPOT in milliseconds. Absent columns are taken 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import cast
 
 from commtax import catalog
-from commtax.catalog.models import bundled
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, names, whole
-from commtax.spec import DTYPE_BYTES, Cluster, Model, Quant
+from commtax.catalog.paces import fitted_runs
+from commtax.files import Json, table
+from commtax.readers.published.metrics import Metric, figures
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, even_hash, lower, whole
+from commtax.readers.published.spellings import chip_named, model_named
+from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Model, Quant
 from commtax.statement import Refusal
 from commtax.verbs.asking import RequestOptions
 
 PROMPTS_PER_CLIENT = 10  # requests of a benchmark for each of its clients, as such runs are made
 SHORTEST = 0.8  # InferenceMAX draws lengths uniformly from this share of the stated length up to all of it
-FITTED_MODELS = ("gpt-oss-120b", "llama-3.1-70b", "llama-3.1-8b", "qwen3-235b-a22b", "qwen3-32b")
-FITTED_PROMPT, FITTED_CLIENTS = 1024, (32, 128)
+FULL_CLIENTS = 2048  # of each replica of a server that is full: more than any engine takes at once by default
+UNCOUNTED = ("", "inf", "max", "saturated", "unlimited")
+RATES = ("throughput", "total-rate", "input-rate", "request-rate")
+_CLIENTS = re.compile(r"silicon_concurrency=(\d+)")
+HABITS = ("ahead", "steps_per_decision", "batch_wait")
+"""Of an engine, that a launch command sets."""
 FP8_TILES = Quant("fp8", "fp8", (128, 128), ignored=("lm_head", "mlp.gate"))
 
 
@@ -36,20 +44,53 @@ def question(row: Row) -> Run:
     clients = _concurrency(row, sizes["dp"])
     low, spread = _lengths(row)
     dtype, kv_dtype = _dtypes(row, model)
+    cluster = _cluster(row, sizes)
+    launch = {"kv_dtype": kv_dtype, **recipe(row, sizes)}
+    for said in ("drafts", "spread_experts", "dp_attention"):
+        launch.pop(said, None)
+    engine = catalog.engine(_engine(row)).but(**{name: launch.pop(name) for name in HABITS if name in launch})
     lengths = {"input_len": max(1, round(low * whole(row, "isl"))), "output_len": max(2, round(low * whole(row, "osl")))}
     load = {"concurrency": clients, "num_prompts": PROMPTS_PER_CLIENT * clients, "spread": spread, **lengths}
-    place = {"model": model, "cluster": _cluster(row, sizes), "engine": _engine(row), **sizes, "dtype": dtype, "kv_dtype": kv_dtype}
-    return cast(Run, {**place, **load, **(_workers(row, clients) if _is_apart(row) else {})})
+    place = {"model": model, "cluster": cluster, "engine": engine, **sizes, "dtype": dtype, **launch}
+    return cast(Run, {**place, **load, **(_workers(row) if _is_apart(row) else {})})
 
 
 def ask(row: Row, entry: Entry) -> Asked[Run]:
-    """Two figures a row: mean time to the first token, and mean time per token after it."""
-    run, means, sizes = question(row), measured(row), _sizes(row)
-    if not means:
-        raise Refusal("neither TTFT nor TPOT is given")
+    """All figures of a row: mean times to the first token, per token after it and in all; tokens and requests a second."""
+    run, told = question(row), list(figures(row))
+    if not told:
+        raise Refusal("no figure is given: neither TTFT, TPOT, latency nor throughput")
+    sizes = _sizes(row)
     entry = replace(entry, tp=sizes["tp"], size=_concurrency(row, sizes["dp"]), fitted=is_fitted(row), hint=_hint(row))
-    entry = replace(entry, where="moe" if run["model"].experts else "dense")
-    return Asked(tuple(replace(entry, kind=name.removesuffix("_s"), measured=value) for name, value in means.items()), run)
+    entry = replace(entry, where="moe" if run["model"].experts else "dense", sound=not may_draft(row))
+    return Asked(tuple(_figure(row, entry, *one) for one in told), run)
+
+
+def _figure(row: Row, entry: Entry, known: Metric, value: float) -> Entry:
+    """One figure, of all GPUs; a median says so. Of a server that is full no waiting is known."""
+    if known.kind in ("ttft", "e2e") and not _is_counted(row):
+        return replace(entry, kind=known.kind, skipped="how many clients wait is not said")
+    hint = "a median, not a mean" if known.middle else entry.hint
+    gpus = _gpus(row, known.kind) if known.per_gpu else 1
+    return replace(entry, kind=known.kind, measured=value * gpus, hint=hint)
+
+
+def _one_gpus(row: Row) -> int:
+    """GPUs of a server, or of a worker that decodes."""
+    sizes = _sizes(row)
+    return sizes["tp"] * sizes["pp"] * sizes["dp"]
+
+
+def _gpus(row: Row, kind: str) -> int:
+    """GPUs that a figure was divided by: all, of the prompts' workers for input, of those that decode for output."""
+    if not _is_apart(row):
+        return _size(row, "num_gpus", _one_gpus(row))
+    ahead = _size(row, "prefill_num_workers", 0) * _size(row, "prefill_tp_size", 1)
+    decode = _size(row, "decode_num_workers", 0) * _one_gpus(row)
+    used = {"input-rate": ahead, "throughput": decode}.get(kind, ahead + decode if ahead and decode else 0)
+    if not used:
+        raise Refusal("a figure of one GPU, and how many workers there are is not said")
+    return used
 
 
 def describe(row: Row) -> Entry:
@@ -58,15 +99,16 @@ def describe(row: Row) -> Entry:
     what = f"{row.get('model_path', '')}, tp {tp or '?'}, {lengths}, {clients or '?'} clients"
     entry, source = described(row, "serving_runs"), cell(row, "silicon_data_source", "source")
     # InferenceMAX names its daily files, the others are aiconfigurator's own.
-    origin = "InferenceMAX" if "measured=" in source else "aiconfigurator" if source else ""
-    return replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what)
+    origin = "InferenceMAX" if by_inferencemax(row) else "aiconfigurator" if source else ""
+    untold = _is_apart(row) and any(cell(row, f"{part}_num_workers") in ("", "0") for part in ("prefill", "decode"))
+    return replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what, sound=not untold)
 
 
 def _hint(row: Row) -> str:
     """What the row itself says that may explain an error."""
     if _is_apart(row):
-        return "disaggregated: how many workers decode is not said, tokens may be drafted"
-    return "drafted tokens" if "mtp" in lower(row, "id") else ""
+        return "disaggregated"
+    return "whether tokens were drafted is not said" if may_draft(row) else ""
 
 
 def _is_apart(row: Row) -> bool:
@@ -74,9 +116,8 @@ def _is_apart(row: Row) -> bool:
 
 
 def measured(row: Row) -> dict[str, float]:
-    """The measured means in seconds, where the row has them."""
-    known = {"ttft_s": row.get("silicon_ttft_ms"), "tpot_s": row.get("silicon_tpot_ms")}
-    return {name: float(text) / 1e3 for name, text in known.items() if text}
+    """The measured means of TTFT and TPOT in seconds, where the row has them."""
+    return {f"{known.kind}_s": value for known, value in figures(row) if known.kind in ("ttft", "tpot")}
 
 
 def _size(row: Row, name: str, default: int) -> int:
@@ -87,9 +128,9 @@ def _size(row: Row, name: str, default: int) -> int:
 def _model(row: Row) -> Model:
     """The bundled model; a name with the quantisation behind it is the same model, stored so."""
     name = row.get("model_path") or ""
-    known = bundled(name) or bundled(re.sub(r"-(FP8|NVFP4|FP4)(-dynamic)?$", "", name, flags=re.I))
+    known = model_named(name)
     if known is None:
-        raise Refusal(f"model '{name}' is not in the catalogue")
+        raise Refusal(f"model '{name}' is not in the catalogue", "model_path")
     if row.get("gemm_quant_mode") == "fp8_block" and not known.quant:
         return replace(known, quant=FP8_TILES)
     return known
@@ -111,53 +152,116 @@ def _engine(row: Row) -> str:
 def _sizes(row: Row) -> dict[str, int]:
     """Tensor, data and expert parallelism. Attention-DP ranks are replicas that share their experts."""
     prefix = "decode_" if _is_apart(row) else ""
-    tp, dp = whole(row, f"{prefix}tp_size"), _size(row, f"{prefix}attention_dp_size", 1)
-    named = re.search(r"_tp(\d+)(?:_\d+)?_ep(\d+)", row.get("id") or "")
-    if named and max(tp, dp) == int(named[1]) * int(named[2]) > int(named[1]):
-        # The table multiplied both sizes, but experts lie on the same GPUs as the attention.
-        tp, dp = (int(named[1]), 1) if tp > 1 else (1, int(named[1]))
-    return {"tp": tp, "pp": _size(row, f"{prefix}pp_size", 1), "dp": dp, "ep": _size(row, f"{prefix}moe_ep_size", 1)}
+    tp, dp, ep = whole(row, f"{prefix}tp_size"), _size(row, f"{prefix}attention_dp_size", 1), _size(row, f"{prefix}moe_ep_size", 1)
+    tp, dp, ep = _once(tp, dp, ep, row.get("id") or "") if by_inferencemax(row) else (tp, dp, ep)
+    sizes = {"tp": tp, "pp": _size(row, f"{prefix}pp_size", 1), "dp": dp, "ep": ep}
+    said = recipe(row, sizes) if dp == ep == 1 else {}
+    if said.get("dp_attention"):
+        return sizes | {"tp": 1, "dp": tp, "ep": tp}
+    return sizes | {"ep": tp} if said.get("spread_experts") else sizes
 
 
-def _workers(row: Row, clients: int) -> dict[str, int | None]:
-    """Workers for prompts and for decoding, where the table says how many there are."""
-    return {
-        "disaggregated": True,
-        "prefill_tp": whole(row, "prefill_tp_size"),
-        "prefill_workers": _size(row, "prefill_num_workers", 0) or None,
-        "decode_workers": _size(row, "decode_num_workers", 0) or odd_factor(clients),
-    }
+def _once(tp: int, dp: int, ep: int, name: str) -> tuple[int, int, int]:
+    """Sizes of a run that a table multiplied: experts lie on the same GPUs as the attention.
 
+    Names say the sizes as they were launched. Runs without such a name were launched with as many ranks for experts as for tp.
 
-def odd_factor(number: int) -> int:
-    """What is left of a number without its twos: sweeps give each worker a power of two, so 288 clients are 9 workers of 32.
-
-    >>> odd_factor(288), odd_factor(64)
-    (9, 1)
+    >>> _once(1, 64, 8, "x_tp8_ep8_937"), _once(2, 2, 4, "x_cfg690"), _once(16, 1, 4, "x_cfg615"), _once(8, 1, 8, "x_tp8_ep8_1")
+    ((1, 8, 8), (2, 1, 2), (4, 1, 4), (8, 1, 8))
     """
-    return number // (number & -number)
+    named = re.search(r"_tp(\d+)(?:_\d+)?_ep(\d+)", name)
+    launched, experts = (int(named[1]), int(named[2])) if named else (min(tp, dp, ep) if dp > 1 else ep, min(tp, ep))
+    if experts == 1 or tp * dp != launched * experts:
+        return tp, dp, ep
+    if tp > 1:
+        return launched, 1, experts
+    return 1, launched, ep
+
+
+def _workers(row: Row) -> dict[str, int]:
+    """Workers for prompts and for decoding; a run whose table does not say how many there are tells nothing."""
+    counts = {f"{part}_workers": _size(row, f"{part}_num_workers", 0) for part in ("prefill", "decode")}
+    if not all(counts.values()):
+        raise Refusal("disaggregated: how many workers there are is not said", "decode_num_workers")
+    return {"disaggregated": True, "prefill_tp": whole(row, "prefill_tp_size"), **counts}
+
+
+@lru_cache(maxsize=1)
+def _recipes() -> Json:
+    return table("readers/published/recipes.toml")["recipe"]
+
+
+def recipe(row: Row, sizes: Mapping[str, int]) -> dict[str, object]:
+    """How InferenceMAX launched a run, as far as its scripts say (``recipes.toml``); nothing of other runs."""
+    if not by_inferencemax(row):
+        return {}
+    source, clients = row.get("silicon_data_source") or "", _concurrency(row, sizes["dp"])
+    day = re.search(r"measured=(\d{4}-\d\d)", source)
+    is_of = {"engine": cell(row, "backend"), "models": _model(row).key, "chips": _chip(row).key, **sizes}
+    is_of |= {"isl": whole(row, "isl"), "osl": whole(row, "osl")}
+    least = {"from_clients": clients, "from_dp": sizes["dp"], "since": day[1] if day else "9999"}
+    found: dict[str, object] = {}
+    for one in _recipes():
+        fits = [
+            value in one[key] if isinstance(one[key], list) else value == one[key] for key, value in is_of.items() if key in one
+        ]
+        fits += [value >= one[key] for key, value in least.items() if key in one]
+        if all(fits) and least["since"] <= one.get("until", "9999"):
+            found |= {key: value for key, value in one.items() if key not in (*is_of, *least, "until", "source")}
+    return found
+
+
+def may_draft(row: Row) -> bool:
+    """Whether tokens were guessed ahead, or may have been: such a run tells nothing of a step."""
+    return bool(recipe(row, _sizes(row)).get("drafts"))
 
 
 def _concurrency(row: Row, dp: int) -> int:
-    """Clients of the whole run: as the source says, or the batch of each attention-DP rank times their number."""
-    said = re.search(r"silicon_concurrency=(\d+)", row.get("silicon_data_source") or "")
+    """Clients of the whole run: as the source says, or the batch of each attention-DP rank times their number.
+
+    A server without a number of clients is full: rates are of as many as its engine takes.
+    """
+    said = _CLIENTS.search(row.get("silicon_data_source") or "")
     if said:
         return int(said[1])
+    if cell(row, "concurrency") and _is_counted(row):
+        return whole(row, "concurrency")
+    if not _is_counted(row) and any(known.kind in RATES for known, _ in figures(row)):
+        return FULL_CLIENTS * dp
     if row.get("decode_batch_size"):
         return whole(row, "decode_batch_size") * _size(row, "decode_num_workers", 1)
     return whole(row, "batch_size") * dp
 
 
+def _is_counted(row: Row) -> bool:
+    """Whether a row tells how many clients there were, or how many requests ran at once."""
+    told = lower(row, "concurrency", "batch_size", "decode_batch_size")
+    return bool(_CLIENTS.search(row.get("silicon_data_source") or "")) or told not in UNCOUNTED
+
+
 def _lengths(row: Row) -> tuple[float, float]:
     """Mean length over the stated one, and the spread around it."""
-    if re.search(r"source_file=\d{4}-\d\d-\d\d\.csv", row.get("silicon_data_source") or ""):
+    if by_inferencemax(row):
         return (1 + SHORTEST) / 2, (1 - SHORTEST) / (1 + SHORTEST)
     return 1.0, 0.0
 
 
+def by_inferencemax(row: Row) -> bool:
+    """Its daily files, its database, and one model's runs of both."""
+    return bool(
+        re.search(r"source_file=(\d{4}-\d\d-\d\d\.csv|db-dump|[\w.-]+-gap-analysis\.csv)", row.get("silicon_data_source") or "")
+    )
+
+
+def _chip(row: Row) -> Chip:
+    name = cell(row, "system", "gpu", "chip", "hardware")
+    if not (key := chip_named(name)):
+        raise Refusal(f"GPU '{name}' is not in the catalogue", "system")
+    return catalog.chip(key)
+
+
 def _cluster(row: Row, sizes: Mapping[str, int]) -> Cluster:
-    name = lower(row, "system").replace("_", "-")
-    chip = catalog.chip(names()["serving_chips"].get(name, name))
+    chip = _chip(row)
     hosts = -(-sizes["tp"] * sizes["pp"] * sizes["dp"] // chip.gpus_per_host)
     return catalog.cluster(f"{hosts}x{chip.gpus_per_host}x{chip.key}" if hosts > 1 else f"{chip.gpus_per_host}x{chip.key}")
 
@@ -179,15 +283,22 @@ def _dtypes(row: Row, model: Model) -> tuple[str, str]:
     return kind, kv
 
 
-def is_fitted(row: Row) -> bool:
-    """Whether a row is of those that the engines' constants were fitted on.
-
-    Aggregated runs of five models with prompts of at most 1,024 tokens and 1 to 8, 32 or 128 clients. All longer prompts,
-    16 and 64 clients, other models, and disaggregated runs test the fit.
-    """
+def may_fit(row: Row) -> bool:
+    """Whether constants may be fitted on a row: half of the aggregated runs, by a hash of what was run; the others test them."""
     try:
-        run, clients = question(row), _concurrency(row, _sizes(row)["dp"])
+        run = question(row)
     except ValueError:
         return False
-    short = whole(row, "isl") <= FITTED_PROMPT and (clients <= 8 or clients in FITTED_CLIENTS)
-    return short and run["model"].key in FITTED_MODELS and not _is_apart(row)
+    engine, sizes = cast(Engine, run["engine"]), [run[name] for name in ("tp", "dp", "ep", "concurrency")]
+    key = [engine.key, engine.version, run["model"].key, run["cluster"].chip.key, row.get("isl"), row.get("osl"), *sizes]
+    return even_hash(" ".join(map(str, key))) and not run.get("disaggregated") and not may_draft(row)
+
+
+def is_fitted(row: Row) -> bool:
+    """Whether a row is one that the engines' constants were fitted on: of an engine, version, chip and model that were."""
+    if not may_fit(row):
+        return False
+    run = question(row)
+    engine = cast(Engine, run["engine"])
+    is_of = {"engine": engine.key, "version": engine.version, "chip": run["cluster"].chip.key, "model": run["model"].key}
+    return any(all(one[name] == value for name, value in is_of.items()) for one in fitted_runs())
