@@ -28,15 +28,26 @@ class Point:
     tokens_per_s: float
     concurrency: int
     beyond: bool  # its plan's knee
+    run: object  # as ``simulate`` has it
 
 
 def best(question, most):
-    """The best point that meets the limits, or None."""
-    found = [p for p in points(*(question[name] for name in GRID), most) if p.ttft_s <= question["ttft_s"]]
-    found = [p for p in found if p.tpot_s <= question["tpot_s"] and not (p.beyond and math.isinf(question["tpot_s"]))]
+    """The best point that keeps the limits with the usual confidence, or None."""
+    found = [p for p in points(*(question[name] for name in GRID), most) if kept(p, "ttft_s", question)]
+    found = [p for p in found if kept(p, "tpot_s", question) and not (p.beyond and math.isinf(question["tpot_s"]))]
     if question.get("objective") == "gpus":  # copies add throughput, not an answer
         found = [_alone(p) for p in found]
     return max(found, key=lambda p: score(p, question), default=None)
+
+
+def kept(p, name, question):
+    """Whether a time that errs as much as is said is below its limit in four of five cases; ``confidence`` says others."""
+    limit, value = question[name], getattr(p, name)
+    if value > limit or math.isinf(limit):
+        return value <= limit
+    share = question.get("confidence", 0.8)
+    t, end = ((2 * c - 1) / math.sqrt(2 * c * (1 - c)) for c in (share, 0.9))  # Student's, two degrees of freedom
+    return value * (float(p.run.range_of(name)[1]) / float(getattr(p.run, name))) ** (t / end) <= limit
 
 
 def score(p, question):
@@ -54,7 +65,7 @@ def _alone(p):
     if p.family[0] == "apart":
         return p
     one = p.gpus // p.copies, p.ttft_s, p.tpot_s, p.tokens_per_s / p.copies, p.concurrency // p.copies
-    return Point(p.family, 1, *one, p.beyond)
+    return Point(p.family, 1, *one, p.beyond, p.run)
 
 
 @lru_cache(maxsize=4096)
@@ -140,7 +151,7 @@ def knee(power):
 def _shared(sizes, copies, s, beyond):
     gpus, clients = sizes[0] * sizes[1] * sizes[2] * copies, int(s.requests.concurrency) * copies
     rate = float(s.tokens_per_s) * copies
-    return Point(("shared", *sizes), copies, gpus, float(s.ttft_s), float(s.tpot_s), rate, clients, beyond)
+    return Point(("shared", *sizes), copies, gpus, float(s.ttft_s), float(s.tpot_s), rate, clients, beyond, s)
 
 
 def _apart(decode, ahead):
@@ -165,7 +176,7 @@ def _apart(decode, ahead):
                 continue
             family, total = ("apart", tp, ahead, copies, workers), copies * tp + workers * ahead
             times = (float(x) for x in (priced.ttft_s, priced.tpot_s, priced.tokens_per_s))
-            yield Point(family, copies, total, *times, load * copies, load > last)
+            yield Point(family, copies, total, *times, load * copies, load > last, priced)
 
 
 def _free(s, ahead):

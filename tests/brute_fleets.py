@@ -11,7 +11,7 @@ from commtax import catalog
 from commtax.planner.contest import burden
 from commtax.planner.fleets import limits_of, priced
 from commtax.planner.layouts import Layout
-from commtax.planner.trials import Trial, capacity, grown, ran, rate_of, worst
+from commtax.planner.trials import Trial, capacity, grown, ran, rate_of, stretch_of, worst
 from commtax.verbs.asking import settled, unsettled
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.loads import split
@@ -53,11 +53,13 @@ def agree(answer, least):
 
 
 def _tried(layout, size):
-    """A whole run, and where that holds one with all requests at once."""
+    """A whole run, one with steps as long as they may be, and where both hold one with all requests at once."""
     q = layout.question
-    over = worst(q, ran(layout, size, rate_of(q)))
+    outcome = ran(layout, size, rate_of(q))
+    over, stretch = worst(q, outcome), stretch_of(outcome)
+    over = max(over, worst(q, ran(layout, size, rate_of(q), stretch=stretch))) if over <= 1 else over
     most = capacity(layout, size) if over <= 1 else np.nan
-    return Trial(layout, size, np.inf if most <= rate_of(q) else over, most, {}, 1)
+    return Trial(layout, size, np.inf if most <= rate_of(q) * stretch else over, most, {}, 1, stretch)
 
 
 def _fleets(q):

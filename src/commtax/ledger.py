@@ -7,8 +7,8 @@ all lines of a step; its figures are sums over them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -35,7 +35,7 @@ PLACES: tuple[Place, ...] = (*get_args(_First), *get_args(_Second))
 """Where inside a layer it runs, first to last; what has no place runs behind all others."""
 Stage = Literal["", "forward", "recompute", "backward", "weight-gradient", "update", "once"]
 """Which pass of a training step runs it; "": any step of serving, every pass of training. ``once``: behind all microbatches."""
-Window = Literal["", "backward", "forward", "both passes", "next forward", "every forward", "products", "attention", "experts"]
+Window = Literal["", "backward", "forward", "both passes", "next forward", "every forward", "products", "attention", "layers"]
 """The compute that a collective of training may run beside."""
 Via = Literal["", "custom", "hierarchical"]
 """How a collective runs: by the library's own algorithms, by kernels of the engine's own, or inside each host first."""
@@ -69,6 +69,7 @@ class Item:
     place: Place = ""
     stage: Stage = ""
     overlaps_with: Window = ""
+    most_hosts: int = 0  # that routed bytes go to at most; 0: any number
 
     @property
     def during(self) -> str:
@@ -138,6 +139,7 @@ class Bill:
 
     lines: tuple[Line, ...]
     tokens: Number  # output tokens that the GPUs in use produce in one step
+    known_sigma: float = field(default=math.inf, kw_only=True)  # of whole steps like this one, where such were measured
 
     def _sum(self, take: Callable[[Line], Number], *kinds: str) -> Number:
         return sum((take(line) for line in self.lines if not kinds or line.kind in kinds), start=0.0)
@@ -153,12 +155,21 @@ class Bill:
 
     @cached_property
     def sigma(self) -> Number:
-        """Standard deviation of the logarithm of the step: lines of one basis err together, others independently."""
+        """Standard deviation of the logarithm of the step: lines of one basis err together, others independently.
+
+        Where whole steps were measured they may be surer: errors of many kernels even out. Such steps tell nothing of lines that
+        are assumed, which err on top of them: s = min(s of all lines, sqrt(known^2 + s of assumed lines^2)).
+        """
         parts: dict[tuple[str, str], Number] = {}
         for x in self.lines:
             key = (x.kind, x.source.basis)
             parts[key] = parts.get(key, 0.0) + x.exposed_s * x.sigma
-        return np.sqrt(sum((p * p for p in parts.values()), start=0.0)) / self.step_s
+        own = _together(parts.values()) / self.step_s
+        if math.isinf(self.known_sigma):
+            return own
+        assumed = {(x.kind, x.source.basis) for x in self.lines if x.source.kind == "assumed"}
+        guessed = _together(part for key, part in parts.items() if key in assumed) / self.step_s
+        return np.minimum(own, np.hypot(self.known_sigma, guessed))
 
     @property
     def low_s(self) -> Number:
@@ -196,7 +207,13 @@ class Bill:
 
     def at(self, index: int) -> Bill:
         """The scalar bill of one element of an array bill, codes turned into names."""
-        return Bill(tuple(_line_at(line, index) for line in self.lines), _at(self.tokens, index))
+        lines = tuple(_line_at(line, index) for line in self.lines)
+        return Bill(lines, _at(self.tokens, index), known_sigma=self.known_sigma)
+
+
+def _together(parts: Iterable[Number]) -> Number:
+    """What independent errors add up to."""
+    return np.sqrt(sum((p * p for p in parts), start=0.0))
 
 
 def _at(value: Any, index: int) -> Any:

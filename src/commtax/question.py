@@ -19,6 +19,8 @@ from commtax.statement import Note
 
 SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
 MAX_CONCURRENCY = 1024  # clients of one copy that a search goes up to
+CONFIDENCE = 0.8  # probability with which a search keeps limits, where nobody says
+EVEN = 0.5  # … and the one that goes by the central prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +140,17 @@ class Goal:
     global_batch: int = 0  # training: sequences of a step over all replicas
     slo: tuple[tuple[str, float], ...] = ()  # requests in time: statistics (``ttft_p95``) and the seconds that they may have
     growth: float = 0.0  # … and the share by which the rate may grow with the limits still held
+    confidence: float = CONFIDENCE  # probability with which each limit is kept, by the ranges of the times
 
     @property
     def limited(self) -> bool:
         """Whether the time of a token is. Else clients come up to each plan's knee, and not until its cache is full."""
         return self.tpot_s < math.inf
+
+    @property
+    def times(self) -> tuple[tuple[str, float], ...]:
+        """Means that are limited, and their limits."""
+        return tuple((name, limit) for name, limit in (("ttft_s", self.ttft_s), ("tpot_s", self.tpot_s)) if limit < math.inf)
 
 
 @dataclass(frozen=True, slots=True)

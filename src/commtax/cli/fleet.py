@@ -61,6 +61,7 @@ def _put(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str, 
     slo = {f"mean_{name}": given[name] for name in ("ttft", "tpot") if given[name]}
     slo |= {name: given[name] for name in STATISTICS if given[name]}
     goal = {"slo": limits_of(slo), "objective": given["objective"] or "", "dtypes": dtypes, "growth": given["headroom"] or 0.0}
+    goal["confidence"] = given["confidence"]
     places = (order.question.cluster, *order.others)
     return priced([order.question.but(**plain, **goal, cluster=place, offered=offered) for place in places], given["price"])
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from commtax.cost.schedules import DEFAULT, TRAINING
 from commtax.files import Document, table
-from commtax.question import SPREAD
+from commtax.question import CONFIDENCE, SPREAD
 from commtax.spec import OVERLAPPED, PARALLEL, SIZES
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction, parse_seconds
 from commtax.verbs.asking import AUTO_EP
+from commtax.verbs.confidence import confidence_of
 
 Command = Callable[..., None]
 Given = dict[str, Any]
@@ -134,12 +135,13 @@ TIMES = {"ttft": "time to the first token", "itl": "time between tokens", "tpot"
 SLO = {"mean": "Mean {}, at most.", **{f"p{n}": f"{n} % of requests: {{}}, at most." for n in (50, 90, 95, 99)}}
 """Limits of requests in time: ``--p95-ttft 1s``."""
 ENGINES = "vllm (default), sglang, trtllm, torch, builtin, textbook; to train megatron (default), fsdp, torchtitan, deepspeed."
-BACKENDS = "allgather_reducescatter, deepep_high_throughput, deepep_low_latency."
-LIBRARIES = "Another library's collectives: nccl, vllm, sglang, trtllm, gloo, textbook."
+BACKENDS = "allgather_reducescatter, deepep_high_throughput, deepep_low_latency; to train all_to_all, deepep."
+LIBRARIES = "Another library's collectives: nccl, vllm, sglang, trtllm, quickreduce-int4 …, gloo, textbook."
 ORDERS = f"{', '.join(TRAINING[:-1])} or {TRAINING[-1]}."
 BESIDE = f"Axes whose collectives run beside compute, {','.join(OVERLAPPED)} or none.  [default: the engine's]"
 PROMPT, OUTPUT = ("--input-len", "--context", "--random-input-len"), ("--output-len", "--osl", "--random-output-len")
 COUNT, SHARE, TIME = Kind("N", parse_count), Kind("F", parse_fraction), Kind("TIME", parse_seconds)
+SURE = Kind("80%", confidence_of)
 LENGTH, NUMBER = Kind("N|DIST", _length), Kind("F", _number)
 BYTES, BINARY = Kind("SIZE", parse_bytes), Kind("SIZE", _binary)
 OPTIONS: Mapping[str, Option] = {
@@ -217,6 +219,7 @@ OPTIONS: Mapping[str, Option] = {
     "spread": Option("Requests", SHARE, None, f"Lengths vary by this share to either side; 0: lockstep.  [default: {SPREAD:g}]"),
     "ttft": Option("Requests", "TIME", "", "Mean time to the first token, at most: 500ms."),
     "tpot": Option("Requests", "TIME", "", "Mean time an output token, at most: 30ms."),
+    "confidence": Option("Requests", SURE, CONFIDENCE, "Limits are kept with this probability; 50%: as predicted.  [default: 80%]"),
     "objective": Option("Serving", "WHAT", None, "throughput (default), latency, cost or gpus."),
     "disaggregated": Option("Serving", bool, False, "Prompts run on workers of their own."),
     "prefill_workers": Option("Serving", COUNT, None, "Disaggregated: how many.  [default: enough]"),

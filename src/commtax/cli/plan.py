@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
-SOUGHT = ("workload", "output_len", "spread", "ttft", "tpot", "objective", "max_concurrency", "price", "kv_dtype", *LIMITS, "plot")
+SOUGHT = (
+    *("workload", "output_len", "spread", "ttft", "tpot", "confidence", "objective", "max_concurrency", "price", "kv_dtype"),
+    *(*LIMITS, "plot"),
+)
 """Options of a search for serving plans alone."""
 UNSEARCHED = ("eager", "library", "ep_backend", "speculative", "block_size", "kv_cache_memory_bytes")
 """What a pasted command may say and the search does not know: refused."""
@@ -126,6 +129,7 @@ def _goal(order: Order) -> Question:
         output_len=lengths[1],
         ttft_s=_limit(given["ttft"], "ttft"),
         tpot_s=_limit(given["tpot"], "tpot"),
+        confidence=given["confidence"],
         objective=given["objective"] or "throughput",
         dtypes=dtypes,
         max_concurrency=MAX_CONCURRENCY if given["max_concurrency"] is None else given["max_concurrency"],

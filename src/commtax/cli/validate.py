@@ -15,14 +15,16 @@ from commtax.validate import check
 
 @click.command("validate")
 @listed("validate", only={"help": f"One kind of table: {', '.join(KINDS)}."})
-def validate_command(data: Path | None, only: str, rows: Path | None, plot: Path | None, as_json: bool) -> None:
+def validate_command(
+    data: Path | None, only: str, rows: Path | None, compare: Path | None, plot: Path | None, as_json: bool
+) -> None:
     """Predicted against published figures, on rows that nothing was fitted on; exit 1 when a stated bound is exceeded.
 
     commtax validate --data DIR --rows all.csv
     """
     if plot:
         check_plot(plot)
-    report = check(data, only=only, rows_to=rows)
+    report = check(data, only=only, rows_to=rows, rival=compare)
     reasons = report.records.skipped.tolist()
     if all(reasons):
         why = next(iter(reasons), "the files have no rows")

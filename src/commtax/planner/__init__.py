@@ -13,12 +13,13 @@ from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, Tra
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import Space
-from commtax.question import MAX_CONCURRENCY, Question
+from commtax.question import CONFIDENCE, MAX_CONCURRENCY, Question
 from commtax.spec import SIZES, Cluster, Engine, Model, Profile
 from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.asking import SearchOptions, describe_gpus, only, settled, unsettled
 from commtax.verbs.billing import price
+from commtax.verbs.confidence import confidence_of
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.serving import serve
 
@@ -33,18 +34,21 @@ def plan(
     dtypes: tuple[str, ...] = ("",),
     max_concurrency: int = MAX_CONCURRENCY,
     usd_per_gpu_hour: float | None = None,
+    confidence: float | str = CONFIDENCE,
     **options: Unpack[SearchOptions],
 ) -> ServingPlans:
     """Price all legal plans at every concurrency up to ``max_concurrency`` a copy and rank those that fit and meet the limits.
 
     ``disaggregated=False`` leaves out plans with workers of their own for prompts. ``kv_dtype``, ``max_num_batched_tokens``,
     ``max_num_seqs`` and ``gpu_memory_utilization`` are what a launch command says for all of them. A ``profile``'s constants are
-    laid over the catalogue's. Limits are seconds, or text such as ``"30ms"``.
+    laid over the catalogue's. Limits are seconds, or text such as ``"30ms"``; each is kept with the probability ``confidence``
+    (0.8 or ``"80%"``) by the range of its time, with 0.5 by the central prediction. Plans are ranked by central predictions.
     """
     usual: SearchOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
     put = unsettled(model, cluster, {**usual, **only(SearchOptions, options), "dtype": dtypes[0]})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
+    put = put.but(confidence=confidence_of(confidence))
     usd = put.cluster.chip.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
     return best_serving(put.but(usd_per_gpu_hour=usd))
 
@@ -104,7 +108,7 @@ def standing(
         return _cannot(answer, name, str(error))
     good, near = (rows.take(slice(1)) for rows in serving.best_first(q, every))
     if not len(good):
-        return Standing(answer.gpu_words(near, 0), near, reason=f"breaks the limit: {best_times(q, every)}")
+        return Standing(answer.gpu_words(near, 0), near, reason=f"breaks the limit: {best_times(answer, every)}")
     theirs, own = (order(q, rows) for rows in (answer.plans, good))
     better = theirs[0] > own[0]
     if q.goal.objective == "gpus":  # as many GPUs are no tie

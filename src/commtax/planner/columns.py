@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from commtax.cost.serving import Load, decoding_seqs
-from commtax.ledger import Z80
 from commtax.question import Question
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.asking import settled
 from commtax.verbs.billing import StepBill, price
+from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import cache_tokens, step_limits
 from commtax.verbs.serving import Simulation, serve
 
@@ -82,6 +82,8 @@ class Columns(Table):
     running: Array  # requests at once, a copy
     ttft_s: Array
     tpot_s: Array
+    sure_ttft_s: Array  # the time that is kept with the goal's confidence; where there is no limit, the time itself
+    sure_tpot_s: Array
     tokens_per_s: Array
     kv_headroom: Array
     prefill_tp: Array
@@ -196,8 +198,18 @@ class ServingPlans(Searched):
 
     def range_of(self, rows: Columns, i: int, name: str = "tpot_s") -> tuple[float, float]:
         """The 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
-        value, factor = float(getattr(rows, name)[i]), math.exp(Z80 * float(self.simulation(rows, i).sigma_of(name)))
-        return value / factor, value * factor
+        priced = self.simulation(rows, i)
+        times = float(getattr(rows, name)[i]) / float(getattr(priced, name))
+        low, high = priced.range_of(name)
+        return times * float(low), times * float(high)
+
+    def estimate(self, rows: Columns, i: int, name: str) -> Estimate:
+        """A time of row ``i`` with its range."""
+        return Estimate(float(getattr(rows, name)[i]), *self.range_of(rows, i, name))
+
+    def kept(self, rows: Columns, i: int) -> float:
+        """The probability that row ``i`` keeps the limits: that of the least sure one."""
+        return min([1.0, *(self.estimate(rows, i, name).kept(limit) for name, limit in self.question.goal.times)])
 
     def usd_per_million_tokens(self, rows: Columns) -> Array:
         return np.asarray(self.question.goal.usd_per_gpu_hour * rows.gpus / 3600 / rows.tokens_per_s * 1e6)
@@ -257,8 +269,8 @@ class Standing:
 
 
 def over(q: Question, c: Columns) -> Array:
-    """A plan's time over its limit, of the limit that it keeps worst: good plans have at most 1."""
-    return np.maximum(c.ttft_s / q.goal.ttft_s, c.tpot_s / q.goal.tpot_s)
+    """A plan's time over its limit, as surely as is wanted, of the limit that it keeps worst: good plans have at most 1."""
+    return np.maximum(c.sure_ttft_s / q.goal.ttft_s, c.sure_tpot_s / q.goal.tpot_s)
 
 
 def request_s(q: Question, c: Columns) -> Array:

@@ -17,14 +17,15 @@ from commtax.planner.crew import Crew, crew
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.reasons import in_type
 from commtax.planner.remedies import larger, to_fit
-from commtax.planner.trials import Task, Trial, least, lengths_of_run, rate_of, saturated
-from commtax.question import Question
+from commtax.planner.trials import Task, Trial, judged, least, lengths_of_run, rate_of
+from commtax.question import CONFIDENCE, EVEN, Question
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_seconds, plural
 from commtax.verbs import checking
 from commtax.verbs.asking import SearchOptions, describe_layout, only, unsettled
 from commtax.verbs.checking import positive
+from commtax.verbs.confidence import confidence_of, percent
 from commtax.verbs.loads import split
 
 OBJECTIVES = ("gpus", "cost", "tokens")
@@ -87,13 +88,15 @@ def plan_fleet(
     usd_per_gpu_hour: float | Sequence[float] | None = None,
     on: str = "",
     processes: int = 0,
+    confidence: float | str = CONFIDENCE,
     **options: Unpack[FleetOptions],
 ) -> FleetPlans:
     """The least GPUs (``gpus``), dollars (``cost``) or most tokens/s a GPU (``tokens``) that hold limits at a rate.
 
     ``slo`` names statistics, ``mean``, ``p50``, ``p90``, ``p95`` or ``p99`` of ``ttft``, ``tpot``, ``itl`` or ``e2e``, with
     seconds or text such as ``"50ms"``. Lengths may be distributions as users spell them. ``headroom`` is the share by which the
-    rate may grow with all limits held. ``on`` is a Dask scheduler's address.
+    rate may grow with all limits held. Limits are kept with the probability ``confidence``, 0.5 by the central prediction.
+    ``on`` is a Dask scheduler's address.
     """
     places = [cluster] if isinstance(cluster, str | Cluster) else list(cluster)
     if not places:
@@ -102,6 +105,7 @@ def plan_fleet(
     plain, offered = split({**usual, **only(FleetOptions, options), "request_rate": request_rate})
     put = [unsettled(model, place, {**plain, "dtype": dtypes[0]}) for place in places]
     goal = {"slo": limits_of(slo or {}), "objective": objective, "dtypes": tuple(dict.fromkeys(dtypes)), "growth": headroom}
+    goal["confidence"] = confidence_of(confidence)
     return best_fleets([q.but(**goal, offered=offered) for q in priced(put, usd_per_gpu_hour)], on, processes)
 
 
@@ -199,7 +203,7 @@ def _answer(searches: Sequence[Search], top: int, workers: Crew) -> FleetPlans:
     )
     if held or not answer.complete:
         return answer
-    known = dict(workers.each(saturated, answer.near))
+    known = dict(workers.each(judged, answer.near))
     near = tuple(known[place] for place in range(len(known)))
     return replace(answer, near=near, would_take=tuple(_remedies(replace(answer, near=near), workers)))
 
@@ -229,10 +233,18 @@ def obstacle(trial: Trial) -> str:
     """Why a fleet does not hold: its throughput, or the limit that it breaks most."""
     q, gpus = trial.layout.question, plural(trial.gpus, "GPU")
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
-    if not trial.figures or most <= rate_of(q):
-        return f"overloaded: {most:.3g} requests/s are the most that {gpus} answer, of {rate_of(q):.3g}"
-    name, limit = max(q.goal.slo, key=lambda pair: trial.figures[pair[0]] / pair[1])
-    return f"breaks the limit with {gpus}: {limit_name(name)} {format_seconds(trial.figures[name])} of {format_seconds(limit)}"
+    if not trial.figures or most <= rate_of(q) * trial.stretch:
+        surely = f", {most / trial.stretch:.3g} with {percent(q.goal.confidence)}" if trial.stretch > 1 else ""
+        return f"overloaded: {most:.3g} requests/s are the most that {gpus} answer{surely}, of {rate_of(q):.3g}"
+    name, limit = max(q.goal.slo, key=lambda pair: _time(trial, pair[0]) / pair[1])
+    figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} of {format_seconds(limit)}"
+    sure = "" if trial.kept is None else f", kept with {percent(trial.kept)}"
+    return f"breaks the limit with {gpus}: {figure}{sure}"
+
+
+def _time(trial: Trial, name: str) -> float:
+    """A statistic, as surely as is wanted where that was simulated."""
+    return trial.sure.get(name, trial.figures[name])
 
 
 def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
@@ -243,11 +255,13 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
         return
     yield from _more_gpus(answer, workers)
     nearest = answer.near[0]
-    if nearest.capacity <= rate_of(q):
-        yield f"a rate below {nearest.capacity / (1 + q.goal.growth):.3g} requests/s"
+    if nearest.capacity <= rate_of(q) * nearest.stretch:
+        yield f"a rate below {nearest.capacity / nearest.stretch / (1 + q.goal.growth):.3g} requests/s"
     else:
-        broken = [f"{limit_name(n)} {format_seconds(nearest.figures[n])}" for n, limit in q.goal.slo if nearest.figures[n] > limit]
+        broken = [f"{limit_name(n)} {format_seconds(_time(nearest, n))}" for n, limit in q.goal.slo if _time(nearest, n) > limit]
         yield f"limits of {' and '.join(broken)}"
+    if (sure := max(trial.kept or 0.0 for trial in answer.near)) >= EVEN:
+        yield f"a confidence of about {percent(sure)} (--confidence)"
 
 
 def _more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:

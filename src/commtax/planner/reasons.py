@@ -1,6 +1,6 @@
 """Why a plan stands where it stands, and why families of plans lost: illegal, too large, too slow, or behind the winner."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +11,11 @@ from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.units import format_seconds, plural
 from commtax.verbs.billing import StepBill
+from commtax.verbs.confidence import percent
 from commtax.verbs.explain import verdict
 from commtax.verbs.fitting import holds
 
+SAID = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
 KNEE = "no TPOT limit (--tpot): each plan stops at its knee, where 1 % more clients add 0.5 % tokens/s"
 
 
@@ -46,7 +48,7 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
         )
 
 
-def too_slow(q: Question, every: Columns, good: Array) -> Iterator[Rejected]:
+def too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Rejected]:
     """Families that fit and break a limit at every concurrency, together for each tp degree."""
     key = family(every)
     met = np.bincount(key, weights=good) > 0
@@ -55,18 +57,26 @@ def too_slow(q: Question, every: Columns, good: Array) -> Iterator[Rejected]:
         rows = every.take(np.flatnonzero(bad & (every.dtype == index) & (every.tp == tp)))
         several = len(np.unique(np.stack([rows.pp, rows.dp, rows.ep]), axis=1).T)
         name = f"TP {tp} ({several} plans)" if several > 1 else label(**sizes_of(rows, 0))
-        yield Rejected(name + in_type(q, index), f"breaks the limit: {best_times(q, rows)}")
+        yield Rejected(name + in_type(answer.question, index), f"breaks the limit: {best_times(answer, rows)}")
 
 
-def best_times(q: Question, rows: Columns) -> str:
-    times = missed(q, float(rows.ttft_s.min()), float(rows.tpot_s.min()))
-    return ", ".join(f"{time} at best" for time in times) or "TTFT and TPOT never hold together"
+def best_times(answer: ServingPlans, rows: Columns) -> str:
+    """The limits that no row keeps as surely as is wanted, each by the row that comes nearest."""
+    least = {name: int(np.argmin(getattr(rows, f"sure_{name}"))) for name, _ in answer.question.goal.times}
+    broken = [odds(answer, rows, least[name], name, " at best") for name in missed(answer.question, rows, least)]
+    return ", ".join(broken) or "TTFT and TPOT never hold together"
 
 
-def missed(q: Question, ttft_s: float, tpot_s: float) -> list[str]:
-    """Those of two times that are above their limits."""
-    times = (("TPOT", tpot_s, q.goal.tpot_s), ("TTFT", ttft_s, q.goal.ttft_s))
-    return [f"{name} {format_seconds(value)}" for name, value, limit in times if value > limit]
+def missed(q: Question, rows: Columns, at: Mapping[str, int]) -> list[str]:
+    """Those times that are above their limits, as surely as is wanted, of a row for each."""
+    return [name for name, limit in q.goal.times[::-1] if float(getattr(rows, f"sure_{name}")[at[name]]) > limit]
+
+
+def odds(answer: ServingPlans, rows: Columns, i: int, name: str, when: str = "") -> str:
+    """A time's range, and how surely it keeps its limit: ``TPOT 27 ms to 33 ms: 20 ms is kept with 3%``."""
+    known, limit = answer.estimate(rows, i, name), dict(answer.question.goal.times)[name]
+    ends = " to ".join(format_seconds(float(end)) for end in (known.low, known.high))
+    return f"{SAID[name]} {ends}{when}: {format_seconds(limit)} is kept with {percent(known.kept(limit))}"
 
 
 def behind(answer: ServingPlans) -> Iterator[Rejected]:
@@ -125,13 +135,16 @@ def _suffers(answer: ServingPlans, i: int) -> Iterator[str]:
 
 
 def _steps(answer: ServingPlans, i: int) -> str:
-    """Where nothing else tells them apart: a slower step, or fewer clients."""
+    """Where nothing else tells them apart: a slower step, fewer clients, or more time for prompts between its steps."""
     rows = answer.plans
     own, first = (float(answer.step_of(rows, j).step_s) for j in (i, 0))
-    if own > first or rows.concurrency[i] >= rows.concurrency[0]:
-        of = plural(int(rows.running[i]), "request")
-        return f"a decode step of {of} takes {format_seconds(own)}, the first's {format_seconds(first)}"
-    return f"does best with {plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[0]):,}"
+    if own <= first and rows.concurrency[i] < rows.concurrency[0]:
+        return f"does best with {plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[0]):,}"
+    step = f"a decode step of {plural(int(rows.running[i]), 'request')} takes {format_seconds(own)}"
+    if own > first or rows.tpot_s[i] <= rows.tpot_s[0]:
+        return f"{step}, the first's {format_seconds(first)}"
+    tpot, least = (format_seconds(float(rows.tpot_s[j])) for j in (i, 0))
+    return f"{step}, but with the prompts between them a token takes {tpot}, the first's {least}"
 
 
 def _links(step: StepBill) -> list[str]:
@@ -147,9 +160,9 @@ def _held(answer: ServingPlans, i: int) -> Iterator[str]:
     held = f"{plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[0]):,}"
     if rows.kv_headroom[i] < 0.05:
         yield f"its KV cache holds {held}"
-    elif rows.tpot_s[i] > 0.95 * goal.tpot_s:
+    elif rows.sure_tpot_s[i] > 0.95 * goal.tpot_s:
         yield f"reaches the TPOT limit with {held}"
-    elif rows.ttft_s[i] > 0.95 * goal.ttft_s:
+    elif rows.sure_ttft_s[i] > 0.95 * goal.ttft_s:
         yield f"reaches the TTFT limit with {held}"
     elif not goal.limited:
         yield f"its knee lies at {held}"
@@ -166,9 +179,10 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
         said.append(f"{lost(answer, i)} than the first: {why(answer, i)}{_close(answer, i)}")
     elif len(rows) > 1:
         said.append(_won(answer))
-    times = (("TTFT", float(rows.ttft_s[i]), goal.ttft_s), ("TPOT", float(rows.tpot_s[i]), goal.tpot_s))
-    limits = [f"{name} {format_seconds(value)} of {format_seconds(most)}" for name, value, most in times if most < 1e9]
-    said += [f"uses {' and '.join(limits)}"] if limits else []
+    means = {name: format_seconds(float(getattr(rows, name)[i])) for name in SAID}
+    limits = [f"{SAID[name]} {means[name]} of {format_seconds(most)}" for name, most in goal.times]
+    sure = f"kept with {percent(answer.kept(rows, i))}, {percent(goal.confidence)} wanted (--confidence)" if limits else ""
+    said += [f"uses {' and '.join(limits)}: {sure}"] if limits else []
     return said + ([KNEE] if not goal.limited and goal.objective != "latency" else [])
 
 

@@ -1,13 +1,14 @@
 """Where no plan is good: what would have to change, tried before it is said."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from commtax import catalog
 from commtax.planner import serving
 from commtax.planner.columns import ServingPlans
-from commtax.planner.reasons import missed
-from commtax.question import Question
+from commtax.planner.reasons import SAID, missed
+from commtax.question import EVEN, Question
 from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.units import format_seconds
 from commtax.verbs.fitting import holds
@@ -50,8 +51,10 @@ def _smaller(q: Question) -> list[str]:
 
 def to_meet(answer: ServingPlans) -> Iterator[str]:
     q, goal, near = answer.question, answer.question.goal, answer.near
-    ttft, tpot = float(near.ttft_s[0]), float(near.tpot_s[0])
-    yield f"limits of {' and '.join(missed(q, ttft, tpot))}"
+    ttft, tpot = float(near.sure_ttft_s[0]), float(near.sure_tpot_s[0])
+    yield f"limits of {' and '.join(_kept_instead(answer))}"
+    if (sure := max(answer.kept(near, i) for i in range(len(near)))) >= EVEN:
+        yield f"a confidence of {math.floor(100 * sure)}% (--confidence {math.floor(100 * sure)}%)"
     for dtype in _smaller(q):
         other = serving.searched(q.but(weights_dtype=dtype, dtypes=(dtype,)))
         best = other.plans if len(other.plans) else other.near
@@ -62,3 +65,9 @@ def to_meet(answer: ServingPlans) -> Iterator[str]:
     if ttft > goal.ttft_s:
         yield f"prompts {ttft / goal.ttft_s:.1f} x as short"
     yield "faster GPUs, or more of them" if tpot > goal.tpot_s else "more GPUs"
+
+
+def _kept_instead(answer: ServingPlans) -> Iterator[str]:
+    """Times that the nearest plan keeps as surely as is wanted, of those whose limits it breaks."""
+    for name in missed(answer.question, answer.near, dict.fromkeys(SAID, 0)):
+        yield f"{SAID[name]} {format_seconds(float(getattr(answer.near, f'sure_{name}')[0]))}"

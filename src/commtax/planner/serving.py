@@ -12,12 +12,13 @@ from commtax.cost.serving import Load, Served, Steps, closed_loop, prompts_apart
 from commtax.planner import reasons
 from commtax.planner.columns import NO_SERVING, SERVED, Array, Columns, Rejected, ServingPlans, cached, family, order, over
 from commtax.planner.space import Space, beside, space
-from commtax.question import Goal, Question
+from commtax.question import EVEN, Goal, Question
 from commtax.spec import Number
 from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.asking import settled
 from commtax.verbs.checking import positive
+from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.serving import Simulation, decoding, moved_s, serve, step_bill
 
@@ -109,7 +110,7 @@ def search(base: Question, roomy: Space, index: int) -> Columns:
     coarse = columns(roomy.take(rows), load, priced, index)
     ahead = np.where(last, load, np.append(load[1:], 1))
     rate = coarse.tokens_per_s if goal.objective == "throughput" else coarse.tokens_per_s_per_gpu
-    hopeful = (coarse.ttft_s <= goal.ttft_s * DIP) & (coarse.tpot_s <= goal.tpot_s * DIP)
+    hopeful = over(base, coarse) <= DIP
     near = hopeful | (~last & np.append(hopeful[1:], False))
     bar = _listed(rows, np.where(over(base, coarse) <= 1, rate, -np.inf))
     open_ = np.flatnonzero(near & (ahead - load > 1) & (rate * ahead / load * DIP >= bar))
@@ -196,7 +197,16 @@ def columns(grid: Space, load: Array, priced: Simulation, index: int) -> Columns
 def figures(s: Simulation, held: Number) -> dict[str, Array]:
     """What a simulation tells of each load, with ``held`` tokens of cache a copy."""
     headroom = 1 - s.running * (cached(s.question) + s.state_tokens) / np.asarray(held)
-    return {"running": s.running, "ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "kv_headroom": headroom}
+    times = {"ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "sure_ttft_s": surely(s, "ttft_s"), "sure_tpot_s": surely(s, "tpot_s")}
+    return {"running": s.running, **times, "kv_headroom": headroom}
+
+
+def surely(s: Simulation, name: str) -> Number:
+    """A time as long as it is with the confidence that is wanted, where it has a limit; ranges are priced for those alone."""
+    goal, value = s.question.goal, getattr(s, name)
+    if goal.confidence == EVEN or getattr(goal, name) == np.inf:
+        return value
+    return Estimate(value, *s.range_of(name)).sure(goal.confidence)
 
 
 def split(base: Question, roomy: Space, prompt_s: Array, room: Array, index: int) -> Columns:
@@ -210,17 +220,30 @@ def split(base: Question, roomy: Space, prompt_s: Array, room: Array, index: int
         return NO_SERVING
     plain = np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
     parts: list[Columns] = []
+    owner, loads = np.repeat(plain, room[plain]), np.concatenate([np.arange(1, room[i] + 1) for i in plain] or [plain])
+    first = _lengthened(base, roomy.take(plain), np.ones(len(plain)), "ttft_s")
+    tokens = _lengthened(base, roomy.take(owner), loads, "tpot_s")
     for i in plain:
         seqs = np.arange(1, room[i] + 1)
         load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
         one = base.but(tp=int(roomy.tp[i]))
         steps = Steps(step_bill(one, decoding(seqs, load)).step_s, 0.0)
         quiet = closed_loop(load, steps, seqs, 0.0 * seqs, base.engine)
-        for j in plain:
+        for at, j in enumerate(plain):
             degrees, prompt = (int(roomy.tp[i]), int(roomy.tp[j])), float(prompt_s[j])
+            surer = first[at], tokens[np.flatnonzero(owner == i)]
             for split in _splits(base, *degrees, prompt, load, quiet):
-                parts.append(_rows(base, *degrees, *split, prompt, load, quiet, float(roomy.kv_tokens[i]), index))
+                parts.append(_rows(base, *degrees, *split, prompt, load, quiet, surer, float(roomy.kv_tokens[i]), index))
     return Columns.joined(parts)
+
+
+def _lengthened(base: Question, copies: Space, clients: Array, name: str) -> Array:
+    """How many times as long a time is with the confidence that is wanted: TTFT by workers of prompts, TPOT by copies."""
+    if not len(copies) or base.goal.confidence == EVEN or getattr(base.goal, name) == np.inf:
+        return np.ones(len(copies))
+    apart = {"disaggregated": True, "decode_workers": 1, "kv_tokens": copies.kv_tokens}
+    s = serve(base.but(tp=copies.tp, concurrency=clients.astype(int), **apart))
+    return np.broadcast_to(np.asarray(surely(s, name) / getattr(s, name)), len(copies))
 
 
 def _splits(base: Question, tp: int, ahead: int, prompt_s: float, load: Load, quiet: Served) -> list[tuple[Array, Array]]:
@@ -262,8 +285,8 @@ def _alone_s(prompt_s: float, load: Load, quiet: Served) -> Array:
 
 
 def _rows(
-    base: Question, tp: int, ahead: int, copies: Array, workers: Array, prompt_s: float, load: Load, quiet: Served, kv: float,
-    index: int,
+    base: Question, tp: int, ahead: int, copies: Array, workers: Array, prompt_s: float, load: Load, quiet: Served,
+    surer: tuple[float, Array], kv: float, index: int,
 ) -> Columns:  # fmt: skip
     """The loads of each split that may be listed, or drawn on the front."""
     goal, seqs, gpus = base.goal, np.asarray(load.concurrency), copies * tp + workers * ahead
@@ -274,18 +297,21 @@ def _rows(
     alone_s = _alone_s(prompt_s, load, quiet)
     last = seqs[-1 if goal.limited else np.argmax(seqs / alone_s**2)]  # clients come up to a copy's knee, but for limits
     open_ = (seqs * copies / alone_s * prompt_s <= BUSY * workers) & (seqs <= last)
-    kept = np.nonzero(_kept(goal, served, request_s, requests_per_s, gpus, open_))
+    sure_ttft_s, sure_tpot_s = served.ttft_s * surer[0], served.tpot_s * surer[1]
+    most = np.maximum(sure_ttft_s / goal.ttft_s, sure_tpot_s / goal.tpot_s)
+    kept = np.nonzero(_kept(goal, most, request_s, requests_per_s, gpus, open_))
     columns = {"replicas": copies, "gpus": gpus, "prefill_replicas": workers, "concurrency": seqs * copies, "running": seqs}
     columns |= {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "tokens_per_s": requests_per_s * load.output_len}
-    columns["kv_headroom"] = 1 - seqs * cached(base) / kv
+    columns |= {"sure_ttft_s": sure_ttft_s, "sure_tpot_s": sure_tpot_s, "kv_headroom": 1 - seqs * cached(base) / kv}
     flat = {name: np.broadcast_to(column, requests_per_s.shape)[kept] for name, column in columns.items()}
     return Columns.of(len(kept[0]), mode=1, dtype=index, tp=tp, pp=1, dp=1, ep=1, prefill_tp=ahead, **flat)
 
 
-def _kept(goal: Goal, served: Served, request_s: Array, requests_per_s: Array, gpus: Array, open_: Array) -> Array:
-    """Of the loads (columns) of splits (rows) that are open: the best of each split that meets the limits, or
-    the nearest to them, and of each load, which alone decides the tokens/s of a user, the split with most for each GPU."""
-    over = np.where(open_, np.maximum(served.ttft_s / goal.ttft_s, served.tpot_s / goal.tpot_s), np.inf)
+def _kept(goal: Goal, most: Array, request_s: Array, requests_per_s: Array, gpus: Array, open_: Array) -> Array:
+    """Of the loads (columns) of splits (rows) that are open, whose times are at ``most`` so many of their limits: the best of each
+    split that meets these, or the nearest, and of each load, which alone decides the tokens/s of a user, the split with most for
+    each GPU."""
+    over = np.where(open_, most, np.inf)
     good = over <= 1
     value = {"throughput": requests_per_s, "latency": 1 / request_s}.get(goal.objective, requests_per_s / gpus)
     rows, loads = np.arange(len(over)), np.arange(over.shape[1])
@@ -300,7 +326,7 @@ def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
     q, met = answer.question, over(answer.question, every) <= 1
     good = every.take(np.flatnonzero(met))
     plans, near = best_first(q, every)
-    slow = reasons.too_slow(q, every, met) if len(every) else ()
+    slow = reasons.too_slow(answer, every, met) if len(every) else ()
     answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), rejected=(*answer.rejected, *slow))
     return replace(answer, rejected=(*answer.rejected, *reasons.behind(answer))) if len(plans) else answer
 

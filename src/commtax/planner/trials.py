@@ -15,11 +15,12 @@ import numpy as np
 from commtax.arrays import a_few_remembered, remembered
 from commtax.planner.layouts import SLACK, Layout
 from commtax.planner.space import beside
-from commtax.question import Question
+from commtax.question import EVEN, Question
 from commtax.sim.serving.running import run
 from commtax.spec import Plan
 from commtax.spec.stream import Stream
 from commtax.verbs.asking import settled
+from commtax.verbs.confidence import Estimate, through
 from commtax.verbs.loads import first
 from commtax.verbs.requests import Outcome, capacity_of, fleet_of, stream_of
 
@@ -45,14 +46,20 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The least fleet of a layout that holds, else the nearest to it; ``over`` is its worst time over that time's limit."""
+    """The least fleet of a layout that holds, else the nearest to it; ``over`` is its worst time over that time's limit.
+
+    A limit is kept with a confidence where it is kept with steps as long as they are with that probability: no statistic is
+    shorter when all steps are longer, so its quantile is the statistic at the quantile of the steps.
+    """
 
     layout: Layout
     size: Size
-    over: float  # at most 1: it holds
+    over: float  # at most 1: it holds, as surely as is wanted
     capacity: float  # requests/s of the fleet; not a number where nobody has looked
     figures: Mapping[str, float]  # statistics at the rate, in seconds
     simulated: int  # fleets
+    stretch: float = 1.0  # steps are that much longer than predicted, at most, with the confidence that is wanted …
+    sure: Mapping[str, float] = field(default_factory=dict)  # … and what is limited is then so long
     growth: float = -1.0  # share by which the rate may grow until a limit breaks; below 0: not looked for
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -63,6 +70,18 @@ class Trial:
     @property
     def gpus(self) -> int:
         return self.layout.gpus(*self.size)
+
+    @property
+    def kept(self) -> float | None:
+        """The probability that all limits are kept at the rate, that of the least sure one; None where nobody has looked."""
+        goal, known = self.layout.question.goal, list[float]()
+        for name, limit in goal.slo:
+            value = self.figures.get(name, nan)
+            if self.sure.get(name, nan) > 0:
+                known.append(through(value, self.sure[name], goal.confidence).kept(limit))
+            elif name in self.ranges:
+                known.append(Estimate(value, *self.ranges[name]).kept(limit))
+        return min(known, default=None)
 
 
 def rate_of(q: Question) -> float:
@@ -205,12 +224,13 @@ def _sized(layout: Layout, size: Size) -> Question:
     return layout.question.but(replicas=size[0])
 
 
-def ran(layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None) -> Outcome:
-    """The run of a fleet at a rate."""
+def ran(layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0) -> Outcome:
+    """The run of a fleet at a rate, with steps longer by a factor than they are priced."""
     length = length or lengths_of_run(layout.question, sum(size))
     stream = stream_of_run(layout.question, rate, length)
     asked = settled(_sized(layout, size).but(request_rate=rate, warmup=length[1]))
     fleet = fleet_of(asked, stream)
+    fleet = fleet if stretch == 1 else fleet.scaled(stretch)
     return Outcome(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
 
 
@@ -242,13 +262,29 @@ def _trial(layout: Layout, size: Size) -> Trial:
     whatever a run of some minutes says."""
     q, rate = layout.question, rate_of(layout.question)
     over, outcome = _decided(layout, size, rate)
+    stretch, longer = 1.0, None
+    if (over <= 1) == (q.goal.confidence > EVEN) and q.goal.confidence != EVEN:  # else it is decided: longer steps mend no limit
+        stretch = stretch_of(outcome)
+        longer = ran(layout, size, rate, stretch=stretch) if q.goal.slo else None
+        over = worst(q, longer) if longer else over
     most = nan
-    if over <= 1 and not (layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
+    if over <= 1 and not (layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate * max(1.0, stretch)):
         most = capacity(layout, size)
-        over = over if most > rate else _overload(q, most)
+        over = over if most > rate * stretch else _overload(q, most / stretch)
     if q.goal.growth and over <= 1:
         outcome = ran(layout, size, q.offered.request_rate)
-    return Trial(layout, size, over, most, _figures(q, outcome), 1)
+        longer = ran(layout, size, q.offered.request_rate, stretch=stretch) if longer else None
+    return Trial(layout, size, over, most, _figures(q, outcome), 1, stretch, _limited(q, longer) if longer else {})
+
+
+def stretch_of(outcome: Outcome) -> float:
+    """How much longer than priced steps are, at most, with the confidence that is wanted."""
+    step = outcome.alike
+    return float(Estimate(step.tpot_s, *step.range_of("tpot_s")).sure(outcome.question.goal.confidence) / step.tpot_s)
+
+
+def _limited(q: Question, outcome: Outcome) -> dict[str, float]:
+    return {name: outcome.statistic(name) for name, _ in q.goal.slo}
 
 
 def _figures(q: Question, outcome: Outcome) -> dict[str, float]:
@@ -258,6 +294,12 @@ def _figures(q: Question, outcome: Outcome) -> dict[str, float]:
 def saturated(trial: Trial) -> Trial:
     """With its capacity."""
     return replace(trial, capacity=capacity(trial.layout, trial.size)) if isnan(trial.capacity) else trial
+
+
+def judged(trial: Trial) -> Trial:
+    """With its capacity, and how surely it keeps the limits."""
+    trial = saturated(trial)
+    return ranged(trial) if trial.figures and not trial.sure else trial
 
 
 def examined(trial: Trial) -> Trial:
@@ -273,10 +315,11 @@ def grown(trial: Trial) -> Trial:
     trial = saturated(trial)
     q = trial.layout.question
     rate, low = q.offered.request_rate, float(np.log1p(q.goal.growth))
-    high = max(low, float(np.log(trial.capacity / rate)))
+    high = max(low, float(np.log(trial.capacity / rate / trial.stretch)))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if worst(q, ran(trial.layout, trial.size, rate * float(np.exp(middle)))) <= 1:  # near the limit no short look says
+        outcome = ran(trial.layout, trial.size, rate * float(np.exp(middle)), stretch=trial.stretch)
+        if worst(q, outcome) <= 1:  # near the limit no short look says
             low = middle
         else:
             high = middle

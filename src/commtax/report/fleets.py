@@ -14,6 +14,7 @@ from commtax.report.documents import Record, facts, filled
 from commtax.report.planning import MOST_REJECTED, shortened
 from commtax.report.tables import between, notes, say, show_table
 from commtax.units import format_seconds, plural
+from commtax.verbs.confidence import percent
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars an hour", "tokens": "most tokens/s a GPU that hold"}
 SHOWN = ("ttft_p95", "itl_p99")
@@ -44,6 +45,7 @@ def _asked(a: FleetPlans) -> str:
     q = a.question
     lengths = f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out"
     limits = [f"{limit_name(name)} <= {format_seconds(limit)}" for name, limit in q.goal.slo]
+    limits += [f"kept with {percent(q.goal.confidence)}"] if limits else []
     spare = [f"{q.goal.growth:.0%} headroom"] if q.goal.growth else []
     return ", ".join([f"{q.offered.request_rate:g} requests/s, {lengths}", *limits, *spare, WANTED[a.objective]])
 
@@ -56,7 +58,8 @@ def _sentence(a: FleetPlans) -> str:
     grows = f"the rate may grow by {best.growth:.0%} until {'a limit breaks' if q.goal.slo else 'it is overloaded'}"
     usd = f"; ${_usd(best):,.2f} an hour, ${_usd_per_million(best):.2f} a million output tokens" if q.goal.usd_per_gpu_hour else ""
     place = f" on {q.cluster.key}" if len(a.questions) > 1 else ""
-    known = [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
+    sure = [f"limits are kept with {percent(best.kept)}"] if best.kept is not None else []
+    known = sure + [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
     return f"Run {gpu_words(best)}{place}: {', '.join(times)}; {'; '.join(known)}{usd}."
 
 
@@ -96,6 +99,8 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
         columns[f">{limit_name(name)}"] = [
             f"{format_seconds(t.figures[name])}{_range(t, name)}" if t.figures else "–" for t in rows
         ]
+    if a.question.goal.slo:
+        columns[">kept"] = ["" if t.kept is None else percent(t.kept) for t in rows]
     columns |= {
         ">used": [f"{t.layout.question.offered.request_rate / t.capacity:.0%}" if t.capacity == t.capacity else "" for t in rows],
         ">headroom": [f"{t.growth:+.0%}" if t.growth >= 0 else "" for t in rows],
@@ -158,6 +163,7 @@ class Fleets:
     input_len: int
     output_len: int
     limits_s: Record
+    confidence: float
     complete: bool
     candidates: int
     simulated: int
@@ -181,6 +187,7 @@ def fleets_document(a: FleetPlans) -> Fleets:
         clusters=[other.cluster.key for other in a.questions],
         engine=f"{q.engine.key}@{q.engine.version}",
         headroom_wanted=q.goal.growth,
+        confidence=q.goal.confidence,
         limits_s={_key(name): limit for name, limit in q.goal.slo},
         requests_counted=counted,
         requests_warmup=warmup,
@@ -212,6 +219,7 @@ def _row(trial: Trial) -> Record:
         "gpus": trial.gpus,
         **{_key(name): None if value != value else value for name, value in trial.figures.items()},
         "ranges_s": {_key(name): list(ends) for name, ends in trial.ranges.items()},
+        "limits_kept_with": trial.kept,
         "capacity_requests_per_s": known,
         "utilisation": q.offered.request_rate / known if known else None,
         "headroom": trial.growth if trial.growth >= 0 else None,

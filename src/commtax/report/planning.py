@@ -11,14 +11,16 @@ from rich.console import Console
 from rich.text import Text
 
 from commtax.planner.columns import Columns, Rejected, ServingPlans, Standing, TrainColumns, TrainPlans, request_s
-from commtax.planner.reasons import in_type
+from commtax.planner.reasons import SAID, in_type, missed, odds
 from commtax.planner.training import BUDGET
+from commtax.question import EVEN
 from commtax.report.documents import Named, Record, facts, filled, named
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.serving import basis_words
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds, plural
+from commtax.verbs.confidence import percent
 from commtax.verbs.serving import lengths_note
 
 Plans = ServingPlans | TrainPlans
@@ -101,8 +103,9 @@ def _asked(a: Plans) -> str:
     if a.trains:
         return f"{a.question.goal.global_batch:,} sequences of {a.question.context:,} tokens a step"
     g, r = a.question.goal, a.question.requests
-    limits = [f"{n} <= {format_seconds(v)}" for n, v in (("TTFT", g.ttft_s), ("TPOT", g.tpot_s)) if np.isfinite(v)]
-    return ", ".join([f"{r.input_len:,} tokens in, {r.output_len:,} out", *limits, WANTED[g.objective]])
+    limits = [f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in g.times]
+    sure = [f"kept with {percent(g.confidence)}"] if limits else []
+    return ", ".join([f"{r.input_len:,} tokens in, {r.output_len:,} out", *limits, *sure, WANTED[g.objective]])
 
 
 DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each client sends its next request when the last is answered)"
@@ -118,6 +121,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) ->
         ">clients": [f"{int(rows.concurrency[i]):,}" for i in first],
         ">TTFT": [format_seconds(rows.ttft_s[i]) for i in first],
         ">TPOT": [_tpot(a, rows, i) for i in first],
+        **({">kept": [percent(a.kept(rows, i)) for i in first]} if a.question.goal.times else {}),
         **({">request": [format_seconds(whole[i]) for i in first]} if objective == "latency" else {}),
         ">tokens/s": [f"{rows.tokens_per_s[i]:,.0f}" for i in first],
         ">range": [f"{low:,.0f}-{high:,.0f}" for low, high in ranges],
@@ -141,10 +145,11 @@ def _nothing_serves(console: Console, a: ServingPlans) -> None:
     if not len(a.near):
         say(console, f"No plan fits in memory.{f' It would take {wanted}.' if wanted else ''}", "bold red")
         return
-    near, goal = a.near, a.question.goal
-    limits = ((near.ttft_s, goal.ttft_s, "TTFT"), (near.tpot_s, goal.tpot_s, "TPOT"))
-    missed = [f"{n} {format_seconds(v[0])} of {format_seconds(m)}" for v, m, n in limits if v[0] > m]
-    say(console, f"No plan meets the limits. The nearest, {a.gpu_words(near, 0)}, has {' and '.join(missed)}.", "bold red")
+    near, wish = a.near, percent(a.question.goal.confidence)
+    broken = [odds(a, near, 0, name) for name in missed(a.question, near, dict.fromkeys(SAID, 0))]
+    by_half = "; as predicted (50%) some do" if any(a.kept(near, i) >= EVEN for i in range(len(near))) else ""
+    head = f"No plan keeps the limits with {wish}{by_half}"
+    say(console, f"{head}. The nearest, {a.gpu_words(near, 0)}, has {' and '.join(broken)}.", "bold red")
     say(console, f"  It would take {wanted}.")
     _show_ranking(console, a, near, 5)
 
@@ -194,7 +199,7 @@ def _scatter(a: ServingPlans) -> list[Text]:
 
     def place(u: float, g: float) -> tuple[int, int]:
         across, up = (u - x.min()) / max(1e-9, np.ptp(x)), (g - y.min()) / max(1e-9, np.ptp(y))
-        return int(across * (WIDTH - 1)), HEIGHT - 1 - int(up * (HEIGHT - 1))
+        return round(across * (WIDTH - 1)), HEIGHT - 1 - round(up * (HEIGHT - 1))
 
     for column, row in map(place, x, y):
         grid[row][column] = "•"
@@ -219,6 +224,7 @@ class ServedPlans(Named):
     spread: float
     ttft_limit_s: float
     tpot_limit_s: float
+    confidence: float
     definition: str
     candidates: int
     plans: list[Record]
@@ -293,6 +299,7 @@ def _at(rows: Columns | TrainColumns, i: int, *names: str) -> Record:
 def _served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
     """One plan; without a second token there is no time between tokens."""
     low, high = a.range_of(rows, i, "tpot_s")
+    first = a.range_of(rows, i, "ttft_s")
     between = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user")
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
@@ -303,6 +310,9 @@ def _served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
         **_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
         "tpot_low_s": low,
         "tpot_high_s": high,
+        "ttft_low_s": first[0],
+        "ttft_high_s": first[1],
+        "limits_kept_with": a.kept(rows, i) if a.question.goal.times else None,
         **_at(rows, i, "tokens_per_s_per_user"),
         **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
         "usd_per_million_tokens": a.usd_per_million_tokens(rows)[i] if a.question.goal.usd_per_gpu_hour else None,

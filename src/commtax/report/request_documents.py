@@ -99,7 +99,8 @@ def _times(o: Outcome, metric: str) -> Row:
 
 
 def _slo(o: Outcome, slo: Slo) -> Record:
-    return {**slo.limits, "share": slo.share(o), "kept": slo.kept(o), "goodput_requests_per_s": slo.goodput(o)}
+    sure = {"kept": slo.kept(o), "kept_with": slo.probability(o)}
+    return {**slo.limits, "share": slo.share(o), **sure, "goodput_requests_per_s": slo.goodput(o)}
 
 
 def _tail(o: Outcome) -> Record:

@@ -9,7 +9,7 @@ from commtax.report.tables import headline, notes, say, show_table
 from commtax.spec.stream import Lengths
 from commtax.units import format_seconds, plural
 from commtax.verbs.asking import describe_gpus, describe_layout
-from commtax.verbs.goodput import NEEDED, Slo
+from commtax.verbs.goodput import NEEDED, UPPER, Slo
 from commtax.verbs.requests import Outcome
 from commtax.verbs.tails import FirstTokens, Gaps, first_tokens, gaps
 from commtax.verbs.usage import Usage, usage_of
@@ -45,7 +45,7 @@ def show_outcome(console: Console, o: Outcome, slo: Slo) -> None:
     )
     say(console, _throughput(o))
     if slo.limits and slo.kept(o):
-        say(console, f"{_kept(o, slo)}: {slo.goodput(o):,.2f} requests/s of goodput", "green")
+        say(console, f"{_kept(o, slo)}: {slo.goodput(o):,.2f} requests/s of goodput; {_sure(o, slo)}", "green")
     for sentence in tail_words(o):
         say(console, sentence)
     notes(console, (_engine(o, used), *remarks(o), _source(o)))
@@ -63,8 +63,15 @@ def _verdicts(console: Console, o: Outcome, slo: Slo) -> None:
             "bold red",
         )
     if not slo.kept(o):
-        good = f"{slo.goodput(o):,.2f} requests/s of goodput"
+        good = f"{slo.goodput(o):,.2f} requests/s of goodput; {_sure(o, slo)}"
         say(console, f"SLO missed: {_kept(o, slo)}, and {NEEDED:.0%} are needed; {good}.", "bold red")
+
+
+def _sure(o: Outcome, slo: Slo) -> str:
+    """How surely enough requests keep to the limits; beyond the 80 % range of the steps nobody looks."""
+    probability = slo.probability(o)
+    bound = {UPPER: "at least ", 1 - UPPER: "at most "}.get(probability, "")
+    return f"that {NEEDED:.0%} do has a probability of {bound}{probability:.0%}"
 
 
 def _kept(o: Outcome, slo: Slo) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 
+from commtax.catalog.paces import unseen
 from commtax.report.documents import LEFT_OUT, Asked, Record, Row, facts, filled, first_having, plain, question
 from commtax.report.tables import headline, notes, say, show_shares, show_table
 from commtax.spec import Number
@@ -134,8 +135,17 @@ def basis_words(s: Simulation) -> str:
         return "calibrated on published runs; ranges hold 80 % of those not fitted, and are at least those of the steps"
     if basis == "assumed":
         return "and ranges assumed"
+    if engine.host.pooled and not engine.host.host_label:
+        return f"transferred from published runs{_without(unseen(s.setting))}"
     where = " and ".join(engine.host.served_on)
     return f"transferred from published runs on {where}; ranges are wider by those of the steps here"
+
+
+def _without(levels: tuple[str, ...]) -> str:
+    """What no published run had, and what that does to the ranges."""
+    named = {"engine": "this engine", "chip": "this chip with it", "dtype": "this number format", "family": "this family of models"}
+    said = ", ".join(named[level] for level in levels)
+    return f", none of which had {said}: ranges as wide as errors were on such left out" if said else " of its parts, not together"
 
 
 RUN = (

@@ -1,5 +1,6 @@
 """How good the predictions are: bounds, errors by source, the worst rows; tables, JSON and log-log pictures."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,9 @@ from commtax.report.plots import COLOURS, picture, style
 from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.validate import Report
+from commtax.validate.comparing import Comparison, Off
 from commtax.validate.records import Records
+from commtax.validate.scoreboard import at_home
 from commtax.validate.statistics import RATES, Bound, Figures, figures, groups, skipped, verdicts, worst
 
 SHOWN = ("kind", "system", "library", "mode")
@@ -27,21 +30,32 @@ def validation_document(report: Report) -> Record:
         "schema": "commtax.validate/1",
         "ok": report.ok,
         "files": [{"name": name, "rows": rows, "priced": priced} for name, (rows, priced) in report.files.items()],
-        "bounds": [facts(b, "name", "limit", "value", "n", "ok") for b in report.bounds],
+        "bounds": [facts(b, "name", "limit", "value", "n", "ok", "why") for b in report.bounds],
         "groups": [
             {**{name: kinds.get(name, str)(value) for name, value in key.items()}, **asdict(figured)}
             for key, figured in groups(report.records)
         ],
+        "scoreboard": [
+            {"part": line.part, "name": line.name, **asdict(line.found)} for line in at_home(report.records) if line.found
+        ],
         "verdicts": [asdict(one) for one in verdicts(report.records)],
         "skipped": [{"reason": reason, "n": n} for reason, n in skipped(report.records)],
         "worst": [asdict(miss) for miss in worst(report.records)],
+        **({"compared": asdict(report.compared)} if report.compared else {}),
     }
 
 
 def show_validation(console: Any, report: Report) -> None:
     judged = [_verdicts(report.records)] if verdicts(report.records) else []
-    for table in (_bounds(report), _errors(report.records), *judged, _worst(report.records)):
+    for table in (_bounds(report), _scoreboard(report.records), _errors(report.records), *judged, _worst(report.records)):
         console.print(table)
+    if report.compared:
+        _show_compared(console, report.compared)
+    for bound in report.bounds:
+        if bound.ok is False and bound.why:
+            console.print(f"{bound.name}: {bound.why}")
+    for why, names in _without_rows(report.bounds):
+        console.print(f"{names} {'bound has' if names == 1 else 'bounds have'} no rows: {why}")
     rows, priced = (sum(x) for x in zip(*report.files.values(), strict=True))
     fitted = int(np.sum(report.records.fitted))
     console.print(f"{priced:,} of {rows:,} rows priced; constants were fitted on {fitted:,} of the figures")
@@ -66,6 +80,27 @@ def _bounds(report: Report) -> Table:
     return _table("Stated bounds, on rows that nothing was fitted on", ("bound", ">limit", ">value", ">rows", ">holds"), rows)
 
 
+def _show_compared(console: Any, c: Comparison) -> None:
+    rows = [
+        (d.kind, f"{d.by} {d.value}".strip(), f"{d.n:,}", *_off(d.ours), *_off(d.rival), f"{d.wins / d.n:.0%}" if d.n else "-")
+        for d in c.duels
+    ]
+    columns = ("kind", "rows of", ">rows", ">median", ">p90", ">bias", ">its median", ">its p90", ">its bias", ">nearer")
+    console.print(_table(f"Beside {c.name}, on the rows that both priced", columns, rows, "nearer: rows on which ours is"))
+    units = "".join(f"; {kind} read as {unit}, which is nearer to what was measured" for kind, unit in c.units.items())
+    told = f"{c.matched:,} of its {c.ids:,} ids are compared; {c.unknown:,} are no row here, {c.unpriced:,} have no price of ours"
+    console.print(f"{told}, {c.unread:,} figures are no number{units}")
+
+
+def _off(o: Off) -> tuple[str, ...]:
+    return tuple("-" if x != x else f"{x:{form}}" for x, form in ((o.median_ape, ".1%"), (o.p90_ape, ".1%"), (o.bias, "+.1%")))
+
+
+def _without_rows(bounds: Iterable[Bound]) -> list[tuple[str, int]]:
+    """Why bounds have no rows, and how many for each reason."""
+    return Counter(b.why for b in bounds if b.ok is None).most_common()
+
+
 def _verdicts(records: Records) -> Table:
     """Yes or no: how many of each are called right."""
     rows = [(v.kind, _of(v.yes_right, v.yes), _of(v.no_right, v.no)) for v in verdicts(records)]
@@ -74,6 +109,12 @@ def _verdicts(records: Records) -> Table:
 
 def _of(right: int, every: int) -> str:
     return f"{right:,} of {every:,}" if every else "-"
+
+
+def _scoreboard(records: Records) -> Table:
+    rows = [(line.part, line.name, *figure_cells(line.found)) for line in at_home(records) if line.found]
+    columns = ("", "what", ">rows", ">median", ">p90", ">bias", ">in range", ">half-width")
+    return _table("At one look, on rows that nothing was fitted on", columns, rows)
 
 
 def _errors(records: Records) -> Table:
@@ -109,7 +150,7 @@ def figure_cells(f: Figures) -> tuple[str, ...]:
 
 
 def quantity(kind: str, value: float) -> str:
-    return f"{value:,.3g} tok/s" if kind in RATES else format_seconds(value)
+    return f"{value:,.3g} {RATES[kind]}" if kind in RATES else format_seconds(value)
 
 
 def plot_kinds(report: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
@@ -149,7 +190,7 @@ def _panel(panel: Any, records: Records, kind: str) -> None:
     if len(fitted):
         cross = {"color": "black", "marker": "x", "s": 5, "linewidths": 0.4}
         panel.scatter(fitted.measured * factor, fitted.predicted * factor, label="fitted", **cross)
-    unit = "tokens/s" if kind in RATES else "ms"
+    unit = RATES.get(kind, "ms")
     panel.set(xscale="log", yscale="log", title=kind, xlabel=f"measured ({unit})", ylabel=f"predicted ({unit})")
     panel.legend(fontsize=6, loc="upper left")
 

@@ -1,5 +1,6 @@
 """Names in, a question out: the keywords of each verb, resolved once, rules checked, and what runs it looked up."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -8,14 +9,16 @@ from typing import TypedDict, Unpack, cast
 import numpy as np
 
 from commtax import catalog
+from commtax.catalog import paces
 from commtax.catalog import profile as overlay
+from commtax.catalog.paces import Setting
 from commtax.cost import legality
 from commtax.cost.caches import with_states
 from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
 from commtax.cost.pricing import Terms
 from commtax.question import PHASES, Question
-from commtax.spec import AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
+from commtax.spec import ARITHMETIC, AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
 from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
@@ -107,6 +110,7 @@ class TrainBillOptions(TrainedOptions, WhatIfOptions, total=False):
     """A training step, priced."""
 
     eager: bool
+    ep_backend: str
     hsdp: Number
     async_axes: tuple[str, ...] | None
     imbalance: float
@@ -262,6 +266,8 @@ def settled(q: Question) -> Question:
     if own:
         cluster, engine = overlay.on_cluster(own, cluster), overlay.on_engine(own, engine)
     engine = on_chip(engine, cluster.chip)
+    if engine.host.pooled and not q.trains:
+        engine = paces.paced(engine, Setting.of(engine, cluster.chip, q.model, q.plan.weights_dtype))
     if q.limits.state_slots:
         engine = engine.but(state_slots=int(q.limits.state_slots))
     check_stored(q.model)
@@ -324,10 +330,18 @@ def _engine(engine: str | Engine, phase: str) -> Engine:
     return engine
 
 
+def _own_library(engine: Engine) -> str:
+    """The library that an engine calls, in the engine's version where that is not the usual one and both are one release."""
+    usual = catalog.engine(engine.key) if engine.key in catalog.keys("engines") else engine
+    return (
+        f"{engine.library}@{engine.version}" if engine.library == engine.key and engine.version != usual.version else engine.library
+    )
+
+
 def fabric_of(q: Question) -> Fabric:
     """The collectives that run: as was said, else the engine's own, or a machine's own where its profile tells of some."""
     if not q.profile:
-        return catalog.fabric(q.what_if.library or q.engine.library, q.cluster)
+        return catalog.fabric(q.what_if.library or _own_library(q.engine), q.cluster)
     return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)
 
 
@@ -335,7 +349,15 @@ def terms_of(q: Question) -> Terms:
     """What its steps are priced from; kernel constants are a machine's own where it has some."""
     chip = q.cluster.chip
     kernels = overlay.constants(q.profile, q.engine, chip) if q.profile else catalog.kernel_constants(q.engine, chip)
-    return Terms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if)
+    return Terms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, _known_sigma(q))
+
+
+def _known_sigma(q: Question) -> float:
+    """How sure whole decode steps are, where published runs had this engine, chip and number format."""
+    setting = Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
+    if q.trains or not q.engine.host.pooled or q.engine.host.host_label or not paces.is_measured(setting):
+        return math.inf
+    return paces.sigma(setting, "tpot", q.model.experts is not None)
 
 
 def _remarks(q: Question) -> Iterator[Note]:
@@ -355,7 +377,7 @@ def _remarks(q: Question) -> Iterator[Note]:
         yield Note("checkpoint-kv", f"KV cache in fp8: {q.model.key} brings scales for it (--kv-dtype bf16 keeps it in 16 bits)")
     stored = q.model.quant.formats[::-1] if q.model.quant else ()
     for wanted in [plan.weights_dtype] if plan.weights_dtype else dict.fromkeys(quant.dtype for quant in stored):
-        native = {"mxfp4": "fp4", "nvfp4": "fp4", "int4": "int4"}.get(wanted, wanted)
+        native = ARITHMETIC.get(wanted, wanted)
         if wanted in DTYPE_BYTES and DTYPE_BYTES[wanted] < 2 and native not in cluster.chip.flops_per_s:
             yield Note("arithmetic", f"{cluster.chip.key} has no {wanted} arithmetic: such weights save memory and bandwidth only")
 

@@ -19,7 +19,7 @@ from commtax.cost.train_traffic import training
 from commtax.cost.training import training_bill
 from commtax.ledger import Bill, Item
 from commtax.question import Question
-from commtax.spec import TAXES, Cluster, Model, Number
+from commtax.spec import ARITHMETIC, TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.asking import BillOptions, SentOptions, TrainBillOptions, context_notes, only, settled, terms_of, unsettled
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
@@ -86,7 +86,8 @@ class StepBill(Bill):
     def peak_flops_per_s(self) -> float:
         """Dense peak of one GPU in the arithmetic of the products."""
         peaks = self.question.cluster.chip.flops_per_s
-        return float(peaks.get(self.multiplied_in) or peaks.get("bf16") or peaks.get("fp16") or max(peaks.values()))
+        listed = ARITHMETIC.get(self.multiplied_in, self.multiplied_in)
+        return float(peaks.get(listed) or peaks.get("bf16") or peaks.get("fp16") or max(peaks.values()))
 
     def model_flops(self, convention: str = "") -> Number:
         """FLOPs that the model needs in one training step: three forward passes' worth, nothing recomputed, padded or masked."""
@@ -177,7 +178,7 @@ def _priced(q: Question) -> StepBill:
     rows = _rows(q)
     own = [Note("assumed-links", terms.fabric.note)] if terms.fabric.note else []
     notes = (*q.notes, *_step_notes(q, rows), *own, *_untaken(plain, q))
-    return StepBill(plain.lines, plain.tokens, q, rows, notes)
+    return StepBill(plain.lines, plain.tokens, q, rows, notes, known_sigma=plain.known_sigma)
 
 
 def _rows(q: Question) -> Number:
@@ -310,7 +311,7 @@ def sent(put: Question) -> Traffic:
     check_arithmetic(q)
     check_pictures(q, q.context if q.phase in LOOKING else None)
     if q.trains:
-        return Traffic(q, _rows(q), tuple(training(q.model, q.plan, q.step, q.engine)), q.notes)
+        return Traffic(q, _rows(q), tuple(training(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
     items = inference(q.model, q.plan, q.work, q.engine, ep_backend=q.what_if.ep_backend, eager=q.what_if.eager)
     return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))
 

@@ -4,8 +4,9 @@ import numpy as np
 
 from commtax.cost.memory import RECOMPUTE
 from commtax.cost.schedules import TRAINING, most_chunks, passes_of
+from commtax.cost.tensors import ROWWISE
 from commtax.question import Changes, Question
-from commtax.spec import DTYPE_BYTES, TAXES, Chip, Engine, Number, Plan
+from commtax.spec import ARITHMETIC, DTYPE_BYTES, TAXES, Chip, Engine, Number, Plan
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, parse_seconds
 
@@ -13,7 +14,7 @@ SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp
 """Types as engines' options spell them."""
 KV_TYPES = ("", "bf16", "fp16", "fp32", "fp8")
 STATE_TYPES = ("", "fp32", "bf16", "fp16")
-TRAINED_IN = ("", "bf16", "fp16", "fp8")
+TRAINED_IN = ("", "bf16", "fp16", "fp8", ROWWISE, "mxfp8", "nvfp4")
 TOWERS = ("weights", "data")
 CONVENTIONS = ("full", "causal")
 LOOKING = ("prefill", "mixed")
@@ -106,10 +107,14 @@ def recurrent_dtype(name: str) -> str:
 
 
 def check_arithmetic(q: Question) -> None:
-    """Products train in bf16, fp16 or fp8."""
+    """Products train in bf16, fp16, fp8, MXFP8 or NVFP4."""
     name = q.plan.weights_dtype
     if q.trains and name not in TRAINED_IN:
-        raise Refusal(f"dtype '{name}': training multiplies in bf16, fp16 or fp8", "dtype", TRAINED_IN[1:])
+        raise Refusal(f"dtype '{name}': training multiplies in {', '.join(TRAINED_IN[1:])}", "dtype", TRAINED_IN[1:])
+    if not q.trains and name == ROWWISE:
+        raise Refusal(
+            f"dtype '{name}': a recipe of training; weights that are served keep a checkpoint's scales", "dtype", ("fp8",)
+        )
 
 
 def check_step(q: Question) -> None:
@@ -169,8 +174,8 @@ def _check_factors(q: Question) -> None:
 def check_run(q: Question) -> None:
     """What a settled question runs with: a backend and axes that its engine has, lengths and experts that divide."""
     check_adapters(q)
+    check_backend(q)
     if not q.trains:
-        check_backend(q)
         return
     check_lengths(q)
     _check_experts(q)
@@ -238,8 +243,11 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
     _check_schedule(plan)
     if plan.recompute not in RECOMPUTE:
         raise Refusal(f"recompute '{plan.recompute}': one of {', '.join(RECOMPUTE)}", "recompute", RECOMPUTE)
-    if "train" in engine.phases and plan.weights_dtype == "fp8" and "fp8" not in chip.flops_per_s:
-        raise Refusal(f"dtype 'fp8': {chip.key} has no fp8 arithmetic", "dtype")
+    wanted = plan.weights_dtype
+    listed = ARITHMETIC.get(wanted, wanted)
+    narrow = wanted in TRAINED_IN and wanted and DTYPE_BYTES[wanted] < 2
+    if "train" in engine.phases and narrow and listed not in chip.flops_per_s:
+        raise Refusal(f"dtype '{wanted}': {chip.key} has no {listed} arithmetic", "dtype")
     if plan.recompute == "selective" and not engine.trains.selective:
         raise Refusal(f"recompute 'selective': {engine.key} has no such mode; none or full", "recompute", ("none", "full"))
 

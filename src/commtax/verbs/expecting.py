@@ -8,7 +8,7 @@ from commtax import catalog
 from commtax.catalog import profile as overlay
 from commtax.cost.collectives import ring_factor
 from commtax.cost.placement import Span
-from commtax.cost.pricing import price, source_of, spread_of
+from commtax.cost.pricing import launched_s, price, source_of, spread_of
 from commtax.spec import Cluster, Fabric, Number, Profile
 from commtax.statement import Refusal, Source
 from commtax.verbs.checking import positive
@@ -104,7 +104,7 @@ def expect(
     chosen = price(op, nbytes, size, where, met, fabric)
     crosses, index = where.domains > 1, int(np.asarray(chosen.path).ravel()[0])
     path = (fabric.network_paths if crosses else fabric.paths)[op][index]
-    latency = np.maximum(chosen.latency_s, fabric.eager_floor_s - chosen.wire_s) if eager else chosen.latency_s
+    latency = launched_s(fabric, chosen.latency_s, chosen.wire_s, crosses) if eager else chosen.latency_s
     return Expectation(
         op=op,
         cluster=place,

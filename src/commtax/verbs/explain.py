@@ -239,6 +239,10 @@ class Cause:
     detail: str = ""
 
 
+SIZED_RANK = 0.35
+"""Causes of any size explain every gap: they stand behind things that happen or not and come within this of it."""
+
+
 def causes(b: StepBill, measured_mfu: float) -> list[Cause]:
     """What would bring the predicted step to the measured one, nearest first; empty where it is not slower."""
     if not 0 < measured_mfu <= 1:
@@ -251,7 +255,8 @@ def causes(b: StepBill, measured_mfu: float) -> list[Cause]:
     gap = measured - now
     if gap <= 0.02 * now:
         return []
-    return sorted((*_scenarios(b, gap), *_sized(b, gap)), key=lambda c: abs(1 - c.explains) if c.explains != 1 else 0.35)
+    found = [(abs(1 - c.explains), c) for c in _scenarios(b, gap)] + [(SIZED_RANK, c) for c in _sized(b, gap)]
+    return [cause for _, cause in sorted(found, key=lambda ranked: ranked[0])]
 
 
 def _scenarios(b: StepBill, gap: float) -> Iterator[Cause]:

@@ -5,10 +5,12 @@ from dataclasses import dataclass, fields, replace
 from math import inf, isfinite
 
 from commtax.statement import Refusal
+from commtax.verbs.confidence import probability_of
 from commtax.verbs.loads import number
 from commtax.verbs.requests import Outcome
 
 NEEDED = 0.99  # share of the requests that must keep to all limits
+UPPER = 0.9  # probability that a figure is below the upper end of its 80 % range
 SPELLED = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s", "e2e": "e2e_s"}
 MOST_MS = 1e9
 
@@ -36,6 +38,18 @@ class Slo:
 
     def kept(self, o: Outcome) -> bool:
         return not self.limits or self.share(o) >= NEEDED
+
+    def probability(self, o: Outcome) -> float:
+        """That enough requests keep to all limits: of the steps' lengths with which they do, between the ends of their 80 % range.
+
+        At most 0.9, where they do even with the longest steps of the range, and at least 0.1, where not even with the shortest.
+        """
+        shares = [self.share(end) for end in o.ends]
+        if shares[2] >= NEEDED or shares[0] < NEEDED:
+            return UPPER if shares[2] >= NEEDED else 1 - UPPER
+        from_ = 1 if shares[1] >= NEEDED else 0  # the end from which on steps become too long
+        part = (shares[from_] - NEEDED) / (shares[from_] - shares[from_ + 1])
+        return probability_of(from_ - 1 + part)
 
 
 def slo_of(words: Iterable[str], slo: Slo = Slo()) -> Slo:  # noqa: B008

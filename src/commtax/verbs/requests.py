@@ -120,7 +120,7 @@ class Outcome:
         return float(self.alike.sigma_of("tpot_s"))
 
     @cached_property
-    def _ends(self) -> tuple["Outcome", "Outcome", "Outcome"]:
+    def ends(self) -> tuple["Outcome", "Outcome", "Outcome"]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are."""
         part = first(self.stream, RANGED)
         factor = float(np.exp(Z80 * self.sigma))
@@ -134,7 +134,7 @@ class Outcome:
     def range_of(self, name: str) -> tuple[float, float]:
         """The 80 % range: the figure with steps as short and as long as they may be."""
         value = self.statistic(name)
-        low, same, high = (end.statistic(name) for end in self._ends)
+        low, same, high = (end.statistic(name) for end in self.ends)
         if not same:
             return value, value
         return min(value, value * low / same), max(value, value * high / same)

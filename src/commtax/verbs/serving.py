@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Unpack
 
 import numpy as np
 
 from commtax.arrays import pick, remembered
+from commtax.catalog.paces import Setting, is_measured
+from commtax.catalog.paces import sigma as transferred_sigma
 from commtax.cost import serving as loop
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.pricing import inference_bill
@@ -41,7 +42,7 @@ class Apart:
         return None if self.workers is None else decoder.num_gpus * self.copies + self.plan.num_gpus * self.workers
 
 
-@dataclass(frozen=True)  # without slots: its steps are asked for several times and kept
+@dataclass(frozen=True, slots=True)
 class Simulation:
     """Means of a closed loop at one concurrency. TPOT = (E2E - TTFT) / (O - 1), TTFT from sending to the first token."""
 
@@ -51,6 +52,7 @@ class Simulation:
     steps: Steps
     kv_tokens: Number
     served: Served
+    bills: tuple[Bill, Bill]  # of a decode step and of one with prompts, line by line
     apart: Apart | None = None
     notes: tuple[Note, ...] = ()
 
@@ -106,43 +108,49 @@ class Simulation:
         return self.served.stretch_s / self.tpot_s
 
     @property
+    def setting(self) -> Setting:
+        """What the run is, as far as published runs were pooled by it."""
+        q = self.question
+        return Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
+
+    @property
     def measured_here(self) -> bool:
-        """Whether runs of this engine were measured on this chip: published ones, or a profile's own."""
-        engine, chip = self.question.engine, self.question.cluster.chip.key
-        return engine.host.calibrated and (bool(engine.host.host_label) or chip in engine.host.served_on)
+        """Whether runs of this engine were measured on this chip, in this number format where that is known; or a profile's own."""
+        host = self.question.engine.host
+        if host.host_label:
+            return host.calibrated
+        return is_measured(self.setting) if host.pooled else host.calibrated and self.setting.chip in host.served_on
 
     @property
     def basis(self) -> str:
         """What the ranges rest on: calibrated where engine, chip and library were measured, else transferred or assumed."""
         if not self.question.engine.host.calibrated:
             return "assumed"
-        lines = [line for step in self._steps for line in step.lines]
+        lines = [line for step in self.bills for line in step.lines]
         known = not any(line.source.kind == "assumed" and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
         return "calibrated" if known and self.measured_here else "transferred"
 
     def sigma_of(self, name: str) -> Number:
         """Standard deviation of the logarithm of ``tpot_s``, ``ttft_s``, or ``tokens_per_s`` (from both, by their time).
 
-        On a chip that the engine's runs were measured on, their errors hold those of the steps; elsewhere steps err on their
-        own. Nowhere is a time surer than the step that it is made of.
+        Pooled engines err as published runs of whole engines, chips and families did that were left out of the fit. Nowhere is a
+        time surer than the step that it is made of; elsewhere than where the engine ran, steps err on their own.
         """
         if name == "tokens_per_s":
             share = self.ttft_s / self.e2e_s
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
-        kind = "_moe" if self.question.model.experts else ""
-        own = getattr(self.question.engine.host, f"sigma_{name.removesuffix('_s')}{kind}")
-        decode, prompt = (step.sigma for step in self._steps)
+        decode, prompt = (step.sigma for step in self.bills)
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
-        return np.maximum(own, part) if self.measured_here else np.hypot(own, part)
+        own, pooled = self._own_sigma(name.removesuffix("_s"))
+        return np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part)
 
-    @cached_property
-    def _steps(self) -> tuple[Bill, Bill]:
-        """A decode step of all running requests, and the step of a prompt, line by line."""
-        asked, load = self.question, Load(self.requests.concurrency, self.requests.input_len * 1.0, self.requests.output_len * 1.0)
-        ahead = replace(asked, plan=self.apart.plan) if self.apart else asked
-        prompt = asked.seen(_prompt(0.0, load, _chunk(asked, self.requests.input_len)), load.input_len)
-        return step_bill(asked, decoding(np.ceil(self.running / asked.plan.pp), load)), step_bill(ahead, prompt)
+    def _own_sigma(self, metric: str) -> tuple[float, bool]:
+        """Of whole runs, and whether groups that were left out tell it."""
+        host, mixture = self.question.engine.host, self.question.model.experts is not None
+        if host.pooled and not host.host_label:
+            return transferred_sigma(self.setting, metric, mixture), True
+        return getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}"), False
 
     def range_of(self, name: str) -> tuple[Number, Number]:
         """The 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``."""
@@ -178,12 +186,12 @@ def serve(put: Question) -> Simulation:
         busy = np.minimum(apart.copies, load.concurrency)  # a copy without a client does nothing
         load = replace(load, concurrency=load.concurrency / busy, num_prompts=load.num_prompts / busy)
         seqs = loop.running(load, asked.engine, kv, most)
-        steps, served = _apart(asked, load, seqs, apart)
+        steps, served, bills = _apart(asked, load, seqs, apart)
     else:
-        steps, served = _together(asked, load, seqs, kv, most)
+        steps, served, bills = _together(asked, load, seqs, kv, most)
     work = decoding(np.ceil(seqs / asked.plan.pp), load)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp)
-    answer = Simulation(asked, seqs, rows, steps, kv, served, apart)
+    answer = Simulation(asked, seqs, rows, steps, kv, served, bills, apart)
     return replace(answer, notes=tuple(_notes(answer)))
 
 
@@ -206,7 +214,7 @@ def _split(asked: Question, enough: Number) -> Apart | None:
     return Apart(replace(plan, tp=tp, dp=1, ep=ep), count, copies)
 
 
-def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Number) -> tuple[Steps, Served]:
+def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Number) -> tuple[Steps, Served, tuple[Bill, Bill]]:
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
     engine, pp, budget = asked.engine, asked.plan.pp, step_limits(asked)[0]
     full = loop.pressure(load, engine, kv, seqs, most)
@@ -215,26 +223,27 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Numbe
     room = np.maximum(1.0, budget - beside)  # for prompt tokens, with a token for each decode beside them
     tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
     chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
-    decode = step_bill(asked, decoding(np.ceil(decodes / pp), load)).step_s
-    prompt = step_bill(asked, asked.seen(_prompt(beside, load, tokens, together), load.input_len)).step_s
-    steps = Steps(decode, prompt, chunks, together, pp)
-    return steps, loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
+    decode = step_bill(asked, decoding(np.ceil(decodes / pp), load))
+    prompt = step_bill(asked, asked.seen(_prompt(beside, load, tokens, together), load.input_len))
+    steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp)
+    served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
+    return steps, served, (decode, prompt)
 
 
-def _apart(asked: Question, load: Load, seqs: Number, apart: Apart) -> tuple[Steps, Served]:
+def _apart(asked: Question, load: Load, seqs: Number, apart: Apart) -> tuple[Steps, Served, tuple[Bill, Bill]]:
     """Prompts on workers of their own: decoding is never stretched, and prompts queue only for each other."""
     engine, plan = asked.engine, asked.plan
     tokens = _chunk(asked, load.input_len)
     chunks = load.input_len / tokens
-    decode = step_bill(asked, decoding(np.ceil(seqs / plan.pp), load)).step_s
-    prompt = step_bill(replace(asked, plan=apart.plan), asked.seen(_prompt(0.0, load, tokens), load.input_len)).step_s
-    steps = Steps(decode, prompt, chunks, 1, plan.pp)
-    quiet = loop.closed_loop(load, Steps(decode, 0.0), seqs, seqs * 0, engine)
+    decode = step_bill(asked, decoding(np.ceil(seqs / plan.pp), load))
+    prompt = step_bill(replace(asked, plan=apart.plan), asked.seen(_prompt(0.0, load, tokens), load.input_len))
+    steps = Steps(decode.step_s, prompt.step_s, chunks, 1, plan.pp)
+    quiet = loop.closed_loop(load, Steps(decode.step_s, 0.0), seqs, seqs * 0, engine)
     gpus = apart.gpus(plan)
     moved = moved_s(asked, plan.tp, apart.plan.tp, load.input_len, asked.cluster.num_gpus if gpus is None else gpus)
-    return steps, loop.prompts_apart(
-        load, quiet, steps.prompt_s * chunks, moved, asked.requests.concurrency, apart.workers or np.inf
-    )
+    own_s, clients = steps.prompt_s * chunks, asked.requests.concurrency
+    served = loop.prompts_apart(load, quiet, own_s, moved, clients, apart.workers or np.inf)
+    return steps, served, (decode, prompt)
 
 
 def moved_s(asked: Question, tp: Number, ahead: Number, tokens: Number, gpus: Number) -> Number:

@@ -51,6 +51,7 @@ def plan_answer(state: State) -> ServedFront | TrainedFront:
         kinds = {"global_batch": batch, "seq": state.length, "engine": q.engine, "dtype": state["dt"]}
         return training_front(plan_training(q.model, q.cluster, **kinds))
     limits: Row = {f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")}
+    limits["confidence"] = state["sure"] / 100
     wanted: Row = {name: state[SHORT[name]] for name in ("input_len", "output_len", "objective", "kv_dtype")}
     return serving_front(plan(q.model, q.cluster, engine=q.engine, dtypes=(state["dt"],), **limits, **wanted))
 

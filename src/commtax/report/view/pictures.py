@@ -14,6 +14,7 @@ from commtax.report.view.state import SHOWN, State, shortened, written
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds
 from commtax.verbs.billing import StepBill, price
+from commtax.verbs.confidence import percent
 from commtax.verbs.explained import Explained
 from commtax.verbs.grids import GRIDS, Cell, Grid, grid
 from commtax.verbs.serving import lengths_note
@@ -58,7 +59,8 @@ def serving_front(a: ServingPlans) -> ServedFront:
     points = [_point(a, rows, i, i == best) for i in _thinned(rows, best)]
     document = vars(plans_document(a, TOP))
     why = document["why"]
-    none = "no plan meets the limits" if len(a.near) else "no plan fits in memory"
+    none = f"no plan keeps the limits with {percent(a.question.goal.confidence)}; it would take {', or '.join(a.would_take)}"
+    none = none if len(a.near) else "no plan fits in memory"
     sentence = f"Run {why[0]}, {int(a.plans.concurrency[0]):,} clients." if why else none
     document = {**document, "front": points, "why": [*why, lengths_note(a.question.requests.spread)] if why else []}
     return ServedFront(**document, sentence=sentence, x_title="tokens/s a user", y_title="tokens/s a GPU")

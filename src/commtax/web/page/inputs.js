@@ -99,7 +99,7 @@ export function buildInputs(catalog, complain) {
     event.preventDefault();
     choose({ h: byId("in-h").value, L: byId("in-L").value, m: null, cfg: null });
   });
-  for (const key of ["ttft", "tpot", "il", "ol"]) byId(`in-${key}`).addEventListener("change", (event) => choose({ [key]: event.target.value }));
+  for (const key of ["ttft", "tpot", "sure", "il", "ol"]) byId(`in-${key}`).addEventListener("change", (event) => choose({ [key]: event.target.value }));
 }
 
 // What is asked for, as far as it can be told without an answer.
@@ -128,7 +128,7 @@ export function syncInputs(view) {
   for (const spec of SLIDERS) {
     syncSlider(fields[spec.key], view.limits[spec.key] ?? [], view.moves[spec.key] ?? [], spec.key === "local" ? view.local_tokens : now[spec.key], train);
   }
-  for (const key of ["ttft", "tpot", "il", "ol"]) if (document.activeElement !== byId(`in-${key}`)) byId(`in-${key}`).value = now[key] || "";
+  for (const key of ["ttft", "tpot", "sure", "il", "ol"]) if (document.activeElement !== byId(`in-${key}`)) byId(`in-${key}`).value = now[key] || "";
   byId("cluster-text").textContent = view.cluster.text;
   byId("cluster-text").title = view.cluster.text;
 }
