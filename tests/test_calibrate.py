@@ -436,7 +436,7 @@ def published(source, op="all_reduce"):
 @pytest.mark.skipif(not SHARED.exists(), reason="published tables are not here")
 @pytest.mark.parametrize(
     ("source", "cluster", "ranks", "least"),
-    [("aws-p4de-2x8A100", "2xp4de", 16, 3.0), ("mleng-8A100", "8xa100-80-sxm", 8, 2.0)],
+    [("aws-p4de-2x8A100", "2x8xa100-80-sxm", 16, 3.0), ("mleng-8A100", "8xa100-80-sxm", 8, 2.0)],
 )
 def test_a_profile_made_of_half_of_a_published_sweep_improves_the_other_half(tmp_path, source, cluster, ranks, least):
     rows = [(int(float(r["bytes"])), float(r["time_us"]), float(r["time_us"]), 0) for r in published(source)]

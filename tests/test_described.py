@@ -77,7 +77,7 @@ def test_a_bundled_file_is_the_bundled_cluster(tmp_path, key):
             bundled.name,
         )
         assert place.sources == bundled.sources
-    facts = ("memory_Bps", "flops_per_s", "visible_bytes", "num_sms", "tdp_w", "family", "sources")
+    facts = ("memory_Bps", "flops_per_s", "visible_bytes", "num_sms", "fp32_per_sm", "tdp_w", "family", "sources")
     assert [getattr(whole.chip, name) for name in facts] == [getattr(bundled.chip, name) for name in facts]
 
 
@@ -107,10 +107,10 @@ def test_links_that_say_what_a_catalogued_one_says_are_it(tmp_path):
 
 
 def test_another_chip_under_a_known_name_has_no_measurements_of_it(tmp_path):
-    same = (FACTS / "chips" / "h200-sxm.toml").read_text()
-    other = same.replace("memory_Bps = [4.8e12", "memory_Bps = [4.0e12")
+    same = (FACTS / "chips" / "h100-sxm.toml").read_text()
+    other = same.replace("memory_Bps = [3.35e12", "memory_Bps = [3.0e12")
     places = [catalog.cluster(written(tmp_path, 'intra = "nvlink4"\ninter = "ib-ndr"\n' + under(x, "chip"))) for x in (same, other)]
-    assert [place.chip.key for place in places] == ["h200-sxm", "h200-sxm of box"]
+    assert [place.chip.key for place in places] == ["h100-sxm", "h100-sxm of box"]
     kinds = [{x.source.kind for x in commtax.bill("llama-3.1-8b", place).lines if x.kind == "compute"} for place in places]
     assert kinds == [{"calibrated"}, {"transferred"}]
 

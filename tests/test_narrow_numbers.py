@@ -37,9 +37,21 @@ def test_a_prompt_on_b200_pays_fp4_arithmetic_and_says_calibrated():
 @pytest.mark.parametrize("dtype", ["nvfp4", "int4", "mxfp4"])
 def test_unpacked_weights_are_assumed_and_as_wide_as_what_nobody_measured(dtype):
     plain, packed = (prefill(d, "h100-sxm", tp=4) for d in ("bf16", dtype))
-    assert packed.step_s == pytest.approx(plain.step_s, rel=0.05)  # bf16 arithmetic
+    assert unpaced_s(packed) == pytest.approx(unpaced_s(plain), rel=0.05)  # bf16 arithmetic
     assert any("unpacked 4-bit" in line.source for line in packed.lines)
     assert packed.high_s / packed.step_s > plain.high_s / plain.step_s
+
+
+def unpaced_s(bill):
+    """Kernels alone, without the pace of whole runs in a number format."""
+    return sum(line.total_s for line in bill.lines if line.kind == "compute") / bill.question.engine.kernels.prefill_pace
+
+
+@pytest.mark.parametrize(("dtype", "native", "other"), [("nvfp4", "b200-sxm", "h100-sxm"), ("fp8", "h100-sxm", "a100-80-sxm")])
+def test_a_format_that_ran_where_chips_multiply_it_has_no_pace_where_they_unpack_it(dtype, native, other):
+    there, plain, here = (prefill(*words, tp=4) for words in ((dtype, native), ("bf16", native), (dtype, other)))
+    assert there.question.engine.kernels.prefill_pace != plain.question.engine.kernels.prefill_pace
+    assert here.question.engine.kernels.prefill_pace == prefill("bf16", other, tp=4).question.engine.kernels.prefill_pace
 
 
 sizes = st.integers(6, 14).map(lambda n: 2**n)
@@ -78,6 +90,30 @@ def test_published_products_in_nvfp4_on_b200():
     records = kernels.answers(kernel_tables.read("b200_sxm_gemm.csv.gz", ["gemm_dtype", "m", "n", "k", "latency_ms"], rows), "")
     assert not any(records.fitted)
     assert sorted(abs(records.log_error))[len(rows) // 2] < 0.1  # bf16 arithmetic: 0.5
+
+
+LAUNCHED = (  # chip, kernel and milliseconds of small products of fp8 in tiles, vLLM 0.24: medians of the same tables
+    ("h100_sxm", "DeepGemmFp8BlockScaledMMKernel", 0.0931),
+    ("h100_sxm", "FlashInferFp8BlockScaledMMKernel", 0.0600),
+    ("b200_sxm", "CutlassFp8BlockScaledMMKernel", 0.1650),
+    ("l40s", "TritonFp8BlockScaledMMKernel", 0.3400),
+)
+
+
+@given(st.sampled_from(LAUNCHED), st.integers(1, 64), st.integers(4, 10), st.integers(4, 10))
+def test_a_small_product_takes_its_launch_where_a_table_timed_it(row, m, n, k):
+    """… whatever its size; the same product in a step does not."""
+    (system, source, launch_ms), n, k = row, 2**n, 2**k
+    header = ["gemm_dtype", "kernel_source", "m", "n", "k", "latency_ms"]
+    rows = [["fp8_block", name, str(m), str(n), str(k), str(launch_ms)] for name in (source, "another")]
+    timed, in_graph = kernels.answers(kernel_tables.read(f"{system}_gemm.csv.gz", header, rows), "").predicted
+    assert timed == pytest.approx(launch_ms * 1e-3, rel=0.2)
+    assert in_graph < timed / 2
+
+
+def test_launches_that_tables_time_are_in_no_step():
+    step = commtax.bill("deepseek-v3", "8xh100-sxm", tp=8, engine="vllm")
+    assert not any(line.item.op.endswith("-eager") for line in step.lines)
 
 
 @pytest.mark.parametrize(("inputs", "weight_only"), [({"num_bits": 4, "type": "float"}, False), (None, True)])

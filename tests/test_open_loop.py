@@ -93,7 +93,7 @@ def test_every_row_of_the_larger_table_is_read():
         assert catalog.cluster(server.cluster).num_gpus == server.tp * server.pp * server.dp
         assert catalog.engine(server.engine).key == server.engine.partition("@")[0]
         assert catalog.model(server.model).key == server.model
-    assert {table.name for table in in_folder(SHARED.parent, "open_loop_runs")} == {"open_loop_runs.csv"}
+    assert {table.name for table in in_folder(SHARED.parent, "open_loop_runs")} == {"open_loop/open_loop_runs.csv"}
 
 
 def test_what_a_row_says():
@@ -139,7 +139,7 @@ def test_prompts_that_repeat_are_cached_from_the_second_stage_on():
         ({"chip": "gaudi2"}, "no GPU of the catalogue"),
         ({"chip": "arc-b60"}, "no GPU of the catalogue"),
         ({"chip": "mixed-mi300x-mi325x"}, "several kinds of chips"),
-        ({"chip": "tpu"}, "unknown chip 'tpu'"),
+        ({"chip": "tpu"}, "chip 'tpu' is not in the catalogue"),
         ({"note": "POWER-LIMITED run, slower than the stock chip"}, "its power is capped"),
         ({"note": "a power cap of 500 W"}, "its power is capped"),
         ({"experiment": "lab/H100x8_TRT_MaxQ"}, "its power is capped"),
@@ -268,7 +268,7 @@ def test_one_output_row_for_each_row_and_figure(tmp_path):
         assert row["skipped"] or 0 <= float(row["low"]) <= float(row["predicted"]) <= float(row["high"])
     first, again = ({r["kind"]: r["predicted"] for r in out if r["id"] == name} for name in ("mlperf-v5.1-lab", "again"))
     assert again.items() <= first.items()
-    assert report.files == {"open_loop_runs.csv": (4, 3)}
+    assert report.files == {"open_loop/open_loop_runs.csv": (4, 3)}
     assert {v.kind: v.yes + v.no for v in verdicts(report.records)} == {"overloaded": 3, "holds_slo": 2, "holds_slo_at_1.5x": 2}
     assert share_unpriced(report.records) == (0.0, 4)
 

@@ -159,7 +159,7 @@ GROUP = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_s
         ({"quant_algo": "W4A16_NVFP4"}, "gemm.bf16"),
         ({"quant_algo": "FP8"}, "gemm.fp8"),
         ({"quant_algo": "MXFP8"}, "gemm.fp8"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "gemm.fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "gemm.fp8-block"),
         ({"quant_method": "mxfp4"}, "gemm.bf16"),
     ],
 )

@@ -102,7 +102,7 @@ def test_8_a_prompt_over_100_gigabit():
     assert 0.2 < float(found["tp16"].exposed_comm_s) < 1.0
     assert float(found["tp8pp2"].exposed_comm_s) < 0.1 * float(found["tp16"].exposed_comm_s)
     decode = steps(compare_plans("llama-3.1-70b", "2x8xh100-sxm", list(PLANS), batches=[1, 64]))
-    assert decode["tp16", 1] > 1.2 * decode["tp8pp2", 1]
+    assert decode["tp16", 1] > 1.1 * decode["tp8pp2", 1]
 
 
 PLANS = {"tp16": {"tp": 16}, "tp8pp2": {"tp": 8, "pp": 2}, "tp8dp2": {"tp": 8, "dp": 2}}

@@ -13,9 +13,11 @@ import pytest
 import commtax.cost
 from commtax import catalog
 from commtax.arrays import pick
-from commtax.catalog.fabric import fabric, kernel_constants
+from commtax.catalog.fabric import fabric
+from commtax.catalog.kernel_constants import kernel_constants
 from commtax.cost.collectives import Choice
 from commtax.cost.compute import step_kernels
+from commtax.cost.crossing import Crossing
 from commtax.cost.inventory import Tensor, inventory
 from commtax.cost.kernel import Kernel, Step
 from commtax.cost.placement import Span
@@ -73,7 +75,8 @@ SAMPLES = {
     Path: Path("all-reduce", "ring", 1e9, 1e-6, 1e-6),
     Span: Span(np.array([16, 16, 16]), np.array([8, 8, 8]), np.array([2, 2, 2])),
     Choice: Choice(NUMBERS * 1e-6, NUMBERS * 1e-6, NUMBERS * 0),
-    Network: Network(),
+    Network: catalog.fabric("nccl", CLUSTER).network,
+    Crossing: Crossing("all-reduce", NUMBERS * 1e6, NUMBERS * 8, NUMBERS * 0 + 8, NUMBERS, NUMBERS * 1e11, CLUSTER.inter),
     Fabric: fabric("vllm", CLUSTER),
     KernelConstants: kernel_constants(ENGINE, CLUSTER.chip),
     WhatIf: WhatIf(async_axes=("dp", "cp", "ep")),
@@ -162,7 +165,21 @@ def at(value, i):
         is_dataclass(value)
         and not isinstance(value, type)
         and type(value).__name__
-        in ("Plan", "Workload", "TrainStep", "Kernel", "Span", "Choice", "Network", "Load", "Steps", "Served", "Terms", "Step")
+        in (
+            "Plan",
+            "Workload",
+            "TrainStep",
+            "Kernel",
+            "Span",
+            "Choice",
+            "Crossing",
+            "Network",
+            "Load",
+            "Steps",
+            "Served",
+            "Terms",
+            "Step",
+        )
     ):
         return replace(value, **{f.name: at(getattr(value, f.name), i) for f in fields(value)})
     return value
