@@ -290,7 +290,7 @@ def left_out(pool: Pool, x: Any, errors: Any, slopes: Any) -> list[Left]:
 
 def quantile(errors: Any) -> float:
     """Standard deviation of a normal distribution with as many of these inside its 80 % range."""
-    return float(np.quantile(np.abs(errors), 0.8)) / Z80
+    return float(np.quantile(np.abs(errors), 0.8)) / Z80 if len(errors) else math.nan
 
 
 def choose(pool: Pool, metric: str, mixture: bool, drafted: bool = False) -> Any:
@@ -298,17 +298,21 @@ def choose(pool: Pool, metric: str, mixture: bool, drafted: bool = False) -> Any
     return kinds & (pool.metric_of == METRICS.index(metric)) & (~pool.drafted | drafted)
 
 
-def sigmas(pool: Pool, errors: Any, left: Sequence[Left], without: str = "") -> dict[str, dict[str, dict[str, float]]]:
-    """Widths by metric, dense or mixture, and what was left out; ``without`` one group's errors."""
+def sigmas(pool: Pool, errors: Any, left: Sequence[Left], without: Left | None = None) -> dict[str, dict[str, dict[str, float]]]:
+    """Widths by metric, dense or mixture, and what was left out; ``without`` one group.
+
+    There are two to eight groups of a kind, too few to call one kind surer than the rest: none is narrower than all together.
+    """
     table: dict[str, dict[str, dict[str, float]]] = {}
     for metric in METRICS:
         for mixture in (False, True):
             here = choose(pool, metric, mixture) & np.isfinite(errors)
             known = {"seen": quantile(errors[here & (pool.weight == 0)])}
+            others = here if without is None else here & ~without.rows
+            floor = quantile(np.concatenate([one.errors[others & one.rows] for one in left]))
             for kind in KINDS:
-                parts = [one.errors[here & one.rows] for one in left if one.kind == kind and one.name != without]
-                some = [part for part in parts if len(part)]
-                known[kind] = quantile(np.concatenate(some)) if some else math.nan
+                own = quantile(np.concatenate([one.errors[others & one.rows] for one in left if one.kind == kind]))
+                known[kind] = float(np.fmax(floor, own))
             known["dtype"] = min(known["chip"], known["family"])  # no format was left out alone: formats come with chips and models
             table.setdefault(metric, {})["mixtures" if mixture else "dense"] = known
     return table
@@ -332,7 +336,7 @@ def report(pool: Pool, errors: Any, left: Sequence[Left]) -> Iterator[dict[str, 
                     for one in left:
                         if one.kind == kind and np.any(here & one.rows):
                             parts.append(np.abs(one.errors[here & one.rows]))
-                            sigma = sigmas(pool, errors, left, one.name)[metric][base["models"]][kind]
+                            sigma = sigmas(pool, errors, left, one)[metric][base["models"]][kind]
                             widths.append(np.full(len(parts[-1]), sigma))
                     yield base | {"fold": kind, **figures(np.concatenate(parts), widths)}
 

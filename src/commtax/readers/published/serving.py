@@ -247,10 +247,15 @@ def _lengths(row: Row) -> tuple[float, float]:
 
 
 def by_inferencemax(row: Row) -> bool:
-    """Its daily files, its database, and one model's runs of both."""
-    return bool(
-        re.search(r"source_file=(\d{4}-\d\d-\d\d\.csv|db-dump|[\w.-]+-gap-analysis\.csv)", row.get("silicon_data_source") or "")
-    )
+    """Its daily files, its database, and one model's runs of both.
+
+    >>> [by_inferencemax({"silicon_data_source": s}) for s in ("db-dump/2026-04-27; config_id=6", "source_file=2026-04-01.csv")]
+    [True, True]
+    >>> by_inferencemax({"silicon_data_source": "source_file=/home/me/kimi-gap-analysis.csv"})
+    False
+    """
+    daily, database, of_one = r"\d{4}-\d\d-\d\d\.csv", "db-dump", r"[\w.-]+-gap-analysis\.csv"
+    return bool(re.match(rf"(source_file=)?({daily}|{database}|{of_one})", row.get("silicon_data_source") or ""))
 
 
 def _chip(row: Row) -> Chip:
