@@ -8,9 +8,8 @@ that may have drafted tokens do neither.
 
 Then every engine, chip and family is left out in turn, all runs of the others fitted again (around the full fit), and what was
 left out predicted. From those errors come the ranges of ``catalog/transfer.toml``; whether they hold is judged on each group
-with widths from the other groups. ``--write`` writes ``catalog/paces.toml``, ``catalog/transfer.toml`` and
-``validate/transfer.toml``; the times of engines and versions are printed as they stand in ``catalog/engines``. ``--tune`` looks
-for widths of the priors.
+with widths from the other groups. ``--write`` writes ``catalog/paces.toml``, ``catalog/transfer.toml``, ``validate/transfer.toml``
+and the times of engines and versions in ``catalog/engines``. ``--tune`` looks for widths of the priors.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,17 +144,17 @@ def levels(group: Group, field: str) -> list[Level]:
 WIDTHS: dict[tuple[str, str], float] = {
     (field, level): width
     for field, levels in {
-        "decode": {"c": 0.01, "ec": 0.025, "em": 0.05, "k": 0.5, "m": 0.016, "q": 0.016},
-        "experts": {"all": 0.3, "e": 0.016, "ev": 0.016, "m": 0.62, "q": 0.1},
+        "decode": {"c": 0.0063, "ec": 0.015, "em": 0.05, "k": 0.32, "m": 0.016, "q": 0.0069},
+        "experts": {"all": 0.47, "e": 0.016, "ev": 0.01, "m": 0.62, "q": 0.25},
         "host_s": {"all": 0.24, "e": 0.05, "ev": 0.15},
-        "host_s_per_doubling": {"all": 1.0, "e": 0.5, "ev": 0.5},
-        "host_s_per_seq": {"all": 0.3, "e": 1.0, "ev": 0.2},
-        "popularity": {"all": 1.0, "m": 1.0},
-        "prefill": {"c": 0.01, "ec": 0.03, "em": 0.6, "k": 0.05, "m": 1.0, "q": 0.5},
-        "prompt": {"all": 0.15, "c": 0.1, "e": 1.5, "ec": 0.05, "em": 0.5, "k": 0.3, "m": 0.3},
-        "request": {"all": 1.5, "c": 0.1, "e": 0.24, "ec": 0.1, "em": 1.5, "ev": 1.2, "k": 0.1, "m": 1.2},
-        "routing": {"all": 0.15, "e": 0.01, "ev": 0.02, "m": 0.04, "q": 1.0},
-        "small_kernels": {"e": 0.3},
+        "host_s_per_doubling": {"all": 0.63, "e": 0.32, "ev": 0.5},
+        "host_s_per_seq": {"all": 0.19, "e": 0.63, "ev": 0.2},
+        "popularity": {"all": 0.25, "m": 1.6},
+        "prefill": {"c": 0.0063, "ec": 0.012, "em": 0.6, "k": 0.12, "m": 1, "q": 0.2},
+        "prompt": {"all": 0.24, "c": 0.1, "e": 0.38, "ec": 0.079, "em": 0.5, "k": 0.12, "m": 0.19},
+        "request": {"all": 2.4, "c": 0.1, "e": 0.24, "ec": 0.063, "em": 2.4, "ev": 1.9, "k": 0.1, "m": 0.48},
+        "routing": {"all": 0.15, "e": 0.01, "ev": 0.013, "m": 0.04, "q": 1},
+        "small_kernels": {"e": 0.75},
     }.items()
     for level, width in levels.items()
 }
@@ -352,15 +352,28 @@ def figures(errors: Any, widths: Sequence[Any]) -> dict[str, float]:
     }
 
 
-def engine_lines(pool: Pool, x: Any) -> Iterator[str]:
-    """Times of engines and versions, as they stand in their files."""
-    seen = dict.fromkeys((group.setting.engine, group.version) for group in pool.groups)
-    for engine, version in sorted(seen):
-        yield f"[{engine} {version}]"
+def engine_times(pool: Pool, x: Any) -> dict[tuple[str, str], dict[str, float]]:
+    """Times of engines by version, as their files name them."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for engine, version in sorted(dict.fromkeys((group.setting.engine, group.version) for group in pool.groups)):
         for field in (*HOST, "request", "prompt", "experts", "routing", "popularity", "small_kernels"):
             keys = [(field, "all"), (field, "e", engine), (field, "ev", engine, version)]
             log = sum(x[pool.index[key]] for key in keys if key in pool.index)
-            yield f"{FIELDS[field]} = {COMMON[field] * math.exp(log):.4g}"
+            found.setdefault((engine, version), {})[FIELDS[field]] = COMMON[field] * math.exp(log)
+    return found
+
+
+def write_times(times: Mapping[tuple[str, str], Mapping[str, float]]) -> None:
+    """Into ``catalog/engines``: every version's own where it has a part, and those of the newest that ran for the engine itself."""
+    for engine in dict.fromkeys(engine for engine, _ in times):
+        path = PACKAGE / f"catalog/engines/{engine}.toml"
+        newest = max((version for name, version in times if name == engine), key=lambda v: [int(n) for n in v.split(".")])
+        parts = re.split(r"(?m)^(?=\[)", path.read_text(encoding="utf-8"))
+        for i, part in enumerate(parts):
+            of = re.match(r'\[versions\."(.+?)"\]', part)
+            for name, value in times.get((engine, of[1] if of else newest if i == 0 else ""), {}).items():
+                parts[i] = re.sub(rf'(?m)^{name} = \[[^,]+, "fit"\]', f'{name} = [{float(f"{value:.4g}")}, "fit"]', parts[i])
+        path.write_text("".join(parts), encoding="utf-8")
 
 
 def effect_lines(pool: Pool, x: Any, covariance: Any) -> Iterator[str]:
@@ -464,8 +477,10 @@ def main() -> None:
     for row in rows:
         what = f"{row['fold']:7s}{row['models']:9s}{row['metric']:5s}{' with drafted' if row['drafted'] else ''}"
         print(f"{what:36s} n {row['n']:4d}  median {row['median']:6.1%}  covered {row['covered']:5.0%}  +-{row['half_width']:6.1%}")
-    print(*engine_lines(pool, x), sep="\n")
+    for (engine, version), times in engine_times(pool, x).items():
+        print(engine, version, *(f"{name} {value:.4g}" for name, value in times.items()))
     if asked.write:
+        write_times(engine_times(pool, x))
         write("catalog/paces.toml", effect_lines(pool, x, covariance))
         write("catalog/transfer.toml", transfer_lines(pool, errors, left))
         write("validate/transfer.toml", board_lines(rows))

@@ -255,7 +255,7 @@ def by_inferencemax(row: Row) -> bool:
     False
     """
     daily, database, of_one = r"\d{4}-\d\d-\d\d\.csv", "db-dump", r"[\w.-]+-gap-analysis\.csv"
-    return bool(re.match(rf"(source_file=)?({daily}|{database}|{of_one})", row.get("silicon_data_source") or ""))
+    return bool(re.search(rf"(^|source_file=)({daily}|{database}|{of_one})", row.get("silicon_data_source") or ""))
 
 
 def _chip(row: Row) -> Chip:

@@ -162,8 +162,10 @@ def dicts(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[Row]:
 
 
 def _dated(row: Row) -> Row:
-    """A run's source as the larger table writes it: its day says the version, and that lengths were drawn."""
-    parts = [f"silicon_concurrency={row.get('clients', '')}"]
-    if row.get("day"):
-        parts += [f"source_file={row['day']}.csv", f"measured={row['day']}"]
+    """A run's source as the larger table writes it: its day says the version, InferenceMAX's file how it was launched."""
+    day, parts = row.get("day"), [f"silicon_concurrency={row.get('clients', '')}"]
+    if day and (row.get("source") or "").startswith("InferenceMAX"):
+        parts.append(f"source_file={day}.csv")
+    if day:
+        parts.append(f"measured={day}")
     return {**row, "silicon_data_source": "; ".join(parts)}
