@@ -76,7 +76,10 @@ def has_kernels(library, chip):
     return not one.fallback or any(one.rows(family.family, kind) for kind in FASTER[family.vendor])
 
 
-OWN = [(chip, library) for chip, library in product(catalog.keys("chips"), catalog.keys("libraries")) if has_kernels(library, chip)]
+CHIPS, LIBRARIES = catalog.keys("chips"), catalog.keys("libraries")
+PAIRS = ((chip, library, i + j) for (i, chip), (j, library) in product(enumerate(CHIPS), enumerate(LIBRARIES)))
+OWN = [(chip, library) for chip, library, n in PAIRS if has_kernels(library, chip) and (n % 2 or library == "nccl")]
+"""Every chip with half of the libraries that have kernels for it, and every library with half of its chips."""
 
 
 @pytest.mark.parametrize(("chip", "library"), OWN)
@@ -103,26 +106,16 @@ def test_nothing_beats_the_wire_and_a_faster_link_is_never_slower(chip, library)
 
 
 BETWEEN = [key for key in catalog.keys("links") if catalog.link(key).scope == "inter"]
-LIBRARIES = catalog.keys("libraries")
-
-
-def has_kernels(library, chip):
-    """Whether a library has paths of its own for such chips; else it is no more than what it falls back on."""
-    one, family = library_of(library), catalog.chip(chip)
-    return not one.fallback or any(one.rows(family.family, kind) for kind in FASTER[family.vendor])
-
-
-OWN = [(chip, library) for chip, library in product(catalog.keys("chips"), catalog.keys("libraries")) if has_kernels(library, chip)]
 
 
 @pytest.mark.parametrize(("chip", "library"), OWN)
 def test_nothing_beats_the_nics(chip, library):
     """Between hosts: what must leave a host, over all of its NICs at their one-way rate.
 
-    A third of the links at a time: every chip meets every link, and every library does.
+    A third of the links at a time.
     """
     hosts = f"4x{min(8, catalog.chip(chip).gpus_per_host)}x{chip}"
-    for inter in BETWEEN[(catalog.keys("chips").index(chip) + LIBRARIES.index(library)) % 3 :: 3]:
+    for inter in BETWEEN[(CHIPS.index(chip) + LIBRARIES.index(library) // 2) % 3 :: 3]:
         place = catalog.cluster(hosts, inter=inter)
         share = place.gpus_per_host if library == "textbook" else 1  # a flat ring sends through one NIC
         for op in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):

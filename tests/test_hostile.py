@@ -12,7 +12,7 @@ from web_client import ask
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-@pytest.mark.parametrize(("name", "count"), [("hostile_commands", 40), ("hostile_files", 20)])
+@pytest.mark.parametrize(("name", "count"), [("hostile_commands", 25), ("hostile_files", 14)])
 def test_a_sample_is_answered_or_refused(name, count):
     """Whole processes, because each command is a fork of one that has nothing else in it."""
     command = [sys.executable, BENCHMARKS / f"{name}.py", "--count", str(count), "--jobs", "1"]

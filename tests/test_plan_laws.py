@@ -23,7 +23,7 @@ from test_planner import command, questions
 
 
 @given(questions())
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_a_plan_is_what_simulate_says(question):
     """The first plans of both kinds, one copy or one split each: the same TTFT, TPOT, tokens/s and decode step."""
     a = plan(**question, max_concurrency=128)
@@ -66,14 +66,14 @@ def value(found):
 
 
 @given(questions(), st.sampled_from(LARGER))
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_more_gpus_never_make_the_best_worse(question, clusters):
     few, many = (value(plan(**{**question, "cluster": place}, max_concurrency=64)) for place in clusters)
     assert many >= few * (1 - 1e-9)
 
 
 @given(questions(), st.sampled_from((1.01, 1.3, 4.0)), st.sampled_from(("ttft_s", "tpot_s")))
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_looser_limits_never_make_the_best_worse(question, factor, limit):
     tight, loose = (value(plan(**{**question, limit: question[limit] * by}, max_concurrency=64)) for by in (1, factor))
     assert loose >= tight * (1 - 1e-9)
@@ -165,7 +165,7 @@ def test_the_knee_is_no_limits():
 
 
 @given(questions())
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_no_prompt_worker_is_idle_weight(question):
     """With one fewer, a prompt waits for more than a thousandth of its request, or a limit is broken, or tokens cost more."""
     a = plan(**question, max_concurrency=64)
