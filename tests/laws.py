@@ -282,6 +282,8 @@ def ranges_hold_their_parts(rng: Random) -> str | None:
         step = commtax.bill(**plain, batch=max(1, seqs), context=lengths[0] + max(0, lengths[1] // 2 - 1))
     except ValueError:
         return None
+    if not math.isclose(float(step.step_s), float(found.steps.decode_s), rel_tol=0.03):
+        return None  # not that step: fewer decode than run where prompts cannot keep up
     low, high = (float(x) for x in found.range_of("tpot_s"))
     whole = high / low
     part = float(step.high_s) / float(step.low_s)
