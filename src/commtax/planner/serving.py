@@ -119,8 +119,9 @@ def search(base: Question, roomy: Space, index: int) -> Columns:
     step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
     between, clients = roomy.take(rows[inner]), load[inner] + step
     fine = columns(between, clients, simulated(base, between, clients), index)
-    prompt_s = np.asarray(priced.steps.prompt_s * priced.steps.chunks)[load == 1]
-    apart = split(base, roomy, prompt_s, np.minimum(held, step_limits(base)[1]), index)
+    alone = load == 1
+    prompts = np.asarray(priced.steps.prompt_s * priced.steps.chunks)[alone], (coarse.sure_ttft_s / coarse.ttft_s)[alone]
+    apart = split(base, roomy, prompts, np.minimum(held, step_limits(base)[1]), index)
     return Columns.joined([coarse, fine, apart])
 
 
@@ -209,41 +210,31 @@ def surely(s: Simulation, name: str) -> Number:
     return Estimate(value, *s.range_of(name)).sure(goal.confidence)
 
 
-def split(base: Question, roomy: Space, prompt_s: Array, room: Array, index: int) -> Columns:
+def split(base: Question, roomy: Space, prompts: tuple[Array, Array], room: Array, index: int) -> Columns:
     """Prompt workers and decode copies of one tp degree each, inside a fast domain, with no more workers than help.
 
-    Priced as ``commtax simulate --disaggregated`` prices one of them; steps are priced once for each degree. A single
-    output token leaves nothing to decode.
+    Priced as ``commtax simulate --disaggregated`` prices one of them; steps are priced once for each degree. ``prompts``: the
+    seconds of one, and how many times as long it takes with the confidence that is wanted. A single output token leaves nothing
+    to decode.
     """
     wanted = base.requests
     if wanted.output_len == 1 or not wanted.disaggregated:
         return NO_SERVING
     plain = np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
     parts: list[Columns] = []
-    owner, loads = np.repeat(plain, room[plain]), np.concatenate([np.arange(1, room[i] + 1) for i in plain] or [plain])
-    first = _lengthened(base, roomy.take(plain), np.ones(len(plain)), "ttft_s")
-    tokens = _lengthened(base, roomy.take(owner), loads, "tpot_s")
     for i in plain:
-        seqs = np.arange(1, room[i] + 1)
+        seqs, kv = np.arange(1, room[i] + 1), float(roomy.kv_tokens[i])
         load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
         one = base.but(tp=int(roomy.tp[i]))
-        steps = Steps(step_bill(one, decoding(seqs, load)).step_s, 0.0)
+        decode = step_bill(one, decoding(seqs, load))
+        steps = Steps(decode.step_s, 0.0)
         quiet = closed_loop(load, steps, seqs, 0.0 * seqs, base.engine)
-        for at, j in enumerate(plain):
-            degrees, prompt = (int(roomy.tp[i]), int(roomy.tp[j])), float(prompt_s[j])
-            surer = first[at], tokens[np.flatnonzero(owner == i)]
+        longer = surely(Simulation(one, seqs, seqs, steps, kv, quiet, (decode, decode)), "tpot_s") / quiet.tpot_s
+        for j in plain:
+            degrees, prompt, surer = (int(roomy.tp[i]), int(roomy.tp[j])), float(prompts[0][j]), (prompts[1][j], longer)
             for split in _splits(base, *degrees, prompt, load, quiet):
-                parts.append(_rows(base, *degrees, *split, prompt, load, quiet, surer, float(roomy.kv_tokens[i]), index))
+                parts.append(_rows(base, *degrees, *split, prompt, load, quiet, surer, kv, index))
     return Columns.joined(parts)
-
-
-def _lengthened(base: Question, copies: Space, clients: Array, name: str) -> Array:
-    """How many times as long a time is with the confidence that is wanted: TTFT by workers of prompts, TPOT by copies."""
-    if not len(copies) or base.goal.confidence == EVEN or getattr(base.goal, name) == np.inf:
-        return np.ones(len(copies))
-    apart = {"disaggregated": True, "decode_workers": 1, "kv_tokens": copies.kv_tokens}
-    s = serve(base.but(tp=copies.tp, concurrency=clients.astype(int), **apart))
-    return np.broadcast_to(np.asarray(surely(s, name) / getattr(s, name)), len(copies))
 
 
 def _splits(base: Question, tp: int, ahead: int, prompt_s: float, load: Load, quiet: Served) -> list[tuple[Array, Array]]:
@@ -286,7 +277,7 @@ def _alone_s(prompt_s: float, load: Load, quiet: Served) -> Array:
 
 def _rows(
     base: Question, tp: int, ahead: int, copies: Array, workers: Array, prompt_s: float, load: Load, quiet: Served,
-    surer: tuple[float, Array], kv: float, index: int,
+    surer: tuple[float, Number], kv: float, index: int,
 ) -> Columns:  # fmt: skip
     """The loads of each split that may be listed, or drawn on the front."""
     goal, seqs, gpus = base.goal, np.asarray(load.concurrency), copies * tp + workers * ahead
