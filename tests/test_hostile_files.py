@@ -11,7 +11,7 @@ from cli_run import run_here
 from commtax.catalog import config
 from commtax.readers import bench, kineto, launch, nccl_tests, prefixes, topology, trace, vllm_log
 
-SIZE = 30_000
+SIZE = 16_000
 UNITS = (
     *(
         "a",
@@ -94,7 +94,7 @@ def test_no_text_takes_long(reader):
         text = unit * (SIZE // len(unit))
         began = time.process_time()
         complaint(READERS[reader], text)
-        assert time.process_time() - began < 2, unit  # a quadratic one takes half a minute
+        assert time.process_time() - began < 2, unit  # a quadratic one takes several
 
 
 def test_variables_that_hold_each_other_are_bounded():

@@ -50,8 +50,8 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_value_of_any_option_is_a_fault(verb, files):
     base = [word.format(**files) for word in VERBS[verb]]
-    for option in options(base[0]):
-        for value in HOSTILE:
+    for nth, option in enumerate(options(base[0])):
+        for value in HOSTILE[nth % 2 :: 2]:  # half of them: the next option meets the others
             if value not in SLOW.get(verb, ()):
                 assert_civil(run_here(*base, option, value), (option, value[:30]))
 
