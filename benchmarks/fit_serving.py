@@ -32,6 +32,7 @@ from serving_runs import read
 import commtax
 from commtax import catalog
 from commtax.catalog.paces import Setting
+from commtax.catalog.versions import parts
 from commtax.ledger import Z80
 from commtax.readers.published.serving import may_draft, may_fit, measured, question
 from commtax.spec import Engine
@@ -367,13 +368,13 @@ def write_times(times: Mapping[tuple[str, str], Mapping[str, float]]) -> None:
     """Into ``catalog/engines``: every version's own where it has a part, and those of the newest that ran for the engine itself."""
     for engine in dict.fromkeys(engine for engine, _ in times):
         path = PACKAGE / f"catalog/engines/{engine}.toml"
-        newest = max((version for name, version in times if name == engine), key=lambda v: [int(n) for n in v.split(".")])
-        parts = re.split(r"(?m)^(?=\[)", path.read_text(encoding="utf-8"))
-        for i, part in enumerate(parts):
-            of = re.match(r'\[versions\."(.+?)"\]', part)
+        newest = max((version for name, version in times if name == engine), key=parts)
+        sections = re.split(r"(?m)^(?=\[)", path.read_text(encoding="utf-8"))
+        for i, section in enumerate(sections):
+            of = re.match(r'\[versions\."(.+?)"\]', section)
             for name, value in times.get((engine, of[1] if of else newest if i == 0 else ""), {}).items():
-                parts[i] = re.sub(rf'(?m)^{name} = \[[^,]+, "fit"\]', f'{name} = [{float(f"{value:.4g}")}, "fit"]', parts[i])
-        path.write_text("".join(parts), encoding="utf-8")
+                sections[i] = re.sub(rf'(?m)^{name} = \[[^,]+, "fit"\]', f'{name} = [{float(f"{value:.4g}")}, "fit"]', sections[i])
+        path.write_text("".join(sections), encoding="utf-8")
 
 
 def effect_lines(pool: Pool, x: Any, covariance: Any) -> Iterator[str]:

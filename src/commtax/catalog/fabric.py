@@ -203,9 +203,7 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
         label=_inside(asked, cluster, version) if calibrated else Source("assumed", f"assumed: {never}", never_basis),
         paths={op: tuple(p for p in (*own, *made) if p.op == op) for op in asked.ops},
         network_paths={op: tuple(p for p in inside if p.op == op) for op in asked.ops},
-        network=replace(
-            network, spread=_widest(spreads, "across", network.spread), label=_between(last.key, network, cluster.inter)
-        ),
+        network=replace(network, spread=_widest(spreads, "across", network.spread)),
         exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if asked.ops == OPS else {},
         eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(chip),
         spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
@@ -219,7 +217,7 @@ def _inside(asked: Library, cluster: Cluster, version: str) -> Source:
     known = {r.version for r in asked.rows(cluster.chip.family, cluster.intra.kind, version) if r.version}
     if not version or not known or any(same(version, one) for one in known):
         return CALIBRATED
-    return Source("transferred", f"transferred from {asked.key} {max(known)} to {version}", f"{asked.key} {version}")
+    return Source("transferred", f"transferred from {asked.key} {max(known, key=parts)} to {version}", f"{asked.key} {version}")
 
 
 def _between(key: str, network: Network, link: Link) -> Source:

@@ -15,9 +15,9 @@ from functools import lru_cache
 
 from commtax.catalog.hardware import chip as chip_of
 from commtax.files import Json, table
-from commtax.spec import Chip, Engine, Model
+from commtax.spec import ARITHMETIC, Chip, Engine, Model
 
-ARITHMETIC = {"fp8": "fp8", "nvfp4": "fp4"}
+MULTIPLIED = ("fp8", "nvfp4")
 """Number formats that are multiplied as they are where a chip has the arithmetic, and unpacked to 16 bits elsewhere."""
 LEVELS = ("engine", "chip", "dtype", "kind", "family")
 FACTORS = {
@@ -52,7 +52,7 @@ class Setting:
 
 def unpacks(chip: Chip, dtype: str) -> bool:
     """Whether a chip lacks the arithmetic of weights that others multiply as they are."""
-    return dtype in ARITHMETIC and ARITHMETIC[dtype] not in chip.flops_per_s
+    return dtype in MULTIPLIED and ARITHMETIC.get(dtype, dtype) not in chip.flops_per_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,9 +143,11 @@ def basis_words(s: Simulation) -> str:
 
 def _without(levels: tuple[str, ...]) -> str:
     """What no published run had, and what that does to the ranges."""
-    named = {"engine": "this engine", "chip": "this chip with it", "dtype": "this number format", "family": "this family of models"}
-    said = ", ".join(named[level] for level in levels)
-    return f", none of which had {said}: ranges as wide as errors were on such left out" if said else " of its parts, not together"
+    named = {"engine": "this engine", "chip": "this chip", "dtype": "this number format", "family": "this family of models"}
+    if not levels:
+        return " of its parts, not together"
+    said = " or ".join(named[level] for level in levels) + " with it" * ("engine" not in levels)
+    return f", none of which had {said}: ranges as wide as errors were on such left out"
 
 
 RUN = (
