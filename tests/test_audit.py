@@ -13,9 +13,7 @@ from commtax.audit.benches import audit_bench, floor_s, request_seconds
 from commtax.audit.finding import Claim
 from commtax.audit.logs import audit_log
 from commtax.audit.traces import audit_traces
-from commtax.files import read_bytes
-from commtax.readers import bench, kineto, vllm_log
-from commtax.readers.formats import format_of
+from commtax.readers import bench, formats, kineto, vllm_log
 from commtax.verbs import billing
 from commtax.verbs.asking import unsettled
 from made_traces import decode_graphs
@@ -380,5 +378,5 @@ def test_other_bad_input(tmp_path):
 
 
 def test_kinds_by_content():
-    kinds = {p.name: format_of(read_bytes(p), p).kind for p in FIXTURES.glob("vllm-cpu-tp2*")}
+    kinds = {p.name: formats.kinds(p)[0] for p in FIXTURES.glob("vllm-cpu-tp2*")}
     assert set(kinds.values()) == {"log", "bench", "trace"}

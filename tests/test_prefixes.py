@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax.calibrate import calibrate
-from commtax.readers import nccl_tests, prefixes
-from commtax.readers.formats import format_of
+from commtax.readers import formats, nccl_tests, prefixes
 from test_calibrate import SIZES, TRUE, noisy, output, written
 
 PREFIXES = {
@@ -46,7 +45,7 @@ def test_every_launcher_s_prefix_is_read_past(tmp_path, plain, prefix):
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
 def test_a_log_behind_a_prefix_is_a_log(tmp_path, prefix):
     line = "(Worker_TP0 pid=7) INFO 09-03 16:28:08 [x.py:1] Model loading took 7.51 GiB and 1 seconds"
-    assert format_of((prefix + line).encode(), tmp_path).kind == "log"
+    assert formats.kinds(written(tmp_path, "x.log", prefix + line)) == ["log"]
     assert prefixes.plain(prefix + line) == line
 
 

@@ -80,6 +80,56 @@ def read_bytes(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> 
             raise Refusal(f"{what} '{path}': the gzip file is damaged or cut off ({error})") from None
 
 
+class Stream:
+    """An open file from its beginning, unpacked where it is gzip, as often as it is asked for."""
+
+    def __init__(self, file: IO[bytes], path: Named, what: str) -> None:
+        self._file, self.path, self.what = file, Path(path), what
+        self.size = os.fstat(file.fileno()).st_size
+        """Bytes on the disk, as packed as they are."""
+
+    @property
+    def done(self) -> int:
+        """Bytes of the file on the disk that have been taken since the last beginning."""
+        return self._file.tell()
+
+    def pieces(self, size: int = _CHUNK) -> Iterator[bytes]:
+        """All of it, in pieces of at most so many bytes. A damaged gzip file ends with a refusal, after what is readable."""
+        self._file.seek(0)
+        packed = self._file.read(2) == _GZIP
+        self._file.seek(0)
+        try:
+            yield from _unpacked(self._file, size) if packed else iter(lambda: self._file.read(size), b"")
+        except (zlib.error, gzip.BadGzipFile, EOFError) as error:
+            raise Refusal(f"{self.what} '{self.path}': the gzip file is damaged or cut off ({error})") from None
+
+    def head(self, size: int) -> bytes:
+        """Its first bytes, as many as are readable."""
+        taken = b""
+        with suppress(Refusal):
+            for piece in self.pieces(size):
+                taken += piece
+                if len(taken) >= size:
+                    break
+        return taken[:size]
+
+    def whole(self, most: int) -> bytes:
+        """All of it, and never more than so many bytes."""
+        kept, total = [], 0
+        for piece in self.pieces():
+            total += len(piece)
+            _within(total, most, self.path, self.what)
+            kept.append(piece)
+        return b"".join(kept)
+
+
+@contextmanager
+def opened(path: Named, what: str = "file", *, most: int = TRACE_BYTES) -> Iterator[Stream]:
+    """A regular file, or a pipe that the shell connected, of which ``most`` bytes are kept."""
+    with _regular(path, what, most) as file:
+        yield Stream(file, path, what)
+
+
 def read_text(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> str:
     """A file's text; bytes that are no UTF-8 become replacement signs."""
     return decoded(read_bytes(path, what, most=most))
@@ -295,10 +345,10 @@ def _kept(pipe: int, most: int) -> int:
         return os.dup(kept.fileno())
 
 
-def _unpacked(file: IO[bytes]) -> Iterator[bytes]:
-    """Pieces of at most a MiB."""
+def _unpacked(file: IO[bytes], size: int = _CHUNK) -> Iterator[bytes]:
+    """Pieces of at most so many bytes."""
     with gzip.GzipFile(fileobj=file) as stream:
-        while piece := stream.read(_CHUNK):
+        while piece := stream.read(size):
             yield piece
 
 

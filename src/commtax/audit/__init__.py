@@ -1,10 +1,11 @@
-"""Does a real run agree? Start-up logs, profiler traces and benchmark results against what was predicted for them.
+"""What happened in a run, and does it agree? What it left behind, against what was predicted for it where somebody says what ran.
 
-``readers.formats`` reads a file; one function for each kind of record compares it and judges.
+``readers.formats`` reads a file; one function for each kind of record tells, compares and judges.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from commtax.audit.benches import audit_bench
 from commtax.audit.finding import Audit, Claim, Section
@@ -16,12 +17,15 @@ from commtax.readers.trace import Trace
 from commtax.readers.vllm_log import StartupLog
 from commtax.statement import Refusal
 
+AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {StartupLog: audit_log}
+"""By the kind of record: what it says, what was claimed, and the name of its file."""
 
-def audit(files: Sequence[Path], claim: Claim, baseline: Path | None = None) -> Audit:
-    """Compare every file with the claim; traces of several ranks are read as one job."""
+
+def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | None = None) -> Audit:
+    """All that the files say; traces of several ranks are read as one job."""
     if not files:
         raise Refusal("file: at least one log, trace or benchmark result is needed")
-    left = [(path.name, formats.read(path)) for path in files]
+    left = [(path.name, said) for path in files for said in formats.read(path)]
     sections = [_section(name, said, claim, baseline) for name, said in left if not isinstance(said, Trace)]
     traces = [(name, said) for name, said in left if isinstance(said, Trace)]
     if traces:
@@ -29,8 +33,8 @@ def audit(files: Sequence[Path], claim: Claim, baseline: Path | None = None) -> 
     return Audit(claim, tuple(sections))
 
 
-def _section(name: str, said: StartupLog | tuple[bench.Bench, ...], claim: Claim, baseline: Path | None) -> Section:
-    if isinstance(said, StartupLog):
-        return audit_log(said, claim, name)
+def _section(name: str, said: formats.Left, claim: Claim | None, baseline: Path | None) -> Section:
+    if not isinstance(said, tuple):
+        return AUDITS[type(said)](said, claim, name)
     first = bench.parse(read_text(baseline, "file", most=LOG_BYTES), baseline.name)[0] if baseline else None
     return audit_bench(said, claim, name, first)

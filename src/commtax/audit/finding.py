@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from commtax.question import Question
 from commtax.readers.trace import Usage
 from commtax.spec import Plan
 from commtax.statement import Note, Refusal
+from commtax.timeline import Timeline
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.checking import positive
 
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
+FAULT = "fault"  # of a whole audit: a culprit is named
 SECONDS_TOLERANCE = 0.25
 """Relative, for seconds: the project's own bar for a calibrated machine."""
 PHASES = ("decode", "prefill", "mixed")
@@ -110,6 +113,71 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """What binds or costs, in words; what to change, and what that would gain. ``share`` is of the step (or of the request)."""
+
+    code: str
+    said: str
+    cost_s: float | None = None  # a step, where a step is what is told
+    share: float | None = None
+    change: str = ""
+    gain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Who is to blame: one of ``CULPRITS``; None where it is no rank's, or since the beginning."""
+
+    kind: str
+    rank: int | None
+    since_s: float | None  # of the trace's own time
+    said: str = ""
+
+
+CULPRITS = ("slow rank", "late rank", "slow link", "starved stage", "lost overlap")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step of one rank, each second once but for ``hidden_s``, which ``compute_s`` holds already."""
+
+    rank: int
+    index: int
+    name: str
+    start_s: float
+    compute_s: float
+    exposed_s: float
+    hidden_s: float
+    copy_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """Collectives alike, of all ranks together: counts and bytes are of one rank, seconds the sum of one rank's."""
+
+    op: str
+    algorithm: str
+    group: str
+    ranks: int
+    count: int
+    nbytes: float | None  # all of them together; None where the trace has no sizes
+    wire_s: float
+    wait_s: float
+    hidden_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """Device work under one name, in the steps that are told, of all ranks together: its seconds a step of a rank."""
+
+    name: str
+    kind: str  # compute | comm | copy
+    count: float  # a step
+    seconds: float  # a step
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """What one file (or the ranks of one job) says."""
 
@@ -118,11 +186,20 @@ class Section:
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...] = ()
     usage: tuple[tuple[int, Usage], ...] = ()  # rank, and how its mean step was spent
+    causes: tuple[Cause, ...] = ()  # dearest first
+    culprit: Culprit | None = None
+    steps: tuple[StepRow, ...] = ()
+    collectives: tuple[CollectiveRow, ...] = ()
+    kernels: tuple[KernelRow, ...] = ()  # dearest first, the first few hundred
+    facts: Mapping[str, str] = field(default_factory=dict)  # versions, flags, hosts, transports: what two runs may differ in
+    measured: Timeline | None = None  # a typical step of the first ranks, from its own beginning
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    claim: Claim
+    """``claim`` is None where nobody said what ran: then it is told what happened, and not whether it should have."""
+
+    claim: Claim | None
     sections: tuple[Section, ...]
 
     @property
@@ -134,5 +211,9 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """Disagree if anything does; agree if something does; else unknown."""
-        return next((v for v in (DISAGREE, AGREE) if self.count(v)), UNKNOWN)
+        """A fault where somebody is to blame; disagree if anything does; agree if something does; else unknown."""
+        return FAULT if self.culprit else next((v for v in (DISAGREE, AGREE) if self.count(v)), UNKNOWN)
+
+    @property
+    def culprit(self) -> Culprit | None:
+        return next((s.culprit for s in self.sections if s.culprit), None)

@@ -26,8 +26,10 @@ OTHER_SHARE = "memory of other processes, or another share of it (older versions
 OTHER_CACHE = "KV heads, their type or their split over ranks are not as said"
 
 
-def audit_log(log: StartupLog, claim: Claim, name: str = "log") -> Section:
+def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Section:
     """Layout, weights, KV memory, tokens and concurrency; a disabled custom all-reduce is priced."""
+    if claim is None:
+        return Section("log", (name,), ())
     asked, own = settled(claim.question), claim.question.limits
     logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(own, n)}  # the user's own count first
     if log.prefix_caching == "False" and not own.state_slots:

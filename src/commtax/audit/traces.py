@@ -68,9 +68,11 @@ class _Job:
         return meet(self.traces) if len(self.traces) > 1 else None
 
 
-def audit_traces(traces: Sequence[Trace], claim: Claim, names: Sequence[str]) -> Section:
+def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[str]) -> Section:
     """All ranks of one job (or one of them)."""
     traces = sorted(traces, key=lambda t: t.rank)
+    if claim is None:
+        return Section("trace", tuple(names), (), tuple(place_notes(traces)))
     # A trace may hold an engine's steps beside those that train, and then the former are compared.
     trains = traces[0].training and not any(s.phase not in ("", "train") for s in traces[0].steps)
     work = _workload(traces[0], claim)

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from commtax.audit import audit
-from commtax.audit.finding import SECONDS_TOLERANCE, Claim
-from commtax.cli.options import Verb, listed
+from commtax.audit.finding import DISAGREE, FAULT, SECONDS_TOLERANCE, Claim
+from commtax.cli.options import Given, Verb, listed
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.report import auditing
@@ -25,12 +25,17 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
 
     commtax audit vllm.log --model llama-3.1-8b --cluster 2xh100-sxm -tp 2
     """
-    output, own = Output(as_json), profile_of(options)
-    place, phase = output.read(cluster_of(options)), options.pop("phase")
+    output = Output(as_json)
+    claim = _claim(model, output, options) if model or options["cluster"] else None
+    findings = audit(files, claim, baseline)
+    code = 1 if findings.verdict in (DISAGREE, FAULT) else 0
+    output.answer(auditing.audit_document, auditing.show_audit, findings, code=code)
+
+
+def _claim(model: str, output: Output, options: Given) -> Claim:
+    """What the command line says ran."""
+    own, place, phase = profile_of(options), output.read(cluster_of(options)), options.pop("phase")
     if not options["tolerance"] > 0:
         raise Refusal(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
     said = {name: options.pop(name) for name in ("batch", "context", "output_len", "tolerance")}
-    question = unsettled(model, place, {**options, "profile": own}).but(phase=phase)
-    findings = audit(files, Claim(question, **said), baseline)
-    code = 1 if findings.verdict == "disagree" else 0
-    output.answer(auditing.audit_document, auditing.show_audit, findings, code=code)
+    return Claim(unsettled(model, place, {**options, "profile": own}).but(phase=phase), **said)

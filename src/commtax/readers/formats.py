@@ -1,72 +1,100 @@
-"""Formats of what a run leaves behind: each is one reader and one entry here, recognised by what is inside a file."""
+"""Formats of what a run leaves behind: each is one reader and one entry here, recognised by what is inside a file.
+
+A file that holds data (JSON, a database) is of one format. A text may hold several: an engine's start-up, NCCL's own lines and the
+table that a benchmark printed, one below the other, and then each is read.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from commtax.files import LOG_BYTES, TRACE_BYTES, decoded, read_bytes
+from commtax.files import LOG_BYTES, Stream, decoded, opened
 from commtax.readers import bench, kineto, prefixes, vllm_log
 from commtax.readers.bench import Bench
 from commtax.readers.trace import Trace
 from commtax.readers.vllm_log import StartupLog
 from commtax.statement import Refusal
 
-HEAD_BYTES = 8192  # of a file, in which its first words stand behind whatever a launcher wrote
+HEAD_BYTES = 65536  # of a file, in which what it is shows
 Left = Trace | StartupLog | tuple[Bench, ...]
-"""What one file says."""
+"""What one format finds in a file."""
+
+
+class Source:
+    """A file that somebody handed over: its beginning, and all of it when it is asked for."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.path = stream, stream.path
+
+    @cached_property
+    def head(self) -> bytes:
+        return self.stream.head(HEAD_BYTES)
+
+    @cached_property
+    def begins(self) -> str:
+        """The first sign of the text that is no space, behind whatever a launcher wrote."""
+        return prefixes.plain(decoded(self.head[:8192])).lstrip()[:1]
+
+    @cached_property
+    def text(self) -> str:
+        """All of it as its program wrote it."""
+        return prefixes.plain(decoded(self.stream.whole(LOG_BYTES)))
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """``fits`` looks at a file's bytes, ``read`` takes them and the file's name."""
+    """``fits`` looks at a file, ``read`` takes what it says."""
 
     kind: str  # log | trace | bench
     described: str
-    fits: Callable[[bytes], bool]
-    read: Callable[[bytes, Path], Left]
-    most_bytes: int = LOG_BYTES
+    fits: Callable[[Source], bool]
+    read: Callable[[Source], Left]
 
 
-def printed(raw: bytes) -> str:
-    """The text as its program wrote it."""
-    return prefixes.plain(decoded(raw))
-
-
-FORMATS = (
+DATA = (
     Format(
         "trace",
         "a PyTorch profiler trace (traceEvents)",
-        kineto.looks_like,
-        lambda raw, path: kineto.parse(kineto.load(raw, path.name), path.name),
-        TRACE_BYTES,
+        lambda source: kineto.looks_like(source.head),
+        lambda source: kineto.read(source.stream),
     ),
     Format(
         "bench",
         "a benchmark result (vllm bench, sglang.bench_serving, AIPerf)",
-        lambda raw: printed(raw[:HEAD_BYTES])[:99].lstrip()[:1] in ("{", "["),
-        lambda raw, path: bench.parse(printed(raw), str(path)),
+        lambda source: source.begins in ("{", "["),
+        lambda source: bench.parse(source.text, str(source.path)),
     ),
+)
+"""Of which a file has one, the first that fits."""
+TEXTS = (
     Format(
         "log",
         "a vLLM start-up log (model weights, KV cache size, rank lines)",
-        lambda raw: vllm_log.looks_like(printed(raw)),
-        lambda raw, _: vllm_log.parse(printed(raw)),
+        lambda source: vllm_log.looks_like(source.text),
+        lambda source: vllm_log.parse(source.text),
     ),
 )
+"""Of which a text has all that fit."""
 
 
-def format_of(raw: bytes, path: Path) -> Format:
-    """The format of a file's bytes."""
-    if len(raw) > LOG_BYTES and not any(f.fits(raw) for f in FORMATS if f.most_bytes > LOG_BYTES):
-        raise Refusal(f"file '{path}': larger than {LOG_BYTES >> 20} MiB, and no trace; split it")
-    fitting = next((f for f in FORMATS if f.fits(raw)), None)
-    if fitting is None:
-        *others, last = (f.described for f in (FORMATS[-1], *FORMATS[:-1]))
-        raise Refusal(f"'{path}' is not recognised: looked for {', '.join(others)} and {last}")
+def formats_of(source: Source) -> list[Format]:
+    """The format of a file's data, or all those of its text."""
+    fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in TEXTS if f.fits(source)]
+    if not fitting:
+        *others, last = (f.described for f in (*TEXTS, *DATA))
+        raise Refusal(f"'{source.path}' is not recognised: looked for {', '.join(others)} and {last}")
     return fitting
 
 
-def read(path: Path) -> Left:
+def kinds(path: Path) -> list[str]:
+    """What a file is."""
+    with opened(path) as stream:
+        return [f.kind for f in formats_of(Source(stream))]
+
+
+def read(path: Path) -> list[Left]:
     """What a file says, unpacked where it is packed."""
-    raw = read_bytes(path, "file", most=TRACE_BYTES)
-    return format_of(raw, path).read(raw, path)
+    with opened(path) as stream:
+        source = Source(stream)
+        return [f.read(source) for f in formats_of(source)]

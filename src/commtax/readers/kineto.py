@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from commtax.files import TRACE_BYTES, TRACE_MEMORY_BYTES, Json, parse_json, read_bytes, table
+from commtax.files import TRACE_BYTES, TRACE_MEMORY_BYTES, Json, Stream, opened, parse_json, table
 from commtax.readers import trace
 from commtax.readers.collective_names import UNNAMED, call_op, is_call, kernel_op, operator_op, shared_memory_op
 from commtax.readers.trace import Collective, Device, Span, Step, Trace
@@ -37,9 +37,12 @@ def looks_like(raw: bytes) -> bool:
     return b'"traceEvents"' in raw or (raw[:99].lstrip()[:1] == b"[" and b'"ph"' in raw)
 
 
-def read(path: Path | str) -> Trace:
+def read(given: Stream | Path | str) -> Trace:
     """Read ``.json`` or ``.json.gz``."""
-    return parse(load(read_bytes(path, "trace", most=TRACE_BYTES), str(path)), Path(path).name)
+    if not isinstance(given, Stream):
+        with opened(given, "trace") as stream:
+            return read(stream)
+    return parse(load(given.whole(TRACE_BYTES), str(given.path)), given.path.name)
 
 
 def load(raw: bytes, name: str = "trace") -> Any:

@@ -104,6 +104,10 @@ class Collective:
     name: str
     step: int = -1  # index into the trace's steps; -1: in none
     graph: bool = False  # replayed from a CUDA graph
+    group: str = ""  # its process group as the trace calls it
+    members: tuple[int, ...] = ()  # ranks of that group, where they are listed
+    algorithm: str = ""  # ring, tree, nvls, one-shot …, with the protocol, where the kernel's name tells it
+    lane: int = -1  # index into the timeline's lanes
 
     @property
     def seconds(self) -> float:
@@ -125,6 +129,8 @@ class Trace:
     device: Device | None = None
     training: bool = False  # something of training ran, in a step or not
     notes: tuple[Note, ...] = ()
+    host: str = ""  # where it ran, where the file or its name tells it
+    partial: str = ""  # why the file was not read to its end
 
     def usage(self, steps: Sequence[Step]) -> Usage:
         """How some of the steps (the whole trace where there are none) were spent."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
-from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Audit, Finding, Section
+from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Finding, Section
 from commtax.report.documents import Record, facts
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds
@@ -19,22 +19,28 @@ VERDICTS = {
     AGREE: ("the run agrees", "green"),
     DISAGREE: ("the run disagrees", "bold red"),
     UNKNOWN: ("nothing could be decided", "yellow"),
+    FAULT: ("somebody is to blame", "bold red"),
 }
 """Each in words, and its colour."""
 
 
 def show_audit(console: Console, audited: Audit) -> None:
     """The verdict first, then a table for each file."""
-    asked, own = audited.claim.question, audited.claim.question.profile
-    counts = ", ".join(f"{audited.count(v)} {v}" for v in VERDICTS)
-    place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
-    verdict = VERDICTS[audited.verdict][0]
-    say(console, f"{asked.model.key} on {place}, TP {audited.claim.tp}: {verdict} ({counts})", "bold")
+    counts = ", ".join(f"{audited.count(v)} {v}" for v in (AGREE, DISAGREE, UNKNOWN))
+    say(console, f"{_claimed(audited)}{VERDICTS[audited.verdict][0]} ({counts})", "bold")
     for section in audited.sections:
         say(console, f"{section.kind}: {', '.join(section.files)}", "dim")
         columns = ("item", ">predicted", ">measured", ">difference", ">tolerance", "verdict", "why")
         show_table(console, columns, map(_cells, section.findings))
         notes(console, [*section.notes, *_spent(section)])
+
+
+def _claimed(audited: Audit) -> str:
+    if audited.claim is None:
+        return ""
+    asked, own = audited.claim.question, audited.claim.question.profile
+    place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
+    return f"{asked.model.key} on {place}, TP {audited.claim.tp}: "
 
 
 def _cells(f: Finding) -> tuple[str | Text, ...]:
@@ -71,15 +77,16 @@ def _share(value: float | None, sign: str = "") -> str:
 
 def audit_document(audited: Audit) -> Record:
     """``audit --json``."""
-    asked = audited.claim.question
+    asked = audited.claim.question if audited.claim else None
     return {
         "schema": "commtax.audit/1",
-        "model": asked.model.key,
-        "cluster": asked.cluster.key,
-        "profile": asked.profile.name if asked.profile else None,
-        "tp": audited.claim.tp,
+        "model": asked.model.key if asked else None,
+        "cluster": asked.cluster.key if asked else None,
+        "profile": asked.profile.name if asked and asked.profile else None,
+        "tp": audited.claim.tp if audited.claim else None,
         "verdict": audited.verdict,
-        "counts": {v: audited.count(v) for v in VERDICTS},
+        "culprit": audited.culprit,
+        "counts": {v: audited.count(v) for v in (AGREE, DISAGREE, UNKNOWN)},
         "sections": [_section(s) for s in audited.sections],
     }
 
