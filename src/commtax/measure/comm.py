@@ -21,6 +21,7 @@ from commtax.statement import Refusal
 
 IMPLEMENTATIONS = ("gloo", "nccl", "shm")
 CUDA_OK = ("nccl",)
+TOIL = 256  # rows of a square product that takes less than a millisecond of one core
 
 
 class Wire(Protocol):
@@ -63,6 +64,16 @@ def spin(seconds: float) -> None:
         time.sleep(seconds - 1e-3)
     while time.perf_counter() < until:
         pass
+
+
+def toil(seconds: float) -> None:
+    """Compute for so long: products that a profiler sees, and the rest of a product's time waited out."""
+    until, square = time.perf_counter() + seconds, torch.ones(TOIL, TOIL)
+    one = 0.0
+    while (begun := time.perf_counter()) + one < until:
+        torch.mm(square, square)
+        one = time.perf_counter() - begun
+    spin(until - time.perf_counter())
 
 
 def check_impl(impl: str) -> None:
@@ -162,5 +173,5 @@ class Group:
 
     def _drag(self) -> None:
         if self.slow > 1:
-            spin((self.slow - 1) * (time.perf_counter() - self._resumed_s))
+            toil((self.slow - 1) * (time.perf_counter() - self._resumed_s))
             self._resumed_s = time.perf_counter()

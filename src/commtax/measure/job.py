@@ -46,6 +46,7 @@ class Job:
     seed: int = 0
     cluster: str = ""  # for the prediction; "": as many of this machine's chips
     profile: str = ""  # for the prediction
+    trace: str = ""  # a folder for each rank's profiler trace of one more run
 
     def settled(self) -> Job:
         """With defaults that depend on the machine filled in, and every mistake that can be seen beforehand refused."""

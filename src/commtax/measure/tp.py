@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from commtax.measure.engine import Engine
 from commtax.measure.generate import Logits, Measured, Run, generate, measured, prompts
 from commtax.measure.job import TOLERANCE, Job
 from commtax.measure.reconcile import document, passed
+from commtax.measure.tracing import Named, trace
 from commtax.measure.worker import Place, join, leave, meet, pin, place, report
 from commtax.statement import Refusal
 
@@ -45,6 +47,8 @@ def measure_all(where: Place, jobs: Sequence[Job]) -> list[Measured]:
     for job in jobs:
         alone, part = _engines(job, where)
         runs, tp1, replicas = _rounds(job, where, alone, part)
+        if job.trace:
+            _traced(job, where, part)
         seen = measured(where, part, runs, replicas)
         if alone and tp1:
             logits = _compare(tp1[0], runs[0], TOLERANCE[job.dtype])
@@ -56,7 +60,7 @@ def measure_all(where: Place, jobs: Sequence[Job]) -> list[Measured]:
 def _engines(job: Job, where: Place) -> tuple[Engine | None, Engine]:
     """The whole model on this rank (TP=1; None where nobody asked), and this rank's part of it."""
     a, device, length = job.arch(), where.device(job.device), job.input_len + job.output_len
-    part = Engine(a, job.load(a, where, device), job.group(where), job.batch, length)
+    part = (Named if job.trace else Engine)(a, job.load(a, where, device), job.group(where), job.batch, length)
     if where.rank == job.break_rank:
         part.weights.layers[-1].down.mul_(1.01)  # one per cent of one matrix of one layer
     alone = None
@@ -93,6 +97,17 @@ def _rounds(job: Job, where: Place, alone: Engine | None, part: Engine) -> tuple
         meet()
         report(turn + 1)
     return runs, tp1, replicas
+
+
+def _traced(job: Job, where: Place, part: Engine) -> None:
+    """One more run, watched by the profiler; it counts for nothing else."""
+    folder = Path(job.trace)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = prompts(part.arch.model.vocab, job.batch, job.input_len, job.seed, part.device)
+    meet()
+    with trace(part, folder / f"rank-{where.rank}.pt.trace.json"):
+        generate(part, tokens, job.output_len)
+    meet()
 
 
 def _compare(one: Run, many: Run, tolerance: float) -> Logits:

@@ -1,15 +1,13 @@
 """The study on the small engine: all runs of one degree in one set of ranks, each written down as it ends."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
 
 from commtax.files import Document
 from commtax.measure import launch, machine
@@ -17,6 +15,7 @@ from commtax.measure.engine import Engine
 from commtax.measure.generate import Measured, Turn, generate, measured, prompts, turns
 from commtax.measure.job import Job
 from commtax.measure.reconcile import by_collective, document
+from commtax.measure.tracing import Named, trace
 from commtax.measure.worker import Place, report
 from commtax.readers import kineto
 from commtax.readers.bench import Bench
@@ -151,24 +150,3 @@ def measure_runs(where: Place, work: Work) -> None:
         with trace(engine, work.raw / f"{run.name}-rank{where.rank}.json") if tracing else nullcontext():
             answered = [generate(engine, tokens, run.output_len) for _ in range(run.iters)]
         report((run, measured(where, engine, answered)))
-
-
-@contextmanager
-def trace(engine: Engine, file: Path) -> Iterator[None]:
-    """A profiler's trace of what is run meanwhile, steps named; the readers take it from there."""
-    watched = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if engine.device.type == "cuda" else [])]
-    with profile(activities=watched, record_shapes=True) as seen:
-        yield
-    seen.export_chrome_trace(str(file))
-
-
-class Named(Engine):
-    """An engine whose steps are named in a trace as vLLM names them."""
-
-    def prefill(self, tokens: Any) -> Any:
-        with record_function(f"execute_context_{self.batch}({tokens.numel()})_generation_0(0)"):
-            return super().prefill(tokens)
-
-    def decode(self, tokens: Any, position: int) -> Any:
-        with record_function(f"execute_context_0(0)_generation_{self.batch}({self.batch})"):
-            return super().decode(tokens, position)

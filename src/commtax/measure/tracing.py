@@ -1,0 +1,31 @@
+"""A profiler's trace of our own engine, its steps named as vLLM names them, so that the readers of traces take it from there."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from commtax.measure.engine import Engine
+
+
+@contextmanager
+def trace(engine: Engine, file: Path) -> Iterator[None]:
+    """A trace of what is run meanwhile."""
+    watched = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if engine.device.type == "cuda" else [])]
+    with profile(activities=watched, record_shapes=True) as seen:
+        yield
+    seen.export_chrome_trace(str(file))
+
+
+class Named(Engine):
+    """An engine whose steps have names in a trace."""
+
+    def prefill(self, tokens: Any) -> Any:
+        with record_function(f"execute_context_{self.batch}({tokens.numel()})_generation_0(0)"):
+            return super().prefill(tokens)
+
+    def decode(self, tokens: Any, position: int) -> Any:
+        with record_function(f"execute_context_0(0)_generation_{self.batch}({self.batch})"):
+            return super().decode(tokens, position)
