@@ -21,11 +21,11 @@ AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {StartupLog
 """By the kind of record: what it says, what was claimed, and the name of its file."""
 
 
-def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | None = None) -> Audit:
-    """All that the files say; traces of several ranks are read as one job."""
+def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | None = None, nsys: str = "nsys") -> Audit:
+    """All that the files say; traces of several ranks are read as one job. ``nsys`` opens reports of Nsight Systems."""
     if not files:
         raise Refusal("file: at least one log, trace or benchmark result is needed")
-    left = [(path.name, said) for path in files for said in formats.read(path)]
+    left = formats.read_all(files, nsys)
     sections = [_section(name, said, claim, baseline) for name, said in left if not isinstance(said, Trace)]
     traces = [(name, said) for name, said in left if isinstance(said, Trace)]
     if traces:

@@ -18,7 +18,7 @@ from commtax.verbs.asking import unsettled
 @click.command("audit", cls=Verb)
 @click.argument("files", nargs=-1, required=True, metavar="LOG|TRACE|BENCH...", type=click.Path(path_type=Path))
 @listed("audit", tolerance={"default": SECONDS_TOLERANCE, "help": f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}]"})
-def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: Path | None, **options: Any) -> None:
+def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: Path | None, nsys: str, **options: Any) -> None:
     """Does a real run agree? Logs, profiler traces (all ranks of a job) and benchmark results, line by line.
 
     Exit 0: nothing disagrees; 1: something does; 2: bad input.
@@ -27,7 +27,7 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
     """
     output = Output(as_json)
     claim = _claim(model, output, options) if model or options["cluster"] else None
-    findings = audit(files, claim, baseline)
+    findings = audit(files, claim, baseline, nsys)
     code = 1 if findings.verdict in (DISAGREE, FAULT) else 0
     output.answer(auditing.audit_document, auditing.show_audit, findings, code=code)
 

@@ -18,7 +18,9 @@ UNNAMED = "collective"
 _TABLE = table("readers/collective_names.toml")
 _NAMES: Names = [(part, op) for part, op in _TABLE["names"]]
 _CALLS: Names = [*_NAMES, *((part, op) for part, op in _TABLE["calls"])]
-_NCCL, _OWN, _NOT = (re.compile("|".join(_TABLE[kind]), re.I) for kind in ("nccl", "own", "not"))
+_KERNELS: Names = [(part, op) for part, op in _TABLE["kernels"]]
+_NCCL, _OWN, _NOT, _FUSED, _PLAIN = (re.compile("|".join(_TABLE[kind]), re.I) for kind in ("nccl", "own", "not", "fused", "plain"))
+_ALGORITHMS = [(re.compile(pattern, re.I), algorithm) for pattern, algorithm in _TABLE["algorithms"]]
 _CALL = re.compile(_TABLE["call"])
 _MOVED, _NOT_OPERATORS = tuple(_TABLE["moved"]), tuple(_TABLE["not_operators"])
 
@@ -39,13 +41,41 @@ def kernel_op(name: str) -> str:
         return _find(base, _NAMES) or ("reduce" if "_Reduce_" in base else UNNAMED)
     if _NOT.search(base) or not _OWN.search(base):
         return ""
-    if op := _find(base, _NAMES):
+    own = base.rsplit("::", 1)[-1]
+    if op := _find(own, _KERNELS) or _find(own, _NAMES) or _find(base, _NAMES):
         return op
-    if re.search(r"reduce|sum", base, re.I):
+    if re.search(r"reduce|sum", own, re.I):
         return "all-reduce"  # one-shot, two-shot, multimem and user-buffer kernels
-    if re.search(r"dispatch|combine", base):
-        return "all-to-all"
     return UNNAMED
+
+
+def is_fused(name: str) -> bool:
+    """Whether a communication kernel also computes: a norm, a sum with the residual, a product of matrices.
+
+    >>> is_fused("void aiter::allreduce_fusion_kernel_1stage<bf16, 8>(x)"), is_fused("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)")
+    (True, False)
+    """
+    own = _function(name).rsplit("::", 1)[-1]
+    return bool(kernel_op(name)) and bool(_FUSED.search(own)) and not _PLAIN.search(name[:MOST_SIGNS])
+
+
+@lru_cache(maxsize=65536)
+def algorithm_of(name: str) -> str:
+    """The algorithm of a communication kernel, with the protocol where its name is to be believed; "" where it does not tell.
+
+    NCCL's kernels run other variants than the one they are named after: LL says nothing there, and RING may be NVLS.
+
+    >>> algorithm_of("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(x)"), algorithm_of("multimem_all_reduce_kernel")
+    ('one-shot', 'multimem')
+    >>> algorithm_of("ncclDevKernel_AllReduce_Sum_bf16_TREE_LL(x)"), algorithm_of("ncclDevKernel_AllGather_RING_LL(x)")
+    ('tree', 'ring or nvls')
+    >>> algorithm_of("void at::native::reduce_kernel<512, 1>(float)")
+    ''
+    """
+    if not kernel_op(name):
+        return ""
+    base = _function(name)
+    return next((algorithm for pattern, algorithm in _ALGORITHMS if pattern.search(base)), "")
 
 
 def call_op(name: str) -> str:

@@ -4,14 +4,15 @@ A file that holds data (JSON, a database) is of one format. A text may hold seve
 table that a benchmark printed, one below the other, and then each is read.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from commtax.files import LOG_BYTES, Stream, decoded, opened
-from commtax.readers import bench, kineto, prefixes, vllm_log
+from commtax.readers import bench, chrome, kineto, nsys, prefixes, rocprof, vllm_log
 from commtax.readers.bench import Bench
+from commtax.readers.shaped import UNNUMBERED
 from commtax.readers.trace import Trace
 from commtax.readers.vllm_log import StartupLog
 from commtax.statement import Refusal
@@ -19,13 +20,16 @@ from commtax.statement import Refusal
 HEAD_BYTES = 65536  # of a file, in which what it is shows
 Left = Trace | StartupLog | tuple[Bench, ...]
 """What one format finds in a file."""
+Found = Left | list[Trace]
+"""… of which a file of several ranks holds several."""
 
 
 class Source:
     """A file that somebody handed over: its beginning, and all of it when it is asked for."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, nsys: str = "nsys") -> None:
         self.stream, self.path = stream, stream.path
+        self.nsys = nsys  # the program that opens reports of Nsight Systems
 
     @cached_property
     def head(self) -> bytes:
@@ -49,15 +53,51 @@ class Format:
     kind: str  # log | trace | bench
     described: str
     fits: Callable[[Source], bool]
-    read: Callable[[Source], Left]
+    read: Callable[[Source], Found]
 
 
 DATA = (
     Format(
         "trace",
+        "an Nsight Systems export (.sqlite)",
+        lambda source: nsys.looks_like(source.head),
+        lambda source: nsys.read(source.stream),
+    ),
+    Format(
+        "trace",
+        "an Nsight Systems report (.nsys-rep)",
+        lambda source: nsys.is_report(source.path),
+        lambda source: nsys.read_report(source.path, source.nsys),
+    ),
+    Format(
+        "trace",
+        "rocprofv3's JSON (rocprofiler-sdk-tool)",
+        lambda source: rocprof.looks_like(source.head),
+        lambda source: rocprof.read(source.stream),
+    ),
+    Format(
+        "trace",
+        "a table of rocprofv3 (_kernel_trace.csv, _rccl_api_trace.csv)",
+        lambda source: rocprof.looks_like_table(source.head),
+        lambda source: rocprof.read_streams([source.stream]),
+    ),
+    Format(
+        "trace",
+        "a Perfetto trace, which is refused (.pftrace)",
+        lambda source: rocprof.is_perfetto(source.path),
+        lambda source: rocprof.refuse_perfetto(source.path),
+    ),
+    Format(
+        "trace",
+        "a trace of ours (simulate --timeline, pipeline --chrome-trace)",
+        lambda source: chrome.is_own(source.head),
+        lambda source: chrome.read_own(source.stream),
+    ),
+    Format(
+        "trace",
         "a PyTorch profiler trace (traceEvents)",
         lambda source: kineto.looks_like(source.head),
-        lambda source: kineto.read(source.stream),
+        lambda source: chrome.read(source.stream),
     ),
     Format(
         "bench",
@@ -93,8 +133,30 @@ def kinds(path: Path) -> list[str]:
         return [f.kind for f in formats_of(Source(stream))]
 
 
-def read(path: Path) -> list[Left]:
-    """What a file says, unpacked where it is packed."""
+def read_all(files: Sequence[Path], program: str = "nsys") -> list[tuple[str, Left]]:
+    """What files say, each with a name: tables of one run of rocprofv3 are one trace. ``program`` opens Nsight's reports."""
+    runs: dict[str, list[Path]] = {}
+    for path in files:
+        runs.setdefault(rocprof.run_of(path) or str(path), []).append(path)
+    found: list[tuple[str, Left]] = []
+    for paths in runs.values():
+        said = read(paths[0], program) if len(paths) == 1 else rocprof.read_tables(paths)
+        found += [(paths[0].name, one) for one in said]
+    return _numbered(found)
+
+
+def _numbered(found: list[tuple[str, Left]]) -> list[tuple[str, Left]]:
+    """Traces of which none tells its rank are numbered in the order of their files."""
+    traces = [said for _, said in found if isinstance(said, Trace)]
+    if len({t.rank for t in traces}) == len(traces) or not all(any(n.code == UNNUMBERED.code for n in t.notes) for t in traces):
+        return found
+    ranks = iter(range(len(traces)))
+    return [(name, replace(said, rank=next(ranks)) if isinstance(said, Trace) else said) for name, said in found]
+
+
+def read(path: Path, program: str = "nsys") -> list[Left]:
+    """What a file says, unpacked where it is packed; ``program`` opens reports of Nsight Systems."""
     with opened(path) as stream:
-        source = Source(stream)
-        return [f.read(source) for f in formats_of(source)]
+        source = Source(stream, program)
+        found = [f.read(source) for f in formats_of(source)]
+    return [said for one in found for said in (one if isinstance(one, list) else [one])]

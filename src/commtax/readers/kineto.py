@@ -284,7 +284,7 @@ def _holding(spans: Sequence[Span], at: float) -> int:
 def _leaves(ops: Iterable[Event]) -> list[Event]:
     """Operations that contain no other on their thread."""
     ordered = sorted(ops, key=lambda e: (str(e.thread), e.start_s, -e.end_s))
-    pairs = zip(ordered, [*ordered[1:], None], strict=True)
+    pairs = zip(ordered, [*ordered[1:], None], strict=False)  # where there are none, nothing comes after them
     return [e for e, after in pairs if after is None or after.thread != e.thread or after.start_s >= e.end_s]
 
 

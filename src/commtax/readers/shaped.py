@@ -1,0 +1,48 @@
+"""Events of other profilers in the shape of the PyTorch profiler's, so that one reader makes a trace of them all."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from commtax.files import Document, Json
+from commtax.readers import kineto
+from commtax.readers.trace import Trace
+from commtax.statement import Note
+
+UNNUMBERED = Note("unnumbered", "nothing in the file tells its rank")
+
+
+def microseconds(ns: int) -> str:
+    """Microseconds with all digits of the nanoseconds, as text: since 1970 they do not fit in a float.
+
+    >>> microseconds(1712195495527376234), microseconds(-1500)
+    ('1712195495527376.234', '-1.500')
+    """
+    whole, rest = divmod(abs(ns), 1000)
+    return f"{'-' if ns < 0 else ''}{whole}.{rest:03d}"
+
+
+def on_device(category: str, name: str, span_ns: tuple[int, int], device: object, stream: object, correlation: object) -> Json:
+    """Something that a GPU ran: ``kernel``, ``gpu_memcpy`` or ``gpu_memset``."""
+    args = {"device": device, "stream": stream, "correlation": correlation}
+    return _event(category, name, span_ns, stream, device, args)
+
+
+def on_host(category: str, name: str, span_ns: tuple[int, int], thread: object, **args: Any) -> Json:
+    """Something on a thread of the host: ``cuda_runtime``, ``user_annotation`` or ``cpu_op``."""
+    return _event(category, name, span_ns, thread, "host", args)
+
+
+def launched_unseen(at_ns: int, correlation: object, name: str) -> Json:
+    """Stands for a launch that nobody traced: on a thread of its own, so that it is inside no call."""
+    return on_host("cuda_runtime", f"{name} (not traced)", (at_ns, at_ns), "not traced", correlation=correlation)
+
+
+def _event(category: str, name: str, span_ns: tuple[int, int], thread: object, process: object, args: Document) -> Json:
+    start, end = span_ns
+    times = {"ts": microseconds(start), "dur": microseconds(max(0, end - start))}
+    return {"ph": "X", "cat": category, "name": name, **times, "pid": process, "tid": thread, "args": args}
+
+
+def assembled(head: Document, events: Iterable[Json], name: str) -> Trace:
+    """The trace of one rank. ``head`` holds what stands before the events: who it is (distributedInfo), its GPUs, its clock."""
+    return kineto.parse({**head, "traceEvents": list(events)}, name)

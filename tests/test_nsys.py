@@ -1,0 +1,308 @@
+"""Nsight Systems: exports made from the documented schema, old and new, and counted by SQL; processes, graphs, NCCL's ranges."""
+
+import gzip
+import hashlib
+import os
+import sqlite3
+import stat
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli_run import run_here
+from commtax.readers import formats, nccl_ranges, nsys
+from commtax.readers.trace import meet
+from made_nsys import NEW, OLD, PID, Export, counted, payload
+from made_traces import clashes, exposed, per_step
+
+REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+FUSED = "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*)"
+PRODUCT = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
+STEP = "execute_context_0(0)_generation_4(4)"
+
+
+def read(path):
+    return formats.read(path)
+
+
+def spent_ns(trace):
+    line = trace.timeline
+    return round(float(sum(line.end_s - line.start_s)) * 1e9)
+
+
+def steps(export, count=3, reduces=4, pid=1, device=0, late=0):
+    """Steps that somebody named: a product and an all-reduce in turn, one gather at the end, a copy before all."""
+    at, correlation = 10_000, 0
+    for _ in range(count):
+        begin = at
+        for i in range(reduces + 1):
+            sent = FUSED if i < reduces else GATHER
+            for name, ns in ((PRODUCT, 20_000 - late), (sent, 5_000 + late)):
+                correlation += 1
+                export.launch(at - 2_000, correlation, pid=pid)
+                export.kernel(name, at, at + ns, correlation, pid, device)
+                at += ns
+        export.copied(at, at + 500, correlation + 1000, pid, device, stream=8)
+        export.range(STEP, begin - 3_000, at - 1_000, pid)
+        at += 3_000
+    return export
+
+
+def test_old_columns(tmp_path):
+    """2019: a kernel has no process, and there are no graphs."""
+    path = steps(Export(tmp_path / "old.sqlite", OLD)).done()
+    (trace,) = read(path)
+    assert (len(trace.timeline.name), spent_ns(trace)) == counted(path)
+    assert per_step(trace, "all-reduce") == [4, 4, 4]
+    assert per_step(trace, "all-gather") == [1, 1, 1]
+    assert [s.phase for s in trace.steps] == ["decode"] * 3
+    assert trace.steps[0].decode_seqs == 4
+    assert trace.device is None
+    assert clashes(trace.timeline) == 0
+
+
+def test_new_columns_of_two_processes(tmp_path):
+    """Each process counts correlations from 1 and sees one GPU, which it calls 0; the second is 3 us late each time."""
+    export = Export(tmp_path / "two.sqlite")
+    for pid, gpu in ((41, 6), (40, 3)):
+        steps(export, pid=pid, late=3_000 * (pid == 40))
+        export.put("TARGET_INFO_CUDA_DEVICE", gpuId=gpu, cudaId=0, pid=pid)
+        export.put("TARGET_INFO_GPU", vmId=0, id=gpu, name="NVIDIA H100 80GB HBM3", totalMemory=85_520_809_984, smCount=132)
+    export.put("TARGET_INFO_SESSION_START_TIME", utcEpochNs=1_712_195_495_000_000_001)
+    export.put("TARGET_INFO_SYSTEM_ENV", name="Hostname", value="node7")
+    path = export.done()
+    traces = read(path)
+    assert [t.rank for t in traces] == [0, 1]
+    for trace, pid in zip(traces, (40, 41), strict=True):
+        assert (len(trace.timeline.name), spent_ns(trace)) == counted(path, f"globalPid = {pid * PID}")
+        assert per_step(trace, "all-reduce") == [4, 4, 4]
+        assert (trace.host, trace.origin_ns) == ("node7", 1_712_195_495_000_000_001 + 7_000)
+        assert (trace.device.name, trace.device.num_sms, trace.device.count) == ("NVIDIA H100 80GB HBM3", 132, 2)
+    meetings = meet(traces)
+    assert len(meetings.matched) == 15
+    assert all(m.wire_s == pytest.approx(5e-6) for m in meetings.matched)
+
+
+def test_one_process_on_two_gpus(tmp_path):
+    export = Export(tmp_path / "jax.sqlite")
+    for device in (1, 0):
+        export.kernel(REDUCE, 1_000, 5_000 + device, 7 + device, device=device)
+        export.launch(500, 7 + device)
+    path = export.done()
+    assert [spent_ns(t) for t in read(path)] == [4_000, 4_001]
+    assert [counted(path, f"deviceId = {d}")[1] for d in (0, 1)] == [4_000, 4_001]
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_graphs_whose_nodes_were_traced(tmp_path, called):
+    """Nodes share the correlation of their launch; where calls were not traced, the first node stands for it."""
+    export = Export(tmp_path / "graph.sqlite")
+    for replay in range(3):
+        at = replay * 100_000
+        if called:
+            export.launch(at, replay + 1, "cudaGraphLaunch_v10000")
+        for node in range(6):
+            export.kernel("gemm" if node % 2 else FUSED, at + 9_000 * node, at + 9_000 * node + 8_000, replay + 1, node=node + 1)
+    (trace,) = read(export.done())
+    assert per_step(trace, "all-reduce") == [3, 3, 3]
+    assert all(c.graph for c in trace.collectives)
+
+
+def test_graphs_that_were_traced_whole(tmp_path):
+    """Nothing inside them is seen, and the trace says how to see it. A launch that nobody timed is left out."""
+    export = Export(tmp_path / "whole.sqlite")
+    for replay in range(4):
+        export.launch(replay * 100_000, replay + 1, "cudaGraphLaunch_v10000")
+        export.graph(replay * 100_000 + 5_000, replay * 100_000 + 95_000, replay + 1)
+    export.graph(0, 0, 99)
+    path = export.done()
+    (trace,) = read(path)
+    assert (len(trace.timeline.name), spent_ns(trace)) == (4, 360_000)
+    assert not trace.collectives
+    assert len(trace.steps) == 4
+    assert [n for n in trace.notes if n.code == "whole graphs" and "cuda-graph-trace=node" in n]
+
+
+def nccl_calls(export, pid, rank, grouped):
+    """A communicator of eight, then an all-reduce of 1 MiB and a gather of 64 KiB a rank, inside a group as torch does it."""
+    export.schema_of(1, (nccl_ranges.COMMUNICATOR, 18, 0), (nccl_ranges.RANKS, 5, 8), (nccl_ranges.RANK, 5, 12))
+    export.schema_of(2, (nccl_ranges.COMMUNICATOR, 18, 0), (nccl_ranges.SIZE, 22, 8))
+    export.range("ncclCommInitRankConfig", 100, 200, pid, payload=payload(1, "<Qiii4x", 0xABC, 8, rank, 0), registered=True)
+    for at, name, size, kernel in ((1_000, "ncclAllReduce", 1 << 20, REDUCE), (9_000, "ncclAllGather", 1 << 16, GATHER)):
+        if grouped:
+            export.range("ncclGroupStart", at, at + 10, pid, registered=True)
+            export.range("ncclGroupEnd", at + 300, at + 900, pid, registered=True)
+        told = payload(2, "<QQ", 0xABC, size)
+        export.range(name, at + 20, at + (100 if grouped else 800), pid, payload=told, registered=True)
+        export.launch(at + 500, at, pid=pid, seconds=100)
+        export.kernel(kernel, at + 2_000, at + 6_000, at, pid)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_sizes_from_what_nccl_hands_over(tmp_path, grouped):
+    """A gather's message is one rank's part: eight of them are the whole."""
+    export = Export(tmp_path / "nccl.sqlite")
+    nccl_calls(export, 9, 5, grouped)
+    (trace,) = read(export.done())
+    assert (trace.rank, trace.world) == (5, 8)
+    assert [(c.op, c.nbytes, c.ranks) for c in trace.collectives] == [("all-reduce", 2**20, 8), ("all-gather", 8 * 2**16, 8)]
+    assert trace.issued == {"all-reduce": 1, "all-gather": 1}
+
+
+def test_several_calls_in_a_group_have_no_size_of_their_own(tmp_path):
+    export = Export(tmp_path / "nccl.sqlite")
+    export.schema_of(2, (nccl_ranges.COMMUNICATOR, 18, 0), (nccl_ranges.SIZE, 22, 8))
+    export.range("ncclGroupStart", 0, 10)
+    for at in (20, 60):
+        export.range("ncclSend", at, at + 30, payload=payload(2, "<QQ", 1, 4096))
+    export.range("ncclGroupEnd", 100, 900)
+    export.launch(500, 1, seconds=100)
+    export.kernel("ncclDevKernel_SendRecv(x)", 2_000, 3_000, 1)
+    (trace,) = read(export.done())
+    assert [(c.op, c.nbytes) for c in trace.collectives] == [("send-recv", None)]
+
+
+def test_operators_that_torch_named(tmp_path):
+    """torch.autograd.profiler.emit_nvtx: the operator is before the comma."""
+    export = Export(tmp_path / "torch.sqlite")
+    export.range("vllm::all_reduce, op_id = 5, sizes = [[4, 8]]", 0, 2_000)
+    export.launch(1_000, 1)
+    export.kernel("void quickly<4>(x)::all_reduce_kernel", 5_000, 6_000, 1)
+    export.kernel(GATHER, 7_000, 8_000, 2)
+    (trace,) = read(export.done())
+    assert Counter(c.op for c in trace.collectives)["all-gather"] == 1
+
+
+def test_packed_and_unchanged(tmp_path):
+    path = steps(Export(tmp_path / "a.sqlite")).done()
+    packed = tmp_path / "a.sqlite.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    before = hashlib.sha256(path.read_bytes()).digest(), sorted(p.name for p in tmp_path.iterdir())
+    assert [exposed(t) for t in read(path)] == [exposed(t) for t in read(packed)]
+    assert (hashlib.sha256(path.read_bytes()).digest(), sorted(p.name for p in tmp_path.iterdir())) == before
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("CREATE TABLE t (a)", "without the tables CUPTI_ACTIVITY_KIND_KERNEL.*found t"),
+        ("CREATE TABLE rocpd_kernel_dispatch (a)", "rocpd convert"),
+        (
+            "CREATE TABLE StringIds (id, value); CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (a, b)",
+            "no columns start and end; found a, b",
+        ),
+        (
+            "CREATE TABLE StringIds (id, value); CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS "
+            "WITH RECURSIVE n(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM n) SELECT start, start AS end FROM n",
+            "without the tables",
+        ),
+        ('CREATE TABLE StringIds (id, value); CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, "end")', "without a kernel"),
+    ],
+)
+def test_other_databases_are_refused_in_words(tmp_path, made, words):
+    connection = sqlite3.connect(tmp_path / "x.sqlite")
+    connection.executescript(made)
+    connection.close()
+    with pytest.raises(ValueError, match=words) as refused:
+        read(tmp_path / "x.sqlite")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    export = steps(Export(tmp_path_factory.mktemp("sound") / "a.sqlite"), count=20)
+    nccl_calls(export, 1, 0, True)
+    return export.done().read_bytes()
+
+
+@given(st.data())
+def test_damaged_databases_are_read_or_refused(sound, tmp_path_factory, data):
+    """Cut off anywhere, or with bytes changed: what is readable, marked, or one line."""
+    raw = bytearray(sound)
+    if data.draw(st.booleans()):
+        del raw[data.draw(st.integers(0, len(raw))) :]
+    for _ in range(data.draw(st.integers(0, 20))):
+        if raw:
+            raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.mktemp("damaged") / "a.sqlite"
+    path.write_bytes(raw)
+    try:
+        traces = read(path)
+    except ValueError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    else:
+        assert all(t.partial == "" or any(n.code == "partial" for n in t.notes) for t in traces)
+
+
+def test_a_database_that_breaks_off_gives_what_is_readable(sound, tmp_path):
+    path = tmp_path / "cut.sqlite"
+    path.write_bytes(sound[: len(sound) * 7 // 10])
+    traces = read(path)
+    assert traces
+    assert all(t.partial and [n for n in t.notes if n.code == "partial"] for t in traces)
+
+
+ROW = st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 10**9), st.integers(1, 10**6), st.booleans())
+
+
+@given(st.lists(ROW, min_size=1, max_size=30))
+def test_counts_and_times_are_those_of_sql(tmp_path_factory, rows):
+    """Any processes on any GPUs: a trace for each pair, with its rows and nothing else."""
+    export = Export(tmp_path_factory.mktemp("any") / "a.sqlite")
+    for number, (pid, device, start, ns, communicates) in enumerate(rows):
+        export.kernel(REDUCE if communicates else "gemm", start, start + ns, number, pid, device, stream=number)
+    path = export.done()
+    expected = {(pid, device): [] for pid, device, *_ in rows}
+    for pid, device, _, ns, communicates in rows:
+        expected[pid, device].append((ns, communicates))
+    traces = read(path)
+    found = sorted((len(t.timeline.name), spent_ns(t), len(t.collectives)) for t in traces)
+    assert found == sorted((len(e), sum(ns for ns, _ in e), sum(c for _, c in e)) for e in expected.values())
+    assert (sum(f[0] for f in found), sum(f[1] for f in found)) == counted(path)
+
+
+def program(folder, text):
+    path = folder / "nsys-here"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_a_report_is_exported_by_nsys(tmp_path):
+    """The call as it is documented; the export is read like any other."""
+    export = steps(Export(tmp_path / "export.sqlite")).done()
+    report = tmp_path / "report1.nsys-rep"
+    report.write_bytes(b"\x00 of its own kind")
+    fake = program(tmp_path, f'echo "$@" > {tmp_path}/called; for last; do :; done; test -f "$last" || exit 3; cp {export} "$7"')
+    (trace,) = formats.read(report, str(fake))
+    assert per_step(trace, "all-reduce") == [4, 4, 4]
+    said = (tmp_path / "called").read_text().split()
+    assert (said[:6], said[7:]) == (["export", "--type", "sqlite", "--force-overwrite", "true", "-o"], [str(report)])
+    done = run_here("audit", report, "--nsys", fake, "--json")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("text", "words"), [("echo no licence >&2; exit 7", "failed .no licence"), ("exit 0", "it wrote nothing")])
+def test_a_report_that_nsys_cannot_export(tmp_path, text, words):
+    report = tmp_path / "r.nsys-rep"
+    report.write_bytes(b"x")
+    with pytest.raises(ValueError, match=words):
+        formats.read(report, str(program(tmp_path, text)))
+    with pytest.raises(ValueError, match=r"no program 'none-here'.*run: none-here export --type sqlite -o r.sqlite r.nsys-rep"):
+        formats.read(report, "none-here")
+
+
+def test_ranks_of_files_that_do_not_tell_them(tmp_path):
+    """One report a rank, as mpirun writes them: numbered by their order."""
+    paths = [steps(Export(tmp_path / f"node.{r}.sqlite")).done() for r in range(3)]
+    assert [said.rank for _, said in formats.read_all(paths)] == [0, 1, 2]
+    assert run_here("audit", *paths, "--json").returncode == 0
+
+
+def test_what_is_no_database():
+    assert not nsys.looks_like(b"SQLite format 2")
+    assert set(OLD) <= set(NEW)
+    assert os.sep not in nsys.REPORTS[0]
