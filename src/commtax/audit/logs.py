@@ -6,7 +6,7 @@ from dataclasses import replace
 from commtax.audit.finding import DISAGREE, Claim, Finding, Section
 from commtax.cost.memory import weights
 from commtax.question import Question
-from commtax.readers.vllm_log import StartupLog, axes_of
+from commtax.readers.startup import StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_seconds, plural
 from commtax.verbs.asking import settled
