@@ -13,8 +13,8 @@ from commtax.audit.logs import audit_log
 from commtax.audit.traces import audit_traces
 from commtax.files import LOG_BYTES, read_text
 from commtax.readers import bench, formats
-from commtax.readers.trace import Trace
 from commtax.readers.startup import StartupLog
+from commtax.readers.trace import Trace
 from commtax.statement import Refusal
 
 AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {StartupLog: audit_log}

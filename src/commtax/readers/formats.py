@@ -12,8 +12,8 @@ from pathlib import Path
 from commtax.files import LOG_BYTES, Stream, decoded, opened
 from commtax.readers import bench, kineto, prefixes, vllm_log
 from commtax.readers.bench import Bench
-from commtax.readers.trace import Trace
 from commtax.readers.startup import StartupLog
+from commtax.readers.trace import Trace
 from commtax.statement import Refusal
 
 HEAD_BYTES = 65536  # of a file, in which what it is shows

@@ -98,7 +98,7 @@ class StartupLog:
 
     @property
     def prefix_caching(self) -> str:
-        """"True" or "False"."""
+        """ "True" or "False"."""
         return self.said("enable_prefix_caching")
 
 
@@ -168,16 +168,21 @@ class Wordings:
                 heard.facts.setdefault(name, int(number) if number.is_integer() and name != "gpu_memory_utilization" else number)
             elif key == "disable_custom_all_reduce" and value == "True":
                 heard.facts["switched_off"] = True
-            own = self.table["names"].get(key, key)
-            if own not in self.table["not_kept"] and (own in heard.settings or len(heard.settings) < MOST_SETTINGS):
-                if value not in ("None", "auto") or own not in heard.settings:
-                    heard.settings[own] = value
+            self._keep(heard.settings, self.table["names"].get(key, key), value)
+
+    def _keep(self, settings: dict[str, str], name: str, value: str) -> None:
+        """What was said last; that something is left to the engine says less than what it took."""
+        if name in settings:
+            settings[name] = value if value not in ("None", "auto") else settings[name]
+        elif name not in self.table["not_kept"] and len(settings) < MOST_SETTINGS:
+            settings[name] = value
 
 
 _FIELDS = frozenset(StartupLog.__dataclass_fields__)
 _READ: Mapping[str, Callable[[str], float]] = {
     "gib": lambda text: number(text) * GiB,
     "count": lambda text: int(number(text)),
+    "share": lambda text: number(text),
 }
 """What a line's number is, and how it is read."""
 
