@@ -7,6 +7,7 @@ from dataclasses import replace
 from commtax import catalog
 from commtax.audit.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
 from commtax.catalog.hosts import with_between, with_inside
+from commtax.files import table
 from commtax.readers.nccl_log import NcclLog, Route, Who, joined
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
@@ -139,18 +140,16 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     if shared := [r for r in routes if r.transport == "SHM"]:
         off = log.counted["p2p_off"] or "NCCL_P2P_DISABLE" in log.environment
         why = ": GPUs could not be joined directly" if off else ""
-        change = "IOMMU and PCIe ACS off, NCCL_P2P_DISABLE unset, NCCL_P2P_LEVEL=SYS; containers with --ipc=host"
-        yield _priced(
-            "shared memory", f"{plural(len(shared), 'way')} inside a host through its memory{why}", claim, change, inside=True
-        )
+        yield _priced("shared memory", f"{plural(len(shared), 'way')} inside a host through its memory{why}", claim, inside=True)
     yield from _width(log, claim)
     if zigzag := _crossings(log):
         ring, crossed, hosts = zigzag
         said = f"a ring crosses hosts {crossed} times where {hosts} would do ({' '.join(map(str, ring[:16]))} …)"
         yield _cause("ring order", said)
-    if len(set(log.versions.values())) > 1:
-        many = ", ".join(f"{version} in {plural(n, 'process')}" for version, n in Counter(log.versions.values()).most_common())
-        yield _cause("versions", f"versions differ: {many}")
+    versions = Counter(version for process, version in log.versions.items() if process)
+    if len(versions) > 1:
+        many = ", ".join(f"{version} in {n}" for version, n in versions.most_common())
+        yield _cause("versions", f"versions differ between processes: {many}")
     if log.timeouts:
         yield _timed_out(log)
 
@@ -165,9 +164,7 @@ def _network(log: NcclLog, routes: Sequence[Route], claim: Claim | None) -> Iter
     staged = [r for r in routes if not r.direct and r.transport != "NET/Socket"]
     if staged:
         said = f"{plural(len(staged), 'way')} over {staged[0].transport} copy through the host: GPU direct is off"
-        yield Cause(
-            "no GPU direct", said, change="load nvidia-peermem (or dma-buf), NIC and GPU under one PCIe switch, NCCL_NET_GDR_LEVEL"
-        )
+        yield _cause("no GPU direct", said)
 
 
 def _width(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:

@@ -10,14 +10,16 @@ from functools import cached_property
 from pathlib import Path
 
 from commtax.files import LOG_BYTES, Stream, decoded, opened
-from commtax.readers import bench, kineto, prefixes, vllm_log
+from commtax.readers import bench, flight, kineto, nccl_log, prefixes, sglang_log, trtllm_log, vllm_log
 from commtax.readers.bench import Bench
+from commtax.readers.flight import Dump
+from commtax.readers.nccl_log import NcclLog
 from commtax.readers.startup import StartupLog
 from commtax.readers.trace import Trace
 from commtax.statement import Refusal
 
 HEAD_BYTES = 65536  # of a file, in which what it is shows
-Left = Trace | StartupLog | tuple[Bench, ...]
+Left = Trace | StartupLog | NcclLog | Dump | tuple[Bench, ...]
 """What one format finds in a file."""
 
 
@@ -46,7 +48,7 @@ class Source:
 class Format:
     """``fits`` looks at a file, ``read`` takes what it says."""
 
-    kind: str  # log | trace | bench
+    kind: str  # log | trace | flight | bench
     described: str
     fits: Callable[[Source], bool]
     read: Callable[[Source], Left]
@@ -58,6 +60,12 @@ DATA = (
         "a PyTorch profiler trace (traceEvents)",
         lambda source: kineto.looks_like(source.head),
         lambda source: kineto.read(source.stream),
+    ),
+    Format(
+        "flight",
+        "a flight recorder's dump (nccl_trace_rank_N, or its JSON)",
+        lambda source: flight.looks_like(source.head),
+        lambda source: flight.read(source.stream),
     ),
     Format(
         "bench",
@@ -73,6 +81,24 @@ TEXTS = (
         "a vLLM start-up log (model weights, KV cache size, rank lines)",
         lambda source: vllm_log.looks_like(source.text),
         lambda source: vllm_log.parse(source.text),
+    ),
+    Format(
+        "log",
+        "an SGLang log (ServerArgs, weights, KV cache, decode batches)",
+        lambda source: sglang_log.looks_like(source.text),
+        lambda source: sglang_log.parse(source.text),
+    ),
+    Format(
+        "log",
+        "a TensorRT-LLM log",
+        lambda source: trtllm_log.looks_like(source.text),
+        lambda source: trtllm_log.parse(source.text),
+    ),
+    Format(
+        "log",
+        "a log of NCCL or RCCL (NCCL_DEBUG=INFO, or PyTorch's watchdog)",
+        lambda source: nccl_log.looks_like(source.text),
+        lambda source: nccl_log.parse(source.text),
     ),
 )
 """Of which a text has all that fit."""
