@@ -102,19 +102,16 @@ def _trouble(group: str, calls: Calls, expected: Sequence[int]) -> Trouble | Non
         first, missing = entries[min(entries)], tuple(rank for rank in expected if rank not in entries)
         what = f"{_sized(first)}, number {seq} of group {group}"
         if kinds := _kinds(entries):
-            said = (
-                "; ".join(f"{_ranks(who)} called {_sized(entries[who[0]])}" for who in kinds)
-                + f", as number {seq} of group {group}"
-            )
+            each = "; ".join(f"{_ranks(who)} called {_sized(entries[who[0]])}" for who in kinds)
             few = kinds[-1] if len(kinds[0]) * 2 > len(entries) else ()
-            return Trouble(DIFFERS, group, seq, first, few, said)
-        if all(e.done for e in entries.values()):
+            return Trouble(DIFFERS, group, seq, first, few, f"number {seq} of group {group}: {each}")
+        ended = [rank for rank in entries if seq <= last[rank]]
+        if len(ended) == len(entries) or (ended and first.op in MEETINGS):
             continue
         if missing:
-            return Trouble(
-                HANGS, group, seq, first, missing, f"{_ranks(missing)} never came to {what}; {_ranks([*entries])} waited"
-            )
-        begun = [rank for rank, e in entries.items() if e.done or e.state == STARTED]
+            said = f"{_ranks(missing)} never came to {what}; {_ranks([*entries])} waited"
+            return Trouble(HANGS, group, seq, first, missing, said)
+        begun = [rank for rank, e in entries.items() if rank in ended or e.state == STARTED]
         idle = tuple(rank for rank in entries if rank not in begun) if begun else ()
         late = f"{_ranks(idle)} had not started {what}, which the others were in"
         return Trouble(STUCK, group, seq, first, idle, late if idle else f"all came to {what}, and it did not end")
