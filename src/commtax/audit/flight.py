@@ -106,7 +106,7 @@ def _trouble(group: str, calls: Calls, expected: Sequence[int]) -> Trouble | Non
             few = kinds[-1] if len(kinds[0]) * 2 > len(entries) else ()
             return Trouble(DIFFERS, group, seq, first, few, f"number {seq} of group {group}: {each}")
         ended = [rank for rank in entries if seq <= last[rank]]
-        if len(ended) == len(entries) or (ended and first.op in MEETINGS):
+        if len(ended) == len(entries) or (ended and not missing and first.op in MEETINGS):
             continue
         if missing:
             said = f"{_ranks(missing)} never came to {what}; {_ranks([*entries])} waited"
