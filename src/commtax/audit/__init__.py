@@ -9,27 +9,37 @@ from typing import Any
 
 from commtax.audit.benches import audit_bench
 from commtax.audit.finding import Audit, Claim, Section
+from commtax.audit.flight import audit_flight
 from commtax.audit.logs import audit_log
+from commtax.audit.nccl import audit_nccl
 from commtax.audit.traces import audit_traces
 from commtax.files import LOG_BYTES, read_text
 from commtax.readers import bench, formats
+from commtax.readers.flight import Dump
+from commtax.readers.nccl_log import NcclLog
+from commtax.readers.startup import StartupLog
 from commtax.readers.trace import Trace
-from commtax.readers.vllm_log import StartupLog
 from commtax.statement import Refusal
 
 AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {StartupLog: audit_log}
 """By the kind of record: what it says, what was claimed, and the name of its file."""
+JOINED: Mapping[type, Callable[[Sequence[Any], Claim | None, Sequence[str]], Section]] = {
+    NcclLog: audit_nccl,
+    Dump: audit_flight,
+    Trace: audit_traces,
+}
+"""By the kind of record of which all of a job's files are read together: the records, what was claimed, and the files' names."""
 
 
 def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | None = None, nsys: str = "nsys") -> Audit:
-    """All that the files say; traces of several ranks are read as one job. ``nsys`` opens reports of Nsight Systems."""
+    """All that the files say; what the ranks of a job left of one kind is read together. ``nsys`` opens reports of Nsight Systems."""
     if not files:
         raise Refusal("file: at least one log, trace or benchmark result is needed")
     left = formats.read_all(files, nsys)
-    sections = [_section(name, said, claim, baseline) for name, said in left if not isinstance(said, Trace)]
-    traces = [(name, said) for name, said in left if isinstance(said, Trace)]
-    if traces:
-        sections.append(audit_traces([trace for _, trace in traces], claim, [name for name, _ in traces]))
+    sections = [_section(name, said, claim, baseline) for name, said in left if type(said) not in JOINED]
+    for kind, audited in JOINED.items():
+        if files_of := [(name, said) for name, said in left if type(said) is kind]:
+            sections.append(audited([said for _, said in files_of], claim, [name for name, _ in files_of]))
     return Audit(claim, tuple(sections))
 
 

@@ -181,7 +181,7 @@ class KernelRow:
 class Section:
     """What one file (or the ranks of one job) says."""
 
-    kind: str  # log | trace | bench
+    kind: str  # log | trace | flight | bench
     files: tuple[str, ...]
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...] = ()

@@ -3,10 +3,25 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from commtax import catalog
 from commtax.audit.finding import DISAGREE, Claim, Finding, Section
+from commtax.audit.started import (
+    ALL_WEIGHTS,
+    AXES,
+    ENGINES,
+    FULL_LENGTH,
+    causes,
+    facts,
+    intro,
+    narrow,
+    replicated,
+    seen,
+    told,
+    typical,
+)
 from commtax.cost.memory import weights
 from commtax.question import Question
-from commtax.readers.vllm_log import StartupLog, axes_of
+from commtax.readers.startup import StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_seconds, plural
 from commtax.verbs.asking import settled
@@ -14,35 +29,53 @@ from commtax.verbs.fitting import Fit, holds
 
 WEIGHTS_TOLERANCE = 0.02
 LEFT_TOLERANCE = 0.01  # KV memory that is left, of the chip's memory: 16 of 17 published starts, of any version, are nearer
-OTHER_VERSIONS = 0.025  # versions that count their peak otherwise than the one that the memory model was made for leave this much
+OTHER_VERSIONS = {"vllm": 0.025}  # versions that count their peak otherwise than the one that the memory model was made for
+OTHER_ENGINES = 0.05  # … and engines whose memory was not fitted on logs leave this much
 PRINTED_GIB, PRINTED_TIMES = 0.006 * GiB, 0.006  # half of the last digit of memory and of concurrency, in their own units
 DISPATCH_TOLERANCE = 0.02  # of a decode step, before another all-reduce counts as a disagreement
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size")
-AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas"}
-FULL_LENGTH = "full-length requests at once"
 SILENT = "the log does not say"
-OTHER_LIMITS = "memory of other processes, or limits that are not in the log (--gpu-memory-utilization, --max-num-seqs)"
-OTHER_SHARE = "memory of other processes, or another share of it (older versions take 0.90: --gpu-memory-utilization)"
+SHARES = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static", "trtllm": "free_gpu_memory_fraction"}
+"""What sets the share of memory that each engine takes."""
+OTHER_LIMITS = "memory of other processes, or limits that are not in the log ({}, --max-num-seqs)"
+OTHER_SHARE = "memory of other processes, or another share of it (older versions of vLLM take 0.90: {})"
 OTHER_CACHE = "KV heads, their type or their split over ranks are not as said"
+FREE_BYTES = {"sglang": 0.5 * GiB}
+"""What an engine that reads its weights off the free memory counts besides: workspaces, and blocks that are not full."""
 
 
 def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Section:
-    """Layout, weights, KV memory, tokens and concurrency; a disabled custom all-reduce is priced."""
+    """Layout, weights, KV memory, tokens and concurrency; what costs time is priced where somebody says what ran."""
     if claim is None:
-        return Section("log", (name,), ())
+        return Section(
+            "log", (name,), tuple(told(log)), tuple(_notes(log, None)), causes=tuple(causes(log, None)), facts=facts(log)
+        )
+    notes = [] if _started(log, claim) else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
+    claim = claim if not notes else replace(claim, question=claim.question.but(engine=catalog.engine(log.engine)))
     asked, own = settled(claim.question), claim.question.limits
     logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(own, n)}  # the user's own count first
     if log.prefix_caching == "False" and not own.state_slots:
         logged["state_slots"] = 1  # a request has its own states alone
-    narrow = log.kv_cache_dtype.startswith("fp8") and not claim.plan.kv_dtype
-    held = claim.question.but(**logged, kv_dtype="fp8" if narrow else claim.plan.kv_dtype)
-    findings = (*_layout(log, claim), *_weights(log, claim.question), *_memory(log, held), *_allreduce(log, claim))
-    return Section("log", (name,), findings, tuple(_notes(log, asked)))
+    held = claim.question.but(**logged, kv_dtype="fp8" if narrow(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype)
+    findings = (
+        *_layout(log, claim),
+        *_weights(log, claim.question),
+        *_memory(log, held),
+        *_allreduce(log, claim),
+        *_served(log, claim),
+    )
+    notes += _notes(log, asked)
+    return Section("log", (name,), findings, tuple(notes), causes=tuple(causes(log, claim)), facts=facts(log))
+
+
+def _started(log: StartupLog, claim: Claim) -> bool:
+    """Whether the engine that was said, or its kin, wrote the log."""
+    return claim.question.engine.key.startswith(log.engine)
 
 
 def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
-    for axis, name in AXES.items():
-        wanted, measured = int(getattr(claim.plan, axis)), getattr(log, axis) or _seen(log, axis)
+    for axis in ("tp", "pp", "dp"):
+        name, wanted, measured = AXES[axis], int(getattr(claim.plan, axis)), getattr(log, axis) or seen(log, axis)
         if axis == "tp" or wanted > 1 or measured > 1:
             reason = f"the engine was started with {axis} {measured}" if measured else SILENT
             yield Finding(name, wanted, measured or None, reason=reason).judged()
@@ -52,27 +85,32 @@ def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
         yield Finding("ranks in a world", wanted, world, reason="more or fewer processes than the plan has").judged()
 
 
-def _seen(log: StartupLog, axis: str) -> int:
-    """A size from the highest rank that introduced itself or that a worker is named after; one rank alone tells nothing."""
-    named = [axes_of(worker).get(axis, -1) for worker, _ in log.weights_bytes]
-    highest = max([*named, *(getattr(r, axis) for r in log.ranks)], default=-1)
-    return highest + 1 if highest > 0 or log.world_size == 1 else 0
-
-
 def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
     """Loaded weights of each worker against its stage; workers of one stage that loaded the same share a line."""
-    asked = settled(question)
+    asked, slack = settled(question), PRINTED_GIB + FREE_BYTES.get(log.engine, 0.0)
     if not log.weights_bytes:
         yield Finding("weights a rank", _stage_bytes(asked, 0), None, "bytes", WEIGHTS_TOLERANCE, reason=SILENT)
     stages: dict[tuple[int, float], list[str]] = {}
     for worker, nbytes in log.weights_bytes:
         stages.setdefault((axes_of(worker).get("pp", 0), round(nbytes / GiB, 3) * GiB), []).append(worker)
+    total = 0.0
     for (stage, nbytes), workers in stages.items():
         predicted = _stage_bytes(asked, min(stage, int(asked.plan.pp) - 1))
+        total += predicted * len(workers)
         label = workers[0] if len(workers) == 1 else f"{plural(len(workers), 'rank')} alike"
-        tolerance = WEIGHTS_TOLERANCE + PRINTED_GIB / predicted
+        tolerance = WEIGHTS_TOLERANCE + slack / predicted
         item = Note("weights", f"weights ({label})")
         yield Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question)).judged()
+    ranks = int(asked.plan.tp) * int(asked.plan.pp) * int(asked.plan.dp)
+    if 1 < len(log.weights_bytes) == ranks:
+        loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), _whole_bytes(question) * int(asked.plan.dp)
+        finding = Finding(ALL_WEIGHTS, total, loaded, "bytes", WEIGHTS_TOLERANCE + slack * ranks / total, replicated(loaded, whole))
+        yield finding.judged()
+
+
+def _whole_bytes(question: Question) -> float:
+    """One copy of the model, on one rank."""
+    return _stage_bytes(settled(question.but(tp=1, pp=1, dp=1, ep=1)), 0)
 
 
 def _stage_bytes(asked: Question, stage: int) -> float:
@@ -99,25 +137,28 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     What is left is a difference of large figures, so it is judged on the memory that it is left of.
     """
     judged = holds(asked)
+    share, limits = (words.format(SHARES[log.engine]) for words in (OTHER_SHARE, OTHER_LIMITS))
     whole, left = judged.question.cluster.chip.visible_bytes, log.available_kv_bytes
     tokens = log.kv_tokens or (log.kv_blocks * judged.block_size if log.kv_blocks else None)
     if left is None:
-        why, base = OTHER_LIMITS if tokens else SILENT, whole / judged.kv_bytes_per_token
+        why, base = limits if tokens else SILENT, whole / judged.kv_bytes_per_token
         yield _left(Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged)
         each, base = log.max_concurrency, whole / judged.needed_kv_bytes
-        yield _left(Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, OTHER_LIMITS, base), log, judged)
+        yield _left(Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, limits, base), log, judged)
         return
     if not log.kv_fixed:
         item = "KV memory left, of all memory"
-        yield _left(Finding(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, OTHER_SHARE, whole), log, judged)
+        yield _left(Finding(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, share, whole), log, judged)
     if left <= 0:
         return  # it did not fit: there is nothing to count
     inside = holds(asked.but(kv_cache_memory_bytes=left))
-    rounding = PRINTED_GIB / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
+    printed = PRINTED_GIB * (2 if log.engine == "sglang" else 1)  # keys and values are printed apart
+    rounding = printed / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
     why = OTHER_CACHE if tokens else SILENT
     yield Finding("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why).judged()
-    printed = PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
-    yield Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding + printed, OTHER_CACHE).judged()
+    rounding += PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
+    if log.engine == "vllm":  # the others do not count them
+        yield Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, OTHER_CACHE).judged()
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
@@ -136,9 +177,10 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
 def _left(finding: Finding, log: StartupLog, judged: Fit) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise."""
     made_for, difference, finding = judged.question.engine.version, finding.difference, finding.judged()
-    if finding.verdict != DISAGREE or difference is None or abs(difference) > OTHER_VERSIONS or log.version.startswith(made_for):
+    most = OTHER_VERSIONS.get(log.engine, OTHER_ENGINES)
+    if finding.verdict != DISAGREE or difference is None or abs(difference) > most or log.version.startswith(made_for):
         return finding
-    which = f"vLLM {log.version}" if log.version else "a version that the log does not say"
+    which = f"{ENGINES[log.engine]} {log.version}" if log.version else "a version that the log does not say"
     return finding.undecided(f"{which} may count otherwise than {made_for}, for which the memory model was made")
 
 
@@ -155,14 +197,26 @@ def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     yield finding.undecided(f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
 
 
-def _notes(log: StartupLog, asked: Question) -> Iterator[Note]:
-    made_for, quantization = asked.engine.version, log.quantization
-    if log.version and not log.version.startswith(made_for):
-        yield Note("version", f"the log is of vLLM {log.version}; the memory model was made for {made_for}")
+def _served(log: StartupLog, claim: Claim) -> Iterator[Finding]:
+    """Tokens a second while requests were served, against decode steps of as many; prompts between them make it less."""
+    if not (usual := typical(log)):
+        return
+    running, rate, cached = usual
+    step = float(claim.bill(batch=running, context=claim.context or cached or 1024).step_s)
+    item = Note("served", f"a decode step, {plural(running, 'request')} running")
+    yield claim.seconds(item, step, running / rate, "prompts between the steps, speculation, or a slower engine")
+
+
+def _notes(log: StartupLog, asked: Question | None) -> Iterator[Note]:
+    """What the start says in words, and what to know before it is compared."""
+    yield intro(log)
+    made_for, quantization = asked.engine.version if asked else "", log.quantization
+    if asked and log.version and not log.version.startswith(made_for):
+        yield Note("version", f"the log is of {ENGINES[log.engine]} {log.version}; the memory model was made for {made_for}")
     if log.allreduce_backends:
         yield Note("dispatch", f"all-reduce backends in dispatch order: {', '.join(log.allreduce_backends)}")
     if log.backend or log.nccl_version:
         yield Note("backend", f"collectives over {log.backend or 'nccl'} {log.nccl_version}".strip())
-    if quantization and asked.model.quant is None and not asked.plan.weights_dtype:
+    if asked and quantization and asked.model.quant is None and not asked.plan.weights_dtype:
         advice = f"the log says quantization={quantization}: give --dtype, or a model folder with that config"
         yield Note("quantization", advice)

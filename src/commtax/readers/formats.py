@@ -10,15 +10,17 @@ from functools import cached_property
 from pathlib import Path
 
 from commtax.files import LOG_BYTES, Stream, decoded, opened
-from commtax.readers import bench, chrome, kineto, nsys, prefixes, rocprof, vllm_log
+from commtax.readers import bench, chrome, flight, kineto, nccl_log, nsys, prefixes, rocprof, sglang_log, trtllm_log, vllm_log
 from commtax.readers.bench import Bench
+from commtax.readers.flight import Dump
+from commtax.readers.nccl_log import NcclLog
 from commtax.readers.shaped import UNNUMBERED
+from commtax.readers.startup import StartupLog
 from commtax.readers.trace import Trace
-from commtax.readers.vllm_log import StartupLog
 from commtax.statement import Refusal
 
 HEAD_BYTES = 65536  # of a file, in which what it is shows
-Left = Trace | StartupLog | tuple[Bench, ...]
+Left = Trace | StartupLog | NcclLog | Dump | tuple[Bench, ...]
 """What one format finds in a file."""
 Found = Left | list[Trace]
 """… of which a file of several ranks holds several."""
@@ -50,7 +52,7 @@ class Source:
 class Format:
     """``fits`` looks at a file, ``read`` takes what it says."""
 
-    kind: str  # log | trace | bench
+    kind: str  # log | trace | flight | bench
     described: str
     fits: Callable[[Source], bool]
     read: Callable[[Source], Found]
@@ -100,6 +102,12 @@ DATA = (
         lambda source: chrome.read(source.stream),
     ),
     Format(
+        "flight",
+        "a flight recorder's dump (nccl_trace_rank_N, or its JSON)",
+        lambda source: flight.looks_like(source.head),
+        lambda source: flight.read(source.stream),
+    ),
+    Format(
         "bench",
         "a benchmark result (vllm bench, sglang.bench_serving, AIPerf)",
         lambda source: source.begins in ("{", "["),
@@ -113,6 +121,24 @@ TEXTS = (
         "a vLLM start-up log (model weights, KV cache size, rank lines)",
         lambda source: vllm_log.looks_like(source.text),
         lambda source: vllm_log.parse(source.text),
+    ),
+    Format(
+        "log",
+        "an SGLang log (ServerArgs, weights, KV cache, decode batches)",
+        lambda source: sglang_log.looks_like(source.text),
+        lambda source: sglang_log.parse(source.text),
+    ),
+    Format(
+        "log",
+        "a TensorRT-LLM log",
+        lambda source: trtllm_log.looks_like(source.text),
+        lambda source: trtllm_log.parse(source.text),
+    ),
+    Format(
+        "log",
+        "a log of NCCL or RCCL (NCCL_DEBUG=INFO, or PyTorch's watchdog)",
+        lambda source: nccl_log.looks_like(source.text),
+        lambda source: nccl_log.parse(source.text),
     ),
 )
 """Of which a text has all that fit."""

@@ -5,107 +5,30 @@ ranks surround them.
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from itertools import islice
 
-from commtax.files import table
-from commtax.readers import filled
-from commtax.units import GiB
+from commtax.readers.startup import MOST_MOMENTS, Heard, Moment, Rank, StartupLog, Wordings, axes_of, lines, number, since_last
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_BRACKETS = re.compile(r"\(([^()]*+)\)")
+_BRACKETS = re.compile(r"\(([^()]{0,200}+)\)")
 _WORKER = re.compile(r"\w*Worker|EngineCore|APIServer|MainProcess")
 _PID = re.compile(r"\bpid=(\d+)")
-_NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
-_CONCURRENCY = re.compile(rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x")
+_CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,30}+) tokens per request: ([\d.,]{1,30}+)x")
 _RANK = re.compile(r"rank (\d{1,9}) in world size (\d{1,9}) is assigned as (DP rank .*)")
 _WORLD = re.compile(r"world_size=(\d{1,9}) rank=(\d{1,9}) ")
-_BACKEND = re.compile(r"backend=(\w+)")
-_BACKENDS = re.compile(r"Using \[([^\[\]]*+)\] all-reduce backends ")
-_GROUP = re.compile(r" for group '(\w+):")
-_START = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM API server version")
-_CONFIGURED = ("with config", "non-default args", "Namespace(", "Chunked prefill is enabled with")
-_SETTING = re.compile(r"['\"]?\b([a-z][a-z_]+)['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|[\w./+-]+)")
-_TABLE = table("readers/vllm_log.toml")
-_FIGURES = [  # what a line's number is, and how it is read
-    (name, read, re.compile(wording.replace("{n}", _NUMBER)))
-    for kind, read in (("gib", lambda text: _float(text) * GiB), ("count", lambda text: int(_float(text))))
-    for name, wordings in _TABLE[kind].items()
-    for wording in wordings
-]
-_TEXTS = [(name, re.compile(wording)) for name, wordings in _TABLE["text"].items() for wording in wordings]
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """One worker as it introduced itself; -1 where an axis is not named."""
-
-    rank: int
-    dp: int = -1
-    pp: int = -1
-    tp: int = -1
-    ep: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class StartupLog:
-    """What one start says: what the engine was told, how its ranks lie, and the memory of the tightest rank.
-
-    "", 0 or None where the log does not say.
-    """
-
-    version: str = ""
-    quantization: str = ""
-    kv_cache_dtype: str = ""
-    prefix_caching: str = ""  # "True" or "False"
-    tp: int = 0
-    pp: int = 0
-    dp: int = 0
-    block_size: int = 0
-    max_model_len: int = 0
-    max_num_seqs: int = 0
-    max_num_batched_tokens: int = 0
-    gpu_memory_utilization: float = 0.0
-    world_size: int = 0
-    ranks: tuple[Rank, ...] = ()
-    backend: str = ""
-    nccl_version: str = ""
-    allreduce_backends: tuple[str, ...] = ()
-    custom_allreduce_disabled: str = ""  # the reason given
-    weights_bytes: tuple[tuple[str, float], ...] = ()  # worker and what it loaded
-    available_kv_bytes: float | None = None
-    kv_fixed: bool = False  # the KV memory was asked for, not what was left
-    kv_tokens: int | None = None
-    kv_blocks: int | None = None
-    max_concurrency: float | None = None
-
-
-@dataclass(slots=True)
-class _Heard:
-    """What was read so far: figures with their worker, ranks by number, and all else by field."""
-
-    figures: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
-    concurrency: list[tuple[int, float]] = field(default_factory=list)  # of requests as long as this
-    ranks: dict[int, Rank] = field(default_factory=dict)
-    facts: dict[str, object] = field(default_factory=dict)
-
-    def summed(self) -> dict[str, object]:
-        """All of it by field; of figures the least over the workers."""
-        facts = self.facts | {name: min(value for _, value in values) for name, values in self.figures.items()}
-        weights = dict(self.figures.get("weights_bytes", ()))
-        length, concurrency = min(self.concurrency, key=lambda c: c[1], default=(0, None))
-        facts |= {"max_model_len": length} if length else {}
-        if facts.get("switched_off") and facts.get("device") != "cpu":  # CPUs never have it, and their config says so
-            facts.setdefault("custom_allreduce_disabled", "disable_custom_all_reduce=True")
-        facts |= {"ranks": tuple(self.ranks[r] for r in sorted(self.ranks)), "weights_bytes": tuple(sorted(weights.items()))}
-        return facts | {"kv_fixed": "fixed" in self.figures, "max_concurrency": concurrency}
+_BACKEND = re.compile(r"backend=(\w{1,60}+)")
+_BACKENDS = re.compile(r"Using \[([^\[\]]{0,2000}+)\] all-reduce backends ")
+_GROUP = re.compile(r" for group '(\w{1,60}+):")
+_START = re.compile(r"Initializing an? (?:V[01] )?LLM engine|vLLM API server version")
+_MOMENT = re.compile(
+    r"Avg generation throughput: ([\d.]{1,20}+) tokens/s, Running: (\d{1,9}) reqs,.{0,40}? (?:Waiting|Pending): (\d{1,9}) reqs"
+)
+_USAGE = re.compile(r"KV cache usage: ([\d.]{1,20}+)%")
+_WORDINGS = Wordings("readers/vllm_log.toml")
 
 
 def looks_like(text: str) -> bool:
     """Whether a text holds lines of a vLLM start-up."""
-    figures = (pattern for _, _, pattern in _FIGURES)
-    library = (pattern for name, pattern in _TEXTS if name == "nccl_version")
-    return any(pattern.search(text) for pattern in (*figures, _CONCURRENCY, _RANK, _START, *library))
+    return _WORDINGS.fits(text)
 
 
 def parse(text: str) -> StartupLog:
@@ -115,29 +38,21 @@ def parse(text: str) -> StartupLog:
     >>> log.weights_bytes[0][0], round(log.weights_bytes[0][1] / 2**30, 2)
     ('TP1', 7.51)
     """
-    heard = _Heard()
-    for worker, line in _last_start(text):
-        _figures(heard, worker, line)
+    heard = Heard()
+    first = since_last(lambda: ((*_process(line), bool(_START.search(line))) for line in lines(text)))
+    for line in islice(lines(text), first, None):
+        who, pid = _process(line)
+        _WORDINGS.hear(heard, _label(who, pid), line)
         _layout(heard, line)
-        _settings(heard, line)
-    return filled(StartupLog, heard.summed())
+        _served(heard, line)
+    return heard.record("vllm")
 
 
-def _last_start(text: str) -> Iterable[tuple[str, str]]:
-    """Workers and their lines since the last start: the same process name with another pid introduces itself again."""
-    rows: list[tuple[str, str]] = []
-    begun: dict[str, str] = {}
-    for line in _COLOUR.sub("", text).splitlines():
-        worker = next((inside for inside in _BRACKETS.findall(line) if _WORKER.match(inside)), "")
-        match, who = _PID.search(worker), worker.split(" pid=")[0].split(",")[0]
-        pid = match[1] if match else ""
-        if _START.search(line):
-            if who in begun and begun[who] != pid:
-                rows.clear()
-                begun.clear()
-            begun[who] = pid
-        rows.append((_label(who, pid), line))
-    return rows
+def _process(line: str) -> tuple[str, str]:
+    """Name and pid of the process that wrote a line, where it says them."""
+    worker = next((inside for inside in _BRACKETS.findall(line[:2000]) if _WORKER.match(inside)), "")
+    match = _PID.search(worker)
+    return worker.split(" pid=")[0].split(",")[0], match[1] if match else ""
 
 
 def _label(who: str, pid: str) -> str:
@@ -149,30 +64,11 @@ def _label(who: str, pid: str) -> str:
     return f"pid {pid}" if pid and "Worker" in who else "rank 0"
 
 
-def axes_of(worker: str) -> dict[str, int]:
-    """The coordinates in a worker's name, or in how it introduces itself.
-
-    >>> axes_of("DP0_TP1"), axes_of("DP rank 0, TP rank 1")
-    ({'dp': 0, 'tp': 1}, {'dp': 0, 'tp': 1})
-    """
-    return {axis.lower(): int(n) for axis, n in re.findall(r"(DP|PP|TP|EP)(?: rank )?(\d{1,9})", worker)}
-
-
-def _figures(heard: _Heard, worker: str, line: str) -> None:
-    """Memory, tokens, blocks and concurrency."""
-    for name, read, pattern in _FIGURES:
-        if match := pattern.search(line):
-            heard.figures.setdefault(name, []).append((worker, read(match[1])))
-    if match := _CONCURRENCY.search(line):
-        heard.concurrency.append((int(_float(match[1])), _float(match[2])))
-    for name, pattern in _TEXTS:
-        if match := pattern.search(line):
-            heard.facts[name] = match[1].split(". To silence")[0].strip().rstrip(".")
-
-
-def _layout(heard: _Heard, line: str) -> None:
-    """Ranks, groups, backends, and whether the custom all-reduce is off."""
+def _layout(heard: Heard, line: str) -> None:
+    """Ranks, groups, backends, and requests of full length."""
     facts = heard.facts
+    if match := _CONCURRENCY.search(line):
+        heard.concurrency.append((int(number(match[1])), number(match[2])))
     if match := _RANK.search(line):
         heard.ranks[int(match[1])] = Rank(int(match[1]), **axes_of(match[3]))
         facts["world_size"] = int(match[2])
@@ -183,19 +79,9 @@ def _layout(heard: _Heard, line: str) -> None:
         facts["allreduce_backends"] = tuple(re.findall(r"[\w.]+", match[1]))
 
 
-def _settings(heard: _Heard, line: str) -> None:
-    """The configuration: ``with config: …``, ``non-default args: {…}``, ``args: Namespace(…)``."""
-    facts = heard.facts
-    for key, raw in _SETTING.findall(line) if any(sign in line for sign in _CONFIGURED) else ():
-        value = raw.strip("'\"").rstrip(".")
-        if (name := _TABLE["numbers"].get(key)) and re.fullmatch(r"\d{1,15}(?:\.\d{1,15})?", value):
-            number = float(value)
-            facts.setdefault(name, int(number) if number.is_integer() and name != "gpu_memory_utilization" else number)
-        elif (name := _TABLE["names"].get(key)) and value not in ("None", "auto"):
-            facts.setdefault(name, value.removeprefix("torch."))
-        elif key == "disable_custom_all_reduce" and value == "True":
-            facts["switched_off"] = True
-
-
-def _float(text: str) -> float:
-    return float(text.replace(",", ""))
+def _served(heard: Heard, line: str) -> None:
+    """A line that a serving engine writes every few seconds; those of an idle one say nothing."""
+    if (match := _MOMENT.search(line)) and len(heard.moments) < MOST_MOMENTS and float(match[1]) > 0:
+        usage = _USAGE.search(line, match.end())
+        share = float(usage[1]) / 100 if usage else None
+        heard.moments.append(Moment(int(match[2]), int(match[3]), float(match[1]), share))

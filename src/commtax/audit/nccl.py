@@ -1,0 +1,284 @@
+"""What NCCL's own log tells: who reaches whom over what, what that costs, which rank is missing, and what was called."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from commtax import catalog
+from commtax.audit.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
+from commtax.catalog.hosts import with_between, with_inside
+from commtax.files import table
+from commtax.readers.nccl_log import NcclLog, Route, Who, joined
+from commtax.spec import Cluster
+from commtax.statement import Note, Refusal
+from commtax.units import format_seconds, plural
+from commtax.verbs.billing import price
+
+SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP, and one through a host's memory, may be
+FEW_CHANNELS = 8  # fewer do not fill NVLink
+NAMED = 8  # ranks, rings and warnings that are told one by one
+_CAUSES = table("audit/log_causes.toml")
+CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
+
+
+def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str]) -> Section:
+    """The logs of all ranks of a job (or of one of them)."""
+    log = joined(logs)
+    found = sorted(causes(log, claim), key=lambda c: -(c.cost_s or 0.0))
+    culprit = _desync(log) or _late(log)
+    return Section(
+        "log",
+        tuple(names),
+        (*_layout(log, claim), *_ways(log)),
+        tuple(_notes(log)),
+        causes=tuple(found),
+        culprit=culprit,
+        collectives=tuple(_called(log)),
+        facts=facts(log),
+    )
+
+
+def _layout(log: NcclLog, claim: Claim | None) -> Iterator[Finding]:
+    world = log.world
+    if not world:
+        return
+    nodes = world.nodes or (len(set(world.hosts.values())) if len(world.hosts) == world.size else 0)
+    if claim is None:
+        yield Finding("ranks in a communicator", None, world.size)
+        if nodes:
+            yield Finding("hosts", None, nodes)
+        return
+    plan, place = claim.plan, claim.question.cluster
+    tp, pp, dp = int(plan.tp), int(plan.pp), int(plan.dp)
+    groups = (tp * pp * dp, tp * pp, tp * dp, pp, dp, tp)
+    wanted = world.size if world.size in groups else max(groups)
+    yield Finding("ranks in a communicator", wanted, world.size, reason="another plan than was said, or one part of it").judged()
+    if nodes:
+        wanted = -(-world.size // place.gpus_per_host)
+        yield Finding("hosts", wanted, nodes, reason="ranks lie on more or fewer hosts than the cluster has for them").judged()
+
+
+def _ways(log: NcclLog) -> Iterator[Finding]:
+    """How many ranks reach how many over what, and how wide."""
+    for (transport, direct), pairs in _transports(log).items():
+        yield Finding(Note("transport", f"ways over {_called_so(transport, direct)}"), None, pairs)
+    if log.widths:
+        channels, nvls, _ = min(log.widths)
+        yield Finding("channels", None, channels)
+        if nvls:
+            yield Finding("NVLS channels", None, nvls)
+    if depth := _depth(log.parents):
+        yield Finding("levels of the tree", None, depth)
+
+
+def _transports(log: NcclLog) -> Counter[tuple[str, bool]]:
+    return Counter((route.transport, route.direct) for route in log.routes)
+
+
+def _called_so(transport: str, direct: bool) -> str:
+    return f"{transport} (GPU direct)" if direct else transport
+
+
+def _depth(parents: dict[int, int]) -> int:
+    """Levels below the root of the first tree; 0 where the log does not hold all of it."""
+    roots = [rank for rank, parent in parents.items() if parent < 0]
+    children: dict[int, list[int]] = {}
+    for rank, parent in parents.items():
+        children.setdefault(parent, []).append(rank)
+    level, seen, depth = roots, len(roots), 0
+    while level := [child for rank in level for child in children.pop(rank, ())]:
+        depth, seen = depth + 1, seen + len(level)
+    return depth if len(roots) == 1 and seen == len(parents) > 1 else 0
+
+
+def facts(log: NcclLog) -> dict[str, str]:
+    """All that two runs may differ in."""
+    said = {f"ways over {_called_so(t, direct)}": str(pairs) for (t, direct), pairs in sorted(_transports(log).items())}
+    said |= {name: ", ".join(sorted(values)) for name, values in sorted(log.environment.items())}
+    versions, world = sorted(set(log.versions.values())), log.world
+    said |= {"version": ", ".join(versions)} if versions else {}
+    said |= {"network": ", ".join(sorted(log.networks))} if log.networks else {}
+    said |= {"NICs": ", ".join(log.nics)} if log.nics else {}
+    said |= {"ranks": str(world.size)} if world else {}
+    if log.widths:
+        channels, nvls, pairs = min(log.widths)
+        said |= {"channels": str(channels), "NVLS channels": str(nvls), "channels of pairs": str(pairs)}
+    if log.counted["nvls"] or log.counted["no_nvls"]:
+        said["NVLS"] = "available" if log.counted["nvls"] else "not available"
+    return said
+
+
+def _notes(log: NcclLog) -> Iterator[Note]:
+    versions = Counter(log.versions.values())
+    if versions:
+        yield Note("version", "collectives by " + ", ".join(sorted(versions)))
+    for comm in log.comms.values():
+        gone = sorted(set(range(comm.size)) - set(comm.hosts))
+        if gone and len(comm.hosts) > 1:
+            yield Note("ranks", f"the log holds {len(comm.hosts)} of {comm.size} ranks: without {_ranks(gone)}")
+        if waiting := sorted(set(comm.hosts) - comm.complete) if comm.complete else []:
+            yield Note("unfinished", f"{_ranks(waiting)} did not finish the start that {_ranks(sorted(comm.complete))} finished")
+    for text, times in log.warnings.most_common(NAMED):
+        yield Note("warning", f"NCCL warns{f' ({times} times)' if times > 1 else ''}: {text}")
+    rings = Counter(len(ring) for ring in log.rings)
+    if rings:
+        first = next(iter(log.rings))
+        order = " ".join(map(str, first[: 4 * NAMED])) + (" …" if len(first) > 4 * NAMED else "")
+        yield Note("rings", f"{plural(len(log.rings), 'ring')}, the first {order}")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0, 1``, the first few of many."""
+    shown = ", ".join(map(str, ranks[:NAMED])) + (f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else "")
+    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+
+
+def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
+    """What costs time, by the ways that were taken."""
+    routes = log.routes
+    yield from _network(log, [r for r in routes if r.network], claim)
+    if shared := [r for r in routes if r.transport == "SHM"]:
+        off = log.counted["p2p_off"] or "NCCL_P2P_DISABLE" in log.environment
+        why = ": GPUs could not be joined directly" if off else ""
+        yield _priced("shared memory", f"{plural(len(shared), 'way')} inside a host through its memory{why}", claim, inside=True)
+    yield from _width(log, claim)
+    if zigzag := _crossings(log):
+        ring, crossed, hosts = zigzag
+        said = f"a ring crosses hosts {crossed} times where {hosts} would do ({' '.join(map(str, ring[:16]))} …)"
+        yield _cause("ring order", said)
+    versions = Counter(version for process, version in log.versions.items() if process)
+    if len(versions) > 1:
+        many = ", ".join(f"{version} in {n}" for version, n in versions.most_common())
+        yield _cause("versions", f"versions differ between processes: {many}")
+    if log.timeouts:
+        yield _timed_out(log)
+
+
+def _network(log: NcclLog, routes: Sequence[Route], claim: Claim | None) -> Iterator[Cause]:
+    """TCP instead of a network that reads memory, and such a network without the GPU's own."""
+    sockets = [r for r in routes if r.transport == "NET/Socket"]
+    if sockets:
+        why = "; ".join(log.failures) or ("NCCL_IB_DISABLE is set" if "NCCL_IB_DISABLE" in log.environment else "")
+        said = f"{plural(len(sockets), 'way')} between hosts over TCP sockets{f' ({why})' if why else ''}"
+        yield _priced("sockets", said, claim, inside=False)
+    staged = [r for r in routes if not r.direct and r.transport != "NET/Socket"]
+    if staged:
+        said = f"{plural(len(staged), 'way')} over {staged[0].transport} copy through the host: GPU direct is off"
+        yield _cause("no GPU direct", said)
+
+
+def _width(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
+    """Few channels, and a switch that could sum and does not, where it is known that there is one."""
+    if limits := [name for name in CHANNEL_LIMITS if name in log.environment]:
+        yield Cause("few channels", f"{limits[0]} limits the channels", change=f"start without {limits[0]}")
+    if claim is None:
+        return
+    place = claim.question.cluster
+    fast = place.intra.kind == "nvlink"
+    channels, nvls, _ = min(log.widths, default=(FEW_CHANNELS, 0, 0))
+    if fast and channels < FEW_CHANNELS and not limits:
+        yield _cause("few channels", f"{plural(channels, 'channel')} do not fill {place.intra.name}")
+    if place.intra.key in _CAUSES["links"]["nvls"] and not nvls and log.counted["no_nvls"]:
+        said = "the NVSwitch does not sum (NVLS multicast is not available)"
+        yield _cause("no NVLS", said)
+
+
+def _crossings(log: NcclLog) -> tuple[tuple[int, ...], int, int] | None:
+    """A ring that leaves hosts more often than it must: itself, how often, and how many hosts there are."""
+    world = log.world
+    for ring in log.rings if world and len(world.hosts) == world.size else ():
+        if world and len(ring) == world.size and set(ring) == set(world.hosts):
+            at = [world.hosts[rank] for rank in ring]
+            crossed = sum(here != there for here, there in zip(at, [*at[1:], at[0]], strict=True))
+            if crossed > (hosts := len(set(at))) > 1:
+                return ring, crossed, hosts
+    return None
+
+
+def _cause(code: str, said: str) -> Cause:
+    return Cause(code, said, change=_CAUSES["nccl"][code])
+
+
+def _priced(code: str, said: str, claim: Claim | None, *, inside: bool) -> Cause:
+    """The cause with what the claimed decode step costs more over such a way, where it uses one at all."""
+    more = _more(claim, inside) if claim else None
+    if not more or more[0] <= 0:
+        return _cause(code, said)
+    cost, plain, link = more
+    gain = f"at least {format_seconds(cost)} of each decode step ({cost / (plain + cost):.1%}), were the way {link}"
+    return replace(_cause(code, said), cost_s=cost, share=cost / (plain + cost), gain=gain)
+
+
+def _more(claim: Claim, inside: bool) -> tuple[float, float, str] | None:
+    """Seconds that a decode step costs more with the slow way, those of the step as claimed, and what the slow way is."""
+    place = claim.question.cluster
+    slow = catalog.link(SHARED_LINK if inside else SOCKET_LINK)
+    try:
+        other: Cluster = with_inside(place, slow) if inside else with_between(place, slow)
+        step = claim.question.but(phase="decode", batch=claim.batch or 1, context=claim.context or 1024)
+        plain, cost = (float(price(replace(step, cluster=c)).step_s) for c in (place, other))
+    except Refusal:  # no such chip has such a link
+        return None
+    return cost - plain, plain, slow.name
+
+
+def _timed_out(log: NcclLog) -> Cause:
+    first = min(log.timeouts, key=lambda t: t.seq)
+    ranks = sorted({t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op})
+    size = f" of {first.elements:,} elements" if first.elements is not None else ""
+    said = f"{first.op} number {first.seq}{size} ran {format_seconds(first.ran_s)} on {_ranks(ranks)} and was given up"
+    return _cause("timeout", said)
+
+
+def _late(log: NcclLog) -> Culprit | None:
+    """The rank that had not asked for a collective on which the others of its group gave up."""
+    groups: dict[str, list[int]] = {}
+    for group, rank in log.progress:
+        groups.setdefault(group, []).append(rank)
+    for group, ranks in groups.items():
+        failed = min(log.progress[group, rank].failed for rank in ranks)
+        late = [rank for rank in ranks if log.progress[group, rank].enqueued < failed]
+        if 0 < len(late) < len(ranks):
+            said = f"{_ranks(late)} never called collective {failed} of group {group}, on which the others waited"
+            return Culprit("late rank", late[0], None, said)
+    return None
+
+
+def _desync(log: NcclLog) -> Culprit | None:
+    """The rank that called something else than the others under the same number."""
+    for (size, number), calls in sorted(log.issued.items()):
+        for members in _together(log, size, calls):
+            kinds = Counter(calls[who] for who in members)
+            (usual, many), *others = kinds.most_common()
+            if others and many > len(members) / 2:
+                odd = [who for who in members if calls[who] != usual]
+                names = sorted(_rank(log, who) for who in odd)
+                said = f"{_ranks(names)} called {calls[odd[0]][0]} as number {number:x}, the others {usual[0]}"
+                return Culprit("late rank", names[0], None, said)
+    return None
+
+
+def _together(log: NcclLog, size: int, calls: dict[Who, tuple[str, ...]]) -> list[list[Who]]:
+    """Callers of one communicator; where its number is not told, all of one size, if no process has two of it."""
+    by: dict[str, list[Who]] = {}
+    for who in calls:
+        by.setdefault(log.members.get(who, ("", 0))[0], []).append(who)
+    unknown = by.get("", [])
+    if len({process for process, _ in unknown}) < len(unknown) or len(unknown) > size:
+        by.pop("", None)
+    return [members for members in by.values() if len(members) > 1]
+
+
+def _rank(log: NcclLog, who: Who) -> int:
+    """Its rank, or the number of its device where the log does not tell ranks."""
+    known = log.members.get(who)
+    return known[1] if known else int(who[0].rsplit(":", 1)[-1] or 0)
+
+
+def _called(log: NcclLog) -> Iterator[CollectiveRow]:
+    """Calls of the rank that made most of a kind."""
+    most: dict[tuple[str, int], tuple[int, float]] = {}
+    for (_, op, size), figures in log.calls.items():
+        most[op, size] = max(most.get((op, size), (0, 0.0)), figures)
+    for (op, size), (count, nbytes) in sorted(most.items(), key=lambda row: -row[1][1]):
+        yield CollectiveRow(op, "", f"{size} ranks", size, count, nbytes, 0.0, 0.0, 0.0)

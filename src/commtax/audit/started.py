@@ -1,0 +1,170 @@
+"""What an engine's log tells by itself: facts two runs may differ in, figures without a prediction, and what costs time."""
+
+from collections import Counter
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from commtax.audit.finding import Cause, Claim, Finding
+from commtax.catalog.models import bundled
+from commtax.files import table
+from commtax.readers.startup import StartupLog, axes_of
+from commtax.statement import Note
+from commtax.units import format_bytes, format_seconds, plural
+
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
+FULL_LENGTH = "full-length requests at once"
+ALL_WEIGHTS = "all ranks' weights"
+FULL_CACHE, FEW_MOMENTS = 0.95, 3  # a cache that full makes requests wait; fewer lines make no rate
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
+FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
+_CAUSES = table("audit/log_causes.toml")
+
+
+def named(log: StartupLog) -> dict[str, str | int]:
+    """What the log itself says ran: a catalogued model's key, the sizes of the plan, and the types of weights and cache."""
+    model = next((m.key for name in _names(log.model) if (m := bundled(name))), "")
+    weights = DTYPES.get(log.quantization, "")
+    sizes = {axis: getattr(log, axis) or seen(log, axis) for axis in ("tp", "pp", "dp")}
+    cache = "fp8" if narrow(log) else ""
+    said = {"model": model, **sizes, "weights_dtype": weights, "kv_dtype": cache, "engine": log.engine}
+    return {name: value for name, value in said.items() if value}
+
+
+def _names(model: str) -> Iterator[str]:
+    """A model as its path may name it: whole, the folder, and the Hub's own folder ``models--owner--name``."""
+    parts = model.rstrip("/").split("/")
+    yield model
+    yield "/".join(parts[-2:])
+    yield parts[-1]
+    yield from ("/".join(part.split("--")[1:]) for part in parts if part.startswith("models--"))
+
+
+def narrow(log: StartupLog) -> bool:
+    """Whether the cache has a byte a number."""
+    return log.kv_cache_dtype.startswith(("fp8", "float8"))
+
+
+def seen(log: StartupLog, axis: str) -> int:
+    """A size from the highest rank that introduced itself or that a worker is named after; one rank alone tells nothing."""
+    numbered = [axes_of(worker).get(axis, -1) for worker, _ in log.weights_bytes]
+    highest = max([*numbered, *(getattr(r, axis) for r in log.ranks)], default=-1)
+    return highest + 1 if highest > 0 or log.world_size == 1 else 0
+
+
+def facts(log: StartupLog) -> dict[str, str]:
+    """All that two starts may differ in."""
+    sizes = {axis: str(size) for axis in AXES if (size := getattr(log, axis) or seen(log, axis))}
+    own = {name: str(value) for name in FACTS if (value := getattr(log, name))}
+    backends = {"all-reduce backends": ", ".join(log.allreduce_backends)} if log.allreduce_backends else {}
+    return {"engine": log.engine, **own, **backends, **sizes, **log.settings}
+
+
+def told(log: StartupLog) -> Iterator[Finding]:
+    """Layout, memory and speed as the log has them, with nothing to compare them with."""
+    for axis, name in AXES.items():
+        if size := getattr(log, axis) or seen(log, axis):
+            yield Finding(name, None, size)
+    if log.world_size:
+        yield Finding("ranks in a world", None, log.world_size)
+    for label, nbytes in alike(log):
+        yield Finding(Note("weights", f"weights ({label})"), None, nbytes, "bytes")
+    if len(log.weights_bytes) > 1:
+        yield Finding(ALL_WEIGHTS, None, sum(nbytes for _, nbytes in log.weights_bytes), "bytes")
+    if log.available_kv_bytes is not None:
+        yield Finding("KV memory a rank", None, log.available_kv_bytes, "bytes")
+    tokens = log.kv_tokens or (log.kv_blocks or 0) * log.block_size
+    if tokens:
+        yield Finding("KV tokens", None, tokens, "tokens")
+        if log.available_kv_bytes:
+            yield Finding("KV bytes a token, a rank", None, log.available_kv_bytes / tokens, "bytes")
+    if log.max_concurrency:
+        yield Finding(FULL_LENGTH, None, log.max_concurrency)
+    if usual := typical(log):
+        yield Finding(Note("served", f"tokens a second, {plural(usual[0], 'request')} running"), None, usual[1])
+
+
+def alike(log: StartupLog) -> list[tuple[str, float]]:
+    """Weights by whom: workers that loaded the same share a line."""
+    groups: dict[float, list[str]] = {}
+    for worker, nbytes in log.weights_bytes:
+        groups.setdefault(nbytes, []).append(worker)
+    return [(who[0] if len(who) == 1 else f"{plural(len(who), 'rank')} alike", nbytes) for nbytes, who in groups.items()]
+
+
+def typical(log: StartupLog) -> tuple[int, float, int] | None:
+    """Requests that ran most often, the median of tokens a second while they did, and tokens that each had cached (0: not told)."""
+    count = Counter(m.running for m in log.moments if m.running)
+    running, times = max(count.items(), key=lambda pair: (pair[1], pair[0]), default=(0, 0))
+    if times < FEW_MOMENTS:
+        return None
+    these = [m for m in log.moments if m.running == running]
+    cached = [m.cached_tokens for m in these if m.cached_tokens]
+    return running, median(m.tokens_per_s for m in these), int(median(cached) / running) if cached else 0
+
+
+def intro(log: StartupLog) -> Note:
+    """Who ran what, in one sentence."""
+    which = f"{ENGINES.get(log.engine, log.engine)} {log.version}".strip()
+    parts = [log.model, log.said("dtype"), log.quantization, log.kv_cache_dtype and f"KV cache {log.kv_cache_dtype}"]
+    parts += [log.said("attention_backend") and f"attention by {log.said('attention_backend')}"]
+    said = ", ".join(part for part in parts if part)
+    return Note("start", f"{which} started{f': {said}' if said else ''}")
+
+
+def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
+    """What costs time, by the log's own words; priced where somebody says what ran."""
+    if why := log.custom_allreduce_disabled:
+        change = next((row["change"] for row in _CAUSES["custom_allreduce"] if row["part"] in why), "")
+        cost = _cost(claim, library="nccl") if claim and claim.tp > 1 else None
+        yield _priced("custom all-reduce", f"the engine's own all-reduce is off: {why}", cost, claim, change)
+    for name, value in _CAUSES["eager"].items():
+        if log.settings.get(name) == value:
+            cost = _cost(claim, eager=True) if claim else None
+            said = f"kernels are launched one by one ({name}={value})"
+            yield _priced("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
+    yield from _queue(log)
+
+
+def _queue(log: StartupLog) -> Iterator[Cause]:
+    moments = [m for m in log.moments if m.running]
+    waits = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= FULL_CACHE]
+    if len(waits) >= FEW_MOMENTS:
+        share, most = len(waits) / len(moments), max(m.waiting for m in waits)
+        said = f"the KV cache is full in {plural(len(waits), 'line')} of {len(moments)}, and up to {plural(most, 'request')} wait"
+        change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
+        yield Cause("cache full", said, share=share, change=change)
+    launched = [m for m in moments if m.graph is False]
+    if len(launched) >= FEW_MOMENTS and len(launched) * 2 > len(moments):
+        said = f"{plural(len(launched), 'decode line')} of {len(moments)} ran without a CUDA graph"
+        yield Cause("no graph", said, share=len(launched) / len(moments), change="capture larger batches (--cuda-graph-max-bs)")
+
+
+def _cost(claim: Claim | None, **changes: Any) -> tuple[float, float] | None:
+    """Seconds that a decode step costs more with a change, and those of the step without it; None where nothing can be said."""
+    if claim is None:
+        return None
+    batch, context = claim.batch or 1, claim.context or 1024
+    plain = float(claim.bill(batch=batch, context=context).step_s)
+    return float(claim.bill(batch=batch, context=context, **changes).step_s) - plain, plain
+
+
+def _priced(code: str, said: str, cost: tuple[float, float] | None, claim: Claim | None, change: str) -> Cause:
+    """A cause with the price of a step and of a token, and what changing it would gain."""
+    if not cost or not claim or cost[0] <= 0:
+        return Cause(code, said, change=change)
+    more, plain = cost
+    batch = claim.batch or 1
+    gain = (
+        f"{format_seconds(more)} of each decode step at batch {batch} ({more / (plain + more):.1%}); for each request's every token"
+    )
+    return Cause(code, said, more, more / (plain + more), change, gain)
+
+
+def replicated(loaded: float, whole: float) -> str:
+    """How the weights of all ranks compare with one copy of the model."""
+    beyond = loaded - whole
+    return (
+        f"one copy has {format_bytes(whole)}; ranks together hold {format_bytes(abs(beyond))} {'more' if beyond >= 0 else 'less'}"
+    )

@@ -1,0 +1,91 @@
+"""SGLang logs: the start (weights, KV cache, ranks, arguments) and the lines that its scheduler writes while it serves.
+
+Memory is counted in GiB whatever the unit says. A speculative model's cache has as many tokens as that of the model it helps, and
+is no part of it; a cache for windows has fewer, and is.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+from commtax.readers.startup import MOST_MOMENTS, Heard, Moment, StartupLog, Wordings, lines, number, since_last
+from commtax.units import GiB
+
+_WORKER = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d((?: [A-Z]{2,5}\d{1,6}){1,8})\]")
+_START = "server_args=ServerArgs("
+_NODE = re.compile(r"\bnode_rank=(\d{1,9})")
+_CACHE = re.compile(r"KV Cache is allocated\. (?:dtype: [\w.]{1,60}+, )?#tokens: (\d{1,15}+), (.{0,200})")
+_SIZE = re.compile(r"\b(?:K|V|KV) (?:size: )?(\d{1,9}\.\d{1,9}) GB")
+_BATCH = re.compile(r"(Decode|Prefill) batch[.,]")
+_COUNT = re.compile(r"(#[a-z-]{1,30}(?: token)?|token usage|cuda graph|gen throughput \(token/s\)): ([\w.]{1,30}+)")
+_WORDINGS = Wordings("readers/sglang_log.toml")
+
+
+def looks_like(text: str) -> bool:
+    """Whether a text holds lines of an SGLang server."""
+    return _WORDINGS.fits(text)
+
+
+def parse(text: str) -> StartupLog:
+    """Read a log; of several starts in one file the last counts.
+
+    >>> log = parse("[2025-03-08 12:29:21 TP1] KV Cache is allocated. #tokens: 46611, K size: 1.42 GB, V size: 1.42 GB")
+    >>> log.kv_tokens, round(log.available_kv_bytes / 2**30, 2)
+    (46611, 2.84)
+    """
+    heard, pools = Heard(), dict[str, dict[int, float]]()
+    for line in islice(lines(text), since_last(lambda: _introduced(text)), None):
+        match = _WORKER.match(line)
+        worker = match[1].strip().replace(" ", "_") if match else "rank 0"
+        _WORDINGS.hear(heard, worker, line)
+        _cache(pools, worker, line)
+        _served(heard, line)
+    _summed(heard, pools)
+    return heard.record("sglang")
+
+
+def _introduced(text: str) -> Iterator[tuple[str, str, bool]]:
+    """Which host's server printed its arguments: that it did so again is another start."""
+    for at, line in enumerate(lines(text)):
+        node = _NODE.search(line) if _START in line else None
+        yield (node[1] if node else "0"), str(at), _START in line
+
+
+def _cache(pools: dict[str, dict[int, float]], worker: str, line: str) -> None:
+    """A pool of the cache by its tokens; the first of as many tokens is the model's own."""
+    if match := _CACHE.search(line):
+        nbytes = sum(float(size) for size in _SIZE.findall(match[2])) * GiB
+        pools.setdefault(worker, {}).setdefault(int(match[1]), nbytes)
+
+
+def _summed(heard: Heard, pools: dict[str, dict[int, float]]) -> None:
+    """The cache of the worker that has least."""
+    if held := [(sum(pool.values()), max(pool)) for pool in pools.values()]:
+        heard.note("available_kv_bytes", "", min(held)[0])
+        heard.figures.setdefault("kv_tokens", [("", min(held)[1])])
+    if loaded := heard.figures.get("weights_bytes"):  # a speculative model is loaded after the one it helps
+        heard.figures["weights_bytes"] = list(dict(reversed(loaded)).items())
+    if heard.settings.get("enable_dp_attention") == "True":  # replicas share the ranks that tp counts
+        heard.facts["tp"] = max(1, heard.facts.get("tp", 1) // max(1, heard.facts.get("dp", 1)))
+
+
+def _served(heard: Heard, line: str) -> None:
+    """A batch of decode steps as the scheduler counts it."""
+    match = _BATCH.search(line)
+    if not match or match[1] != "Decode" or len(heard.moments) >= MOST_MOMENTS:
+        return
+    said: dict[str, str] = dict(reversed(_COUNT.findall(line, match.end())))  # of a full cache before that of windows
+    rate, running = said.get("gen throughput (token/s)", ""), said.get("#running-req", "")
+    if not (running.isdecimal() and rate.replace(".", "", 1).isdecimal()):
+        return
+    tokens, usage, graph = said.get("#token", said.get("#full token", "")), said.get("token usage", ""), said.get("cuda graph", "")
+    heard.moments.append(
+        Moment(
+            running=int(running),
+            waiting=int(said.get("#queue-req", "0")) if said.get("#queue-req", "0").isdecimal() else 0,
+            tokens_per_s=number(rate),
+            cache_share=number(usage) if usage.replace(".", "", 1).isdecimal() else None,
+            cached_tokens=int(tokens) if tokens.isdecimal() else None,
+            graph={"True": True, "False": False}.get(graph),
+        )
+    )
