@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from commtax.audit.finding import AGREE, DISAGREE, Claim, Finding, Section
-from commtax.readers.bench import Bench
+from commtax.readers.benches.record import Bench
 from commtax.statement import Note
 
 SAME = 0.03  # two degrees whose times differ by less did the same work

@@ -9,7 +9,7 @@ from commtax.calibrate.records import Files, Place, Ran, Served, Timed
 from commtax.catalog.fabric import OPS, library
 from commtax.files import OUTPUT_BYTES, Json, parse_documents, read_text
 from commtax.readers import bench, nccl_tests, prefixes
-from commtax.readers.bench import Bench
+from commtax.readers.benches.record import Bench
 from commtax.readers.published.sweep import SHAPES, SweepRow
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, format_bytes

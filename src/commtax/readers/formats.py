@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 
 from commtax.files import LOG_BYTES, Stream, decoded, opened
-from commtax.readers import bench, kineto, prefixes, vllm_log
-from commtax.readers.bench import Bench
+from commtax.readers import bench, kineto, prefixes, unknown, vllm_log
+from commtax.readers.benches.record import Bench
 from commtax.readers.trace import Trace
 from commtax.readers.vllm_log import StartupLog
 from commtax.statement import Refusal
@@ -37,9 +37,14 @@ class Source:
         return prefixes.plain(decoded(self.head[:8192])).lstrip()[:1]
 
     @cached_property
+    def raw(self) -> str:
+        """All of its text, with what launchers wrote before its lines."""
+        return decoded(self.stream.whole(LOG_BYTES))
+
+    @cached_property
     def text(self) -> str:
         """All of it as its program wrote it."""
-        return prefixes.plain(decoded(self.stream.whole(LOG_BYTES)))
+        return prefixes.plain(self.raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,8 @@ DATA = (
     ),
     Format(
         "bench",
-        "a benchmark result (vllm bench, sglang.bench_serving, AIPerf)",
-        lambda source: source.begins in ("{", "["),
+        "a benchmark result (vllm bench, sglang.bench_serving, AIPerf, GenAI-Perf, GuideLLM)",
+        lambda source: source.begins in ("{", "[") and bench.looks_like_data(source.head),
         lambda source: bench.parse(source.text, str(source.path)),
     ),
 )
@@ -74,6 +79,12 @@ TEXTS = (
         lambda source: vllm_log.looks_like(source.text),
         lambda source: vllm_log.parse(source.text),
     ),
+    Format(
+        "bench",
+        "a printed benchmark result, an MLPerf summary or a server's metrics",
+        lambda source: bench.looks_like_text(source.raw),
+        lambda source: bench.parse_text(source.raw, str(source.path)),
+    ),
 )
 """Of which a text has all that fit."""
 
@@ -83,7 +94,7 @@ def formats_of(source: Source) -> list[Format]:
     fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in TEXTS if f.fits(source)]
     if not fitting:
         *others, last = (f.described for f in (*TEXTS, *DATA))
-        raise Refusal(f"'{source.path}' is not recognised: looked for {', '.join(others)} and {last}")
+        raise Refusal(f"'{source.path}' is not recognised: looked for {', '.join(others)} and {last}; {unknown.found(source.head)}")
     return fitting
 
 
