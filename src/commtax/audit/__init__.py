@@ -36,5 +36,5 @@ def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | No
 def _section(name: str, said: formats.Left, claim: Claim | None, baseline: Path | None) -> Section:
     if not isinstance(said, tuple):
         return AUDITS[type(said)](said, claim, name)
-    first = bench.parse(read_text(baseline, "file", most=LOG_BYTES), baseline.name)[0] if baseline else None
+    first = bench.read(read_text(baseline, "file", most=LOG_BYTES), baseline.name)[0] if baseline else None
     return audit_bench(said, claim, name, first)

@@ -61,7 +61,7 @@ def parse_text(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
 
 
 def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
-    """All results of JSON: one object, a list of them, or one a line; of what is cut off, those before and the fields of the last."""
+    """All results of JSON: one object, a list of them, or one a line; of what is cut off, all that is whole."""
     documents, cut = _documents(text, f"benchmark '{name}'")
     try:
         found = [one for d in documents if isinstance(d, dict) for one in _each(d)]

@@ -32,9 +32,8 @@ def _asked(config: Json) -> dict[str, Json]:
     phases = config.get("phases")
     kept = [p for p in phases if isinstance(p, dict) and not p.get("exclude_from_results")] if isinstance(phases, list) else []
     older = [config.get("loadgen"), config.get("perf_analyzer"), config]
-    load = next((part for part in (*kept, *older) if isinstance(part, dict)), {})
-    stimulus = load.get("stimulus") if isinstance(load.get("stimulus"), dict) else {}
-    endpoint = config.get("endpoint") if isinstance(config.get("endpoint"), dict) else {}
+    load: Json = next((part for part in (*kept, *older) if isinstance(part, dict)), {})
+    stimulus, endpoint = (held if isinstance(held, dict) else {} for held in (load.get("stimulus"), config.get("endpoint")))
     models = endpoint.get("model_names") or config.get("model_names") or _items(config.get("models")) or [config.get("model")]
     return {
         "max_concurrency": load.get("concurrency") or stimulus.get("concurrency"),
@@ -61,9 +60,7 @@ def _built(blocks: Blocks, flat: Mapping[str, Json], version: str = "") -> Bench
     spread, asked = spread_of(lengths[1], number(answers.get("std"))), rate_of(flat.get("request_rate"))
     requests = int(number(flat.get("request_count")) or 0)
     totals = {f"total_{side}_tokens": n * requests for side, n in zip(("input", "output"), lengths, strict=True) if n and requests}
-    return result(
-        "aiperf", "serve", {**flat, **totals}, stats, version=version, spread=spread, lengths=lengths, request_rate=asked
-    )
+    return result("aiperf", "serve", {**flat, **totals}, stats, version=version, spread=spread, lengths=lengths, request_rate=asked)
 
 
 def is_csv(text: str) -> bool:
@@ -108,7 +105,7 @@ def _rows(rows: Sequence[Sequence[str]]) -> Iterator[Bench]:
             header = [cell.strip() for cell in cells]
         elif header and len(cells) > 1:
             name, unit = _named(cells[0])
-            values = {head: cell for head, cell in zip(header[1:], cells[1:], strict=False)}
+            values = dict(zip(header[1:], cells[1:], strict=False))
             blocks[name] = {"unit": unit, **({"avg": values.get("Value")} if "Value" in values else values)}
     if _told(blocks):
         yield _of_rows(blocks)

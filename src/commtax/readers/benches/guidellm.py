@@ -42,9 +42,7 @@ def _one(b: Json, version: str, model: str) -> Bench:
     served = str(_object(config, "backend").get("model") or _object(_object(b, "worker"), "backend_args").get("model") or model)
     spread = spread_of(answer.get("mean"), answer.get("std"))
     lengths = prompt.get("mean"), answer.get("mean")
-    return result(
-        "guidellm", "serve", said, stats, model=served, version=version, spread=spread, lengths=lengths, **_load(config)
-    )
+    return result("guidellm", "serve", said, stats, model=served, version=version, spread=spread, lengths=lengths, **_load(config))
 
 
 def _load(config: Json) -> dict[str, float | None]:

@@ -14,8 +14,10 @@ _THROUGHPUT = re.compile(
     rf"Throughput:\s*+{_FIGURE} requests/s, {_FIGURE} (?:total )?tokens/s(?:, {_FIGURE} output tokens/s)?",
 )
 _TOTAL = re.compile(r"Total num (prompt|output) tokens:\s*+(\d{1,15})")
-_PART = re.compile(rf"(Prefill|Decode|Total)\.\s*+(?:median )?latency:\s*+{_FIGURE} s, +(?:median )?throughput:\s*+{_FIGURE} token/s")
-_BATCH_KEYS = ("batch_size", "input_len", "output_len")
+_PART = re.compile(
+    rf"(Prefill|Decode|Total)\.\s*+(?:median )?latency:\s*+{_FIGURE} s, (?:median )?throughput:\s*+{_FIGURE} token/s"
+)
+_BATCH_KEYS, _BATCH_TIMES = ("batch_size", "input_len", "output_len"), ("latency", "total_latency", "prefill_latency")
 
 
 def looks_like(text: str) -> bool:
@@ -32,16 +34,16 @@ def parse(text: str) -> Iterator[Bench]:
             continue
         if match := _AVERAGE.search(line):
             yield from _latency(latency)
-            latency = {"mean": float(match[1])}
+            latency = {"mean": _seen(match[1])}
         elif latency and (match := _PERCENTILE.search(line)):
-            latency["median" if match[1] == "50" else f"p{match[1]}"] = float(match[2])
+            latency["median" if match[1] == "50" else f"p{match[1]}"] = _seen(match[2])
         elif match := _THROUGHPUT.search(line):
             yield from _throughput(rates)
-            rates = {k: float(v) for k, v in zip(("requests", "total", "output"), match.groups(), strict=True) if v}
+            rates = {k: _seen(v) for k, v in zip(("requests", "total", "output"), match.groups(), strict=True) if v}
         elif rates and (match := _TOTAL.search(line)):
-            rates[f"{match[1]} tokens"] = float(match[2])
+            rates[f"{match[1]} tokens"] = _seen(match[2])
         elif match := _PART.search(line):
-            parts[match[1]] = float(match[2]), float(match[3])
+            parts[match[1]] = _seen(match[2]), _seen(match[3])
             if match[1] == "Total":
                 yield from _batch(parts)
                 parts = {}
@@ -49,6 +51,11 @@ def parse(text: str) -> Iterator[Bench]:
             parts = {}
     yield from _latency(latency)
     yield from _throughput(rates)
+
+
+def _seen(figure: str) -> float:
+    """What was printed; 0 where it is no number."""
+    return number(figure) or 0.0
 
 
 def _latency(stats: dict[str, float]) -> Iterator[Bench]:
@@ -86,7 +93,7 @@ def _batch(parts: dict[str, tuple[float, float]]) -> Iterator[Bench]:
 
 def is_batch(d: Json) -> bool:
     """Whether a document is a line of ``sglang.bench_one_batch`` or ``bench_one_batch_server``."""
-    return all(number(d.get(key)) for key in _BATCH_KEYS) and any(key in d for key in ("latency", "total_latency", "prefill_latency"))
+    return all(number(d.get(key)) for key in _BATCH_KEYS) and any(key in d for key in _BATCH_TIMES)
 
 
 def from_batch(d: Json) -> Bench:

@@ -14,7 +14,9 @@ TITLE = "MLPerf Results Summary"
 LONGEST_LINE = 400
 NS = 1e-9
 _PAIR = re.compile(r"\s*+([^:]{1,80}):\s*+(\S.{0,80})$")
-_LATENCY = re.compile(r"(mean|[\d.]{1,8} percentile) (first token latency|time (?:per|to) output token|latency)(?: latency)? \(ns\)")
+_LATENCY = re.compile(
+    r"(mean|[\d.]{1,8} percentile) (first token latency|time (?:per|to) output token|latency)(?: latency)? \(ns\)"
+)
 _METRICS = {"first token latency": "ttft", "latency": "e2el"}  # else: of an output token
 _SAMPLES = ("completed samples per second", "samples per second")
 _TOKENS = ("completed tokens per second", "tokens per second", "tokens per second (inferred)")
@@ -48,12 +50,12 @@ def _one(held: dict[str, str]) -> Bench:
     samples, tokens = (next((n for k in keys if (n := number(held.get(k)))), None) for keys in (_SAMPLES, _TOKENS))
     scenario = held.get("scenario", "").lower()
     rate = number(held.get("scheduled samples per second")) or number(held.get("target_qps"))
-    load = {
+    loads: dict[str, dict[str, float | None]] = {
         "offline": {"request_rate": math.inf},
         "singlestream": {"concurrency": 1.0},
         "server": {"request_rate": rate},
         "interactive": {"request_rate": rate},
-    }.get(scenario, {})
+    }
     said = {
         "completed": number(held.get("samples_per_query")) if scenario == "offline" else None,
         "request_throughput": samples,
@@ -63,7 +65,9 @@ def _one(held: dict[str, str]) -> Bench:
     facts = {k: held[k] for k in ("scenario", "mode", "result is", "sut name") if k in held}
     length = tokens / samples if tokens and samples and tokens > samples else None
     kind = "throughput" if scenario == "offline" else "serve"
-    return result("mlperf", kind, said, stats, lengths=(None, length), facts=facts, notes=tuple(_notes(held)), **load)
+    return result(
+        "mlperf", kind, said, stats, lengths=(None, length), facts=facts, notes=tuple(_notes(held)), **loads.get(scenario, {})
+    )
 
 
 def _statistic(said: str) -> str:

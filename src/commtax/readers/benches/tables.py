@@ -13,6 +13,7 @@ from commtax.statement import Note
 TITLE = "Serving Benchmark Result"
 LABELS: Mapping[str, str] = TABLE["table"]
 BEFORE = frozenset(TABLE["before"]["keys"])
+ABOVE = ("oncurrency", "equest rate", "urstiness")  # of lines above a table that say its load
 LONGEST_LINE = 400
 NAMESPACE_SIGNS = 8000  # of a line with all options, in which the model shows
 END = "=" * 40
@@ -40,11 +41,11 @@ def parse(text: str, built: Build) -> Iterator[Bench]:
         elif inside and END in line:
             yield from _ended(held, built, 0)
             held, inside = {}, 0
-        elif len(line) <= LONGEST_LINE:
+        elif len(line) <= LONGEST_LINE and (inside or any(word in line for word in ABOVE)):
             key, value = _pair(line)
             if key and (inside or key in BEFORE):
                 held[key] = value
-        elif "Namespace(" in line[:NAMESPACE_SIGNS] and (named := _MODEL.search(line[:NAMESPACE_SIGNS])):
+        elif not inside and "Namespace(" in line[:NAMESPACE_SIGNS] and (named := _MODEL.search(line[:NAMESPACE_SIGNS])):
             held["model"] = named[1]
     if inside:
         yield from _ended(held, built, inside)
