@@ -298,7 +298,7 @@ def test_vllm_on_cpu_is_reconciled(tp):
     assert items["KV tokens in that memory"].measured == items["KV tokens in that memory"].predicted == 262_144 * tp
     assert items["full-length requests at once"].verdict == "agree"
     assert items["seconds a token, at least the weight-read floor"].verdict == "agree"
-    assert "calibrate" in items["latency of batch 1, 128 in, 32 out"].reason
+    assert "calibrate" in items["E2E (mean)"].reason
     wrong = audit(files[:1], replace(asked, question=asked.question.but(tp=3 - tp)))
     assert wrong.verdict == "disagree"
 
@@ -349,7 +349,7 @@ def test_command_line():
     ("content", "words"),
     [
         ("hello\n", "looked for"),
-        ('{"a": 1}', "none of the keys"),
+        ('{"a": 1}', "found JSON with the keys a"),
         ('{"traceEvents": [', "cut off"),
         ("", "looked for"),
         ('{"avg_latency": ', "not valid JSON"),

@@ -63,7 +63,7 @@ def audit_bench(results: Sequence[Bench], claim: Claim | None, name: str, baseli
         notes += [Note(n.code, label + n) for n in (*result.notes, *run.notes)]
     kinds = ", ".join(dict.fromkeys(f"{r.tool} {r.kind}" for r in results))
     counted = Note("results", f"{kinds}: {plural(len(results), 'result')}")
-    offer = tuple(_offer(results, claim, name)) if claim else ()
+    offer = (*_distrust(claim), *_offer(results, claim, name)) if claim else ()
     dearest = tuple(sorted(causes, key=lambda c: -(c.cost_s or 0.0)))
     return Section("bench", (name,), tuple(findings), (counted, *notes, *offer), causes=dearest, facts=_facts(results))
 
@@ -131,8 +131,10 @@ def _judged(
     ranged = f"80 % range {_shown(figure.low, unit)} to {_shown(figure.high, unit)}"
     if result.accepted > 1 and metric != "ttft":
         return finding.undecided(f"{ranged}; {SPECULATIVE}")
+    if metric == "e2el" and statistic == "p99" and predicted.load.spread is None and predicted.load.batch is None:
+        return finding.undecided(f"{ranged} at equal lengths; the file does not say how they vary")
     if claim.distrust and not claim.strict:
-        return finding.undecided(f"{ranged}; {claim.distrust}")
+        return finding.undecided(f"{ranged}; constants are assumed: calibrate first")
     near = abs(finding.difference or 0.0) <= claim.tolerance * (1 + 1e-9)
     if near or (_inside(figure, measured) and not claim.strict):
         return replace(finding, verdict=AGREE, reason=ranged)
@@ -173,7 +175,7 @@ def _identities(result: Bench) -> Iterator[Finding]:
     output = result.output_len
     if ttft and tpot and whole and output and result.tool != "prometheus":  # whose histograms have requests of their own each
         why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
-        slack = SAME_BOOKS + result.spread / 3  # a mean over requests counts short answers as much as long ones
+        slack = SAME_BOOKS + (result.spread or 0.0) / 3  # a mean over requests counts short answers as much as long ones
         yield Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", slack, why).judged()
     if result.output_tokens and result.duration_s and result.output_tokens_per_s:
         said = result.output_tokens_per_s * result.duration_s
@@ -253,6 +255,11 @@ def _remarks(result: Bench, claim: Claim) -> Iterator[Note]:
     engine = result.facts.get("engine") or result.facts.get("backend", "").partition("-")[0]
     if engine in ("vllm", "sglang", "trtllm") and not claim.question.engine.key.startswith(engine):
         yield Note("engine", f"the result is {engine}'s, and {claim.question.engine.key} was priced: --engine {engine}")
+
+
+def _distrust(claim: Claim) -> Iterator[Note]:
+    if claim.distrust:
+        yield Note("distrust", claim.distrust)
 
 
 def _offer(results: Sequence[Bench], claim: Claim, name: str) -> Iterator[Note]:

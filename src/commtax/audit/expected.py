@@ -66,7 +66,7 @@ class Load:
     clients: int | None = None  # … or clients that each wait for their answer: at once, all of the requests …
     rate: float | None = None  # … or requests a second
     count: int = 0
-    spread: float = 0.0
+    spread: float | None = None  # of lengths; None: nobody says, and they are taken as equal
     burstiness: float = 1.0
     hit_rate: float = 0.0
 
@@ -141,7 +141,7 @@ def expected(load: Load, claim: Claim) -> Expected:
         return _batch(load, load.batch, claim)
     count = min(load.count, MOST_SIMULATED)
     asked = claim.question.but(
-        concurrency=load.clients or 1, input_len=load.prompt, output_len=load.answer, num_prompts=count, spread=load.spread
+        concurrency=load.clients or 1, input_len=load.prompt, output_len=load.answer, num_prompts=count, spread=load.spread or 0.0
     ).but(prefix_hit_rate=load.hit_rate, burstiness=load.burstiness)
     if load.rate is not None:
         timed = requests.serve(asked.but(request_rate=load.rate, max_in_flight=float(load.clients or math.inf)))

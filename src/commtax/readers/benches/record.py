@@ -45,7 +45,7 @@ class Bench:
     stats: Mapping[str, Stats] = field(default_factory=dict)
     tp: int = 0  # where the result carries it
     accepted: float = 1.0  # tokens a step under speculative decoding
-    spread: float = 0.0  # output lengths vary by this share of their mean to either side
+    spread: float | None = None  # output lengths vary by this share of their mean to either side
     hit_rate: float = 0.0  # share of prompt tokens that the cache had
     lengths: tuple[float | None, float | None] = (None, None)  # mean prompt and output tokens, where they are said themselves
     facts: Mapping[str, str] = field(default_factory=dict)  # what else a tool says
@@ -96,15 +96,15 @@ def number(value: Any) -> float | None:
     return read if math.isfinite(read) else None
 
 
-def spread_of(mean: float | None, deviation: float | None) -> float:
-    """The share to either side of evenly spread lengths that have this deviation.
+def spread_of(mean: float | None, deviation: float | None) -> float | None:
+    """The share to either side of evenly spread lengths that have this deviation; None where it is not known.
 
-    >>> round(spread_of(100, 50 / 3**0.5), 6)
-    0.5
+    >>> round(spread_of(100, 50 / 3**0.5), 6), spread_of(100, None)
+    (0.5, None)
     """
-    return min(1.0, math.sqrt(3) * deviation / mean) if mean and deviation and mean > 0 and deviation > 0 else 0.0
+    return None if not mean or deviation is None else min(1.0, math.sqrt(3) * max(0.0, deviation) / max(mean, 1e-9))
 
 
-def spread_among(lengths: Sequence[float]) -> float:
+def spread_among(lengths: Sequence[float]) -> float | None:
     """… of lengths that are all known."""
-    return spread_of(fmean(lengths), pstdev(lengths)) if len(lengths) > 1 else 0.0
+    return spread_of(fmean(lengths), pstdev(lengths)) if lengths else None
