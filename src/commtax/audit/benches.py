@@ -133,6 +133,8 @@ def _judged(
         return finding.undecided(f"{ranged}; {SPECULATIVE}")
     if metric == "e2el" and statistic == "p99" and predicted.load.spread is None and predicted.load.batch is None:
         return finding.undecided(f"{ranged} at equal lengths; the file does not say how they vary")
+    if statistic != "mean" and metric in predicted.unsure:
+        return finding.undecided(f"{ranged}; it hangs on the order in which requests meet: only the mean is judged")
     if claim.distrust and not claim.strict:
         return finding.undecided(f"{ranged}; constants are assumed: calibrate first")
     near = abs(finding.difference or 0.0) <= claim.tolerance * (1 + 1e-9)
@@ -192,7 +194,11 @@ def floor_s(claim: Claim) -> float:
 
 def _floor(result: Bench, claim: Claim) -> Iterator[Finding]:
     """The most that a decode step can have taken, against the least."""
-    each, whole, tokens = result.seconds("tpot"), result.seconds("e2el"), claim.output_len or result.output_len
+    each, whole, tokens = (
+        result.seconds("tpot") or result.seconds("itl", "mean"),
+        result.seconds("e2el"),
+        lengths_of(result, claim)[1],
+    )
     if each is None and result.kind == "latency" and whole and tokens:
         each = whole / tokens
     if each is None:

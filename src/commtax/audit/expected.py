@@ -17,7 +17,9 @@ from commtax.verbs.requests import Outcome
 from commtax.verbs.serving import Simulation
 
 MOST_SIMULATED = 20_000  # requests of a run: a second
-ROUNDS = 10  # requests of each client, where a result does not say how many there were
+APART = 0.15  # by which the two predictors of a closed loop may differ before only means are judged
+MOST_DRAWN, WHILE_S = 10_000, 600.0  # requests that come within so many seconds, where a result does not say how many there were …
+ROUNDS = 10  # … and of each client
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "queue": "queue"}
 """Of a result, as the simulation calls them."""
 STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
@@ -92,27 +94,31 @@ class Expected:
     figures: Mapping[tuple[str, str], Figure]  # by metric and statistic; rates by their field's name and ""
     terms: Mapping[str, float]  # seconds of a request: queue, prefill, decode
     running: float  # sequences of a mean decode step
+    unsure: frozenset[str] = (
+        frozenset()
+    )  # metrics whose mean two predictors put far apart: their tails hang on the order of requests
 
     def of(self, metric: str, statistic: str = "mean") -> Figure | None:
         return self.figures.get((metric, statistic))
 
 
 def load_of(result: Bench, claim: Claim) -> Load | str:
-    """The load, as was said, else as the result has it; or what is missing, and the option that says it."""
+    """The load, as the result has it, else as was said; or what is missing, and the option that says it."""
     prompt, answer = lengths_of(result, claim)
     missing = [f"{what} ({option})" for n, what, option in ((prompt, *PROMPT), (answer, *ANSWER)) if n is None]
-    clients = result.concurrency or (None if result.request_rate else claim.batch)
-    if result.request_rate == math.inf and not clients:
-        clients = result.requests
     rate = result.request_rate if result.request_rate and math.isfinite(result.request_rate) else None
+    clients = result.concurrency
+    if rate is None and not clients:
+        clients = (result.requests if result.request_rate else None) or claim.batch
     if result.kind != "latency" and not clients and rate is None:
         missing.append("requests at once (--batch)")
     if missing or prompt is None or answer is None:
         return f"the file does not say {' and '.join(missing)}"
     if result.kind == "latency":
-        return Load(prompt, answer, batch=claim.batch or result.batch or 1)
-    most = int(clients) if clients else None
-    count = result.requests or (ROUNDS * most if most else requests.PROMPTS)
+        return Load(prompt, answer, batch=result.batch or claim.batch or 1)
+    most = max(1, int(clients)) if clients else None
+    usual = max(requests.PROMPTS, min(MOST_DRAWN, int(rate * WHILE_S))) if rate else ROUNDS * most if most else requests.PROMPTS
+    count = result.requests or (most if result.kind == "throughput" and most else usual)
     most = min(most, count) if most else None
     return Load(prompt, answer, None, most, rate, count, result.spread, result.burstiness, result.hit_rate)
 
@@ -121,8 +127,8 @@ PROMPT, ANSWER = ("prompt lengths", "--input-len"), ("output lengths", "--output
 
 
 def lengths_of(result: Bench, claim: Claim) -> tuple[int | None, int | None]:
-    """Prompt and output tokens of a request: as was said, else as the result has them."""
-    prompt, answer = claim.context or result.input_len, claim.output_len or result.output_len
+    """Prompt and output tokens of a request: as the result has them, else as was said."""
+    prompt, answer = result.input_len or claim.context, result.output_len or claim.output_len
     if prompt is None and answer and result.kind == "throughput" and result.total_tokens_per_s and result.requests_per_s:
         prompt = max(1.0, result.total_tokens_per_s / result.requests_per_s - answer)
     return (max(1, round(prompt)) if prompt else None), (max(1, round(answer)) if answer else None)
@@ -153,7 +159,9 @@ def expected(load: Load, claim: Claim) -> Expected:
     figures = dict(_timed(timed, float(closed.sigma_of("ttft_s"))))
     if claim.question.what_if != AS_IT_IS or load.hit_rate or load.clients == load.count:  # what the closed form does not know
         return Expected(load, figures, _simulated_terms(timed, load), _seqs(timed))
-    return Expected(load, figures | _closed(closed), _closed_terms(closed), max(1.0, float(closed.running)))
+    means = _closed(closed)
+    unsure = frozenset(m for (m, s), f in means.items() if abs(figures[m, s].value / f.value - 1) > APART)
+    return Expected(load, figures | means, _closed_terms(closed), max(1.0, float(closed.running)), unsure)
 
 
 def _batch(load: Load, batch: int, claim: Claim) -> Expected:

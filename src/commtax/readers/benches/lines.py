@@ -29,6 +29,7 @@ def parse(text: str) -> Iterator[Bench]:
     latency: dict[str, float] = {}
     rates: dict[str, float] = {}
     parts: dict[str, tuple[float, float]] = {}
+    warming = False
     for line in text.splitlines():
         if len(line) > LONGEST_LINE:
             continue
@@ -45,10 +46,10 @@ def parse(text: str) -> Iterator[Bench]:
         elif match := _PART.search(line):
             parts[match[1]] = _seen(match[2]), _seen(match[3])
             if match[1] == "Total":
-                yield from _batch(parts)
+                yield from () if warming else _batch(parts)
                 parts = {}
-        elif line.strip() == "Benchmark ...":
-            parts = {}
+        elif line.strip() in ("Warmup ...", "Benchmark ..."):
+            parts, warming = {}, line.strip() == "Warmup ..."
     yield from _latency(latency)
     yield from _throughput(rates)
 

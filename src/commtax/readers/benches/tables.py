@@ -13,7 +13,10 @@ from commtax.statement import Note
 TITLE = "Serving Benchmark Result"
 LABELS: Mapping[str, str] = TABLE["table"]
 BEFORE = frozenset(TABLE["before"]["keys"])
-ABOVE = ("oncurrency", "equest rate", "urstiness")  # of lines above a table that say its load
+FIRST_TIME = "Mean TTFT (ms):"
+INSIDE = ("Benchmark duration (s):", FIRST_TIME)  # lines that only a table has
+ABOVE = ("oncurrency", "equest rate", "urstiness", *INSIDE)  # of lines above a table that say its load
+FRAME = "│┃|>*#\"', \t"  # what panes, quotes and lists put around a line
 LONGEST_LINE = 400
 NAMESPACE_SIGNS = 8000  # of a line with all options, in which the model shows
 END = "=" * 40
@@ -25,30 +28,37 @@ Build = Callable[[Document, tuple[Note, ...]], Bench]
 
 
 def looks_like(text: str) -> bool:
-    return TITLE in text
+    return TITLE in text or FIRST_TIME in text
 
 
 def parse(text: str, built: Build) -> Iterator[Bench]:
     """Each table as the document that the tool would have written, ``built`` into a result."""
     held: Document = {}
-    inside = 0  # the line of the table's title
-    for line_number, line in enumerate(text.splitlines(), 1):
+    began, headless = 0, False  # the line on which a table begins
+    for number, line in enumerate(text.splitlines(), 1):
         if TITLE in line:
-            if inside:
-                yield from _ended(held, built, inside)
+            if began:
+                yield from _ended(held, built, _cut(began, headless))
                 held = {}
-            inside = line_number
-        elif inside and END in line:
-            yield from _ended(held, built, 0)
-            held, inside = {}, 0
-        elif len(line) <= LONGEST_LINE and (inside or any(word in line for word in ABOVE)):
+            began, headless = number, False
+        elif began and END in line:
+            yield from _ended(held, built, _cut(began, headless) if headless else None)
+            held, began = {}, 0
+        elif len(line) <= LONGEST_LINE and (began or any(word in line for word in ABOVE)):
             key, value = _pair(line)
-            if key and (inside or key in BEFORE):
+            if not began and any(word in line for word in INSIDE):  # its beginning is missing
+                began, headless = number, True
+            if key and (began or key in BEFORE):
                 held[key] = value
-        elif not inside and "Namespace(" in line[:NAMESPACE_SIGNS] and (named := _MODEL.search(line[:NAMESPACE_SIGNS])):
+        elif not began and "Namespace(" in line[:NAMESPACE_SIGNS] and (named := _MODEL.search(line[:NAMESPACE_SIGNS])):
             held["model"] = named[1]
-    if inside:
-        yield from _ended(held, built, inside)
+    if began:
+        yield from _ended(held, built, _cut(began, headless))
+
+
+def _cut(began: int, headless: bool) -> Note:
+    missing = f"the table on line {began} has no title: what is above it is missing"
+    return Note("partial", missing if headless else f"the table that begins on line {began} is cut off: what it has is read")
 
 
 def _pair(line: str) -> tuple[str, object]:
@@ -56,7 +66,7 @@ def _pair(line: str) -> tuple[str, object]:
     label, colon, value = line.rpartition(":")
     if not colon:
         return "", ""
-    words, value = " ".join(label.lower().split()), value.strip()
+    words, value = " ".join(label.lower().split()).lstrip(FRAME), value.strip(FRAME)
     if statistic := _STATISTIC.search(words):
         metric = "e2el" if statistic[2].startswith("e2e") else statistic[2]
         return f"{statistic[1]}_{metric}_ms", _figure(value)
@@ -74,9 +84,7 @@ def _figure(value: str) -> float | None:
         return None
 
 
-def _ended(held: Document, built: Build, cut: int) -> Iterator[Bench]:
+def _ended(held: Document, built: Build, cut: Note | None) -> Iterator[Bench]:
     """The table's result, where it has any figure."""
-    if not any(isinstance(value, float) for key, value in held.items() if key not in BEFORE):
-        return
-    notes = (Note("partial", f"the table that begins on line {cut} is cut off: what it has until there is read"),) if cut else ()
-    yield built(held, notes)
+    if any(isinstance(value, float) for key, value in held.items() if key not in BEFORE):
+        yield built(held, (cut,) if cut else ())
