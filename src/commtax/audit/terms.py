@@ -5,7 +5,7 @@ graphs, another library, one GPU) under which it would be as measured.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commtax.audit.expected import Expected, Figure
 from commtax.audit.finding import Cause, Claim
@@ -42,6 +42,8 @@ def causes(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | N
     found = [*_decode(result, predicted, claim, baseline), *_first_token(result, predicted, claim)]
     if not found and result.kind == "latency":
         found += _whole(result, predicted, claim, baseline)
+    if not found and result.kind == "throughput":
+        found += _at_once(result, predicted, claim, baseline)
     return tuple(sorted(found, key=lambda cause: -(cause.cost_s or 0.0)))
 
 
@@ -66,7 +68,9 @@ def _decode(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | 
         return
     cost = more * max(1, predicted.load.answer - 1)
     gain = f"{measured / figure.value:.2f}x faster tokens ({format_seconds(figure.value)} each)"
-    yield _blamed(measured / figure.value, predicted, claim, baseline, cost, _share(result, predicted, cost), gain)
+    times = measured / figure.value
+    said = f"a decode step takes {times:.2f} times what it should"
+    yield _blamed(times, predicted, claim, baseline, Cause("", said, cost, _share(result, predicted, cost), gain=gain))
 
 
 def _whole(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None) -> Iterator[Cause]:
@@ -76,35 +80,50 @@ def _whole(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | N
     if more and figure and measured:
         times = 1 + more / max(predicted.terms["decode"], 1e-12)
         gain = f"{measured / figure.value:.2f}x faster batches ({format_seconds(figure.value)} each)"
-        yield _blamed(times, predicted, claim, baseline, more, min(1.0, more / measured), gain)
+        said = f"a batch takes {measured / figure.value:.2f} times what it should"
+        yield _blamed(times, predicted, claim, baseline, Cause("", said, more, min(1.0, more / measured), gain=gain))
 
 
-def _blamed(
-    times: float, predicted: Expected, claim: Claim, baseline: Bench | None, cost: float, share: float | None, gain: str
-) -> Cause:
-    """Who of a decode step could be that much slower."""
-    batch, context = round(predicted.running), predicted.load.prompt + predicted.load.answer // 2
-    bill = claim.bill("decode", max(1, batch), context)
-    said = f"a decode step takes {times:.2f} times what it should"
-    near = []
-    for suspect in _suspects(claim):
-        try:
-            slowed = float(claim.bill("decode", max(1, batch), context, **suspect.changes).step_s / bill.step_s)
-        except ValueError:  # such a plan is none here
-            continue
-        if slowed >= MORE and abs(times / slowed - 1) <= NEAR:
-            near.append((abs(times / slowed - 1), suspect))
-    if near:
-        likely = min(near, key=lambda one: one[0])[1]
-        return Cause(likely.code, f"{said}, {likely.said}", cost, share, likely.change, gain)
+def _at_once(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None) -> Iterator[Cause]:
+    """Requests that come all at once, of which only the rate is known."""
+    figure, measured = predicted.of("requests_per_s", ""), result.requests_per_s
+    if figure is None or not measured:
+        return
+    least = figure.value / (1 + claim.tolerance)
+    if measured < (least if claim.strict else min(least, figure.low)):
+        times = figure.value / measured
+        said, gain = f"the run takes {times:.2f} times what it should", f"{times:.2f}x the throughput"
+        yield _blamed(times, predicted, claim, baseline, Cause("", said, share=1 - 1 / times, gain=gain))
+
+
+def _blamed(times: float, predicted: Expected, claim: Claim, baseline: Bench | None, cause: Cause) -> Cause:
+    """Who of a decode step could be that much slower: a cause with its code and what to change."""
+    batch, context = max(1, round(predicted.running)), predicted.load.prompt + predicted.load.answer // 2
+    bill = claim.bill("decode", batch, context)
+    if likely := _nearest(times, claim, batch, context, float(bill.step_s)):
+        return replace(cause, code=likely.code, said=f"{cause.said}, {likely.said}", change=likely.change)
     if _alone_agrees(baseline, claim, batch, context):
         change = "look at the links and the library of the all-reduces (commtax measure collectives, NCCL_DEBUG=INFO)"
-        return Cause("communication", f"{said}, and at TP 1 it takes what it should", cost, share, change, gain)
+        return replace(cause, code="communication", said=f"{cause.said}, and at TP 1 it takes what it should", change=change)
     parts = {k: float(sum(x.exposed_s for x in bill.lines if x.kind == k)) for k in ("compute", "comm", "host")}
     spent = ", ".join(f"{name} {format_seconds(s)}" for name, s in parts.items() if s > 0)
     small = parts["host"] > SMALL * float(bill.step_s)
     change = "a faster CPU, fewer API processes beside it, or larger batches" if small else OTHER
-    return Cause("host" if small else "decode", f"{said} ({spent} were predicted)", cost, share, change, gain)
+    said = f"{cause.said} (a decode step should be {spent})"
+    return replace(cause, code="host" if small else "decode", said=said, change=change)
+
+
+def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float) -> Suspect | None:
+    """The change of the plan under which a step would be that much longer."""
+    near = []
+    for suspect in _suspects(claim):
+        try:
+            slowed = float(claim.bill("decode", batch, context, **suspect.changes).step_s) / step_s
+        except ValueError:  # such a plan is none here
+            continue
+        if slowed >= MORE and abs(times / slowed - 1) <= NEAR:
+            near.append((abs(times / slowed - 1), suspect))
+    return min(near, key=lambda one: one[0])[1] if near else None
 
 
 OTHER = "check clocks, version, number format and options of the run, or calibrate; commtax audit of a trace of it tells more"
@@ -131,7 +150,7 @@ def _alone_agrees(baseline: Bench | None, claim: Claim, batch: int, context: int
     alone = _steps(baseline)[2] if baseline and claim.tp > 1 else None
     if alone is None:
         return False
-    single = float(claim.bill("decode", max(1, batch), context, tp=1).step_s)
+    single = float(claim.bill("decode", batch, context, tp=1).step_s)
     return abs(alone / single - 1) <= claim.tolerance
 
 
