@@ -32,7 +32,7 @@ JOINED: Mapping[type, Callable[[Sequence[Any], Claim | None, Sequence[str]], Sec
 
 
 def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | None = None, nsys: str = "nsys") -> Audit:
-    """All that the files say; what the ranks of a job left of one kind is read together. ``nsys`` opens reports of Nsight Systems."""
+    """All that the files say; what the ranks of a job left of one kind is read together. ``nsys`` opens Nsight's reports."""
     if not files:
         raise Refusal("file: at least one log, trace or benchmark result is needed")
     left = formats.read_all(files, nsys)
@@ -46,5 +46,5 @@ def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | No
 def _section(name: str, said: formats.Left, claim: Claim | None, baseline: Path | None) -> Section:
     if not isinstance(said, tuple):
         return AUDITS[type(said)](said, claim, name)
-    first = bench.parse(read_text(baseline, "file", most=LOG_BYTES), baseline.name)[0] if baseline else None
+    first = bench.read(read_text(baseline, "file", most=LOG_BYTES), baseline.name)[0] if baseline else None
     return audit_bench(said, claim, name, first)

@@ -1,99 +1,184 @@
-"""Benchmark results against the bill, and against what no run can do."""
+"""Benchmark results against what was predicted for their load, and against what no run can do."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import math
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
-from commtax.audit.finding import AGREE, DISAGREE, Claim, Finding, Section
-from commtax.readers.bench import Bench
+from commtax.audit import terms
+from commtax.audit.expected import Expected, Figure, Load, expected, lengths_of, load_of
+from commtax.audit.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
+from commtax.readers.benches.record import Bench
 from commtax.statement import Note
+from commtax.units import format_seconds, plural
 
 SAME = 0.03  # two degrees whose times differ by less did the same work
 WHOLE = 0.05  # TTFT this near to a multiple of ITL is the time of a whole request
 LEAST_OUTPUT = 8  # tokens below which such a multiple may be chance
 FLOOR_SLACK = 0.98
 SAME_BOOKS = 0.05  # means of products are not products of means where lengths vary
+TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E", "queue": "queue", "prefill": "prefill", "decode": "decode"}
+RATES = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "total_tokens_per_s": "total tokens/s"}
+STATISTICS = ("mean", "median", "p99")
+SLOW = {
+    "ttft": "waiting, the way through HTTP and tokenising, or other prompts than was said",
+    "tpot": "other hardware, version or options (eager, number format) than was said",
+    "e2el": "as its parts say: first token and tokens",
+    "queue": "more or fewer run at once than was predicted",
+}
+FAST = "faster than predicted: a cached prefix, several tokens a step, shorter prompts, or other hardware than was said"
+SPECULATIVE = "several tokens a step under speculative decoding: the time of a step is not in it"
+
+
+Judge = Callable[[str, str, Note, float, str], Finding | None]
+"""Metric, statistic, item, what was measured and its unit: the comparison, or None where nothing is predicted."""
+
+
+def _plain(_metric: str, _statistic: str, _item: Note, _measured: float, _unit: str) -> Finding | None:
+    """Nothing is predicted."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What is said of one result."""
+
+    findings: tuple[Finding, ...]
+    causes: tuple[Cause, ...]
+    notes: tuple[Note, ...]
 
 
 def audit_bench(results: Sequence[Bench], claim: Claim | None, name: str, baseline: Bench | None = None) -> Section:
     """Every result of one file; ``baseline`` is the same benchmark at TP 1."""
-    if claim is None:
-        return Section("bench", (name,), ())
+    known: dict[Load, Expected | str] = {}  # equal loads are predicted once
     findings: list[Finding] = []
+    causes: list[Cause] = []
+    notes: list[Note] = []
     for number, result in enumerate(results, 1):
         label = f"run {number}: " if len(results) > 1 else ""
-        of_run = (*_latency(result, claim), *_serving(result, claim), *_suspicious(result, claim, baseline))
-        findings += [replace(f, item=Note(f.code, label + f.item)) for f in of_run]
+        run = _told(result) if claim is None else _compared(result, claim, baseline, known)
+        findings += [replace(f, item=Note(f.code, label + f.item)) for f in run.findings]
+        causes += [replace(c, said=label + c.said) for c in run.causes]
+        notes += [Note(n.code, label + n) for n in (*result.notes, *run.notes)]
     kinds = ", ".join(dict.fromkeys(f"{r.tool} {r.kind}" for r in results))
-    return Section("bench", (name,), tuple(findings), (Note("results", f"{kinds}: {len(results)} result(s)"),))
+    counted = Note("results", f"{kinds}: {plural(len(results), 'result')}")
+    offer = (*_distrust(claim), *_offer(results, claim, name)) if claim else ()
+    dearest = tuple(sorted(causes, key=lambda c: -(c.cost_s or 0.0)))
+    return Section("bench", (name,), tuple(findings), (counted, *notes, *offer), causes=dearest, facts=_facts(results))
 
 
-def request_seconds(claim: Claim, batch: int, context: int, output: int) -> tuple[float, float]:
-    """A whole request: one prefill, then output - 1 decode steps at the mean length; and one such step."""
-    prefill = float(claim.bill("prefill", batch, context).step_s)
-    decode = float(claim.bill("decode", batch, context + output // 2).step_s)
-    return prefill + (output - 1) * decode, decode
+def _told(result: Bench) -> _Run:
+    """What happened, without a prediction."""
+    found = (*_times(result, _plain), *_rates(result, _plain), *_suspicious(result))
+    return _Run(found, terms.told(result), ())
 
 
-def _lengths(result: Bench, claim: Claim) -> tuple[int | None, int | None]:
-    """Prompt and output tokens of a request: as was said, else as the result has them."""
-    return (
-        claim.context or (round(result.input_len) if result.input_len else None),
-        claim.output_len or (round(result.output_len) if result.output_len else None),
+def _compared(result: Bench, claim: Claim, baseline: Bench | None, known: dict[Load, Expected | str]) -> _Run:
+    load = load_of(result, claim)
+    if isinstance(load, Load) and load not in known:
+        known[load] = _expected(load, claim)
+    predicted = load if isinstance(load, str) else known[load]
+    checks = (*_suspicious(result, claim), *_against(result, claim, baseline))
+    if isinstance(predicted, str):
+        left = [f.undecided(predicted) for f in (*_times(result, _plain), *_rates(result, _plain))]
+        return _Run((*left, *checks), terms.told(result), tuple(_remarks(result, claim)))
+    found = (
+        *_times(result, partial(_judged, result, predicted, claim)),
+        *_rates(result, partial(_judged, result, predicted, claim)),
     )
+    blamed = () if claim.distrust and not claim.strict else terms.causes(result, predicted, claim, baseline)
+    remarks = (Note("load", f"predicted for {predicted.load}"), *_remarks(result, claim))
+    return _Run((*found, *checks), blamed or terms.told(result), remarks)
 
 
-def _latency(result: Bench, claim: Claim) -> Iterator[Finding]:
-    if result.kind != "latency":
-        return
-    measured, (context, output) = result.seconds("e2el"), _lengths(result, claim)
-    if context is None or output is None:
-        yield Finding("request latency", None, measured, "s", reason="say --input-len, --output-len and --batch: the file has none")
-        return
-    batch = claim.batch or 1
-    predicted, _ = request_seconds(claim, batch, context, output)
-    item = Note("latency", f"latency of batch {batch}, {context} in, {output} out")
-    yield claim.seconds(item, predicted, measured, "other hardware, version or options (eager, batch, lengths) than was said")
+def _expected(load: Load, claim: Claim) -> Expected | str:
+    """The prediction, or why there is none."""
+    try:
+        return expected(load, claim)
+    except ValueError as error:
+        return str(error)
 
 
-def _serving(result: Bench, claim: Claim) -> Iterator[Finding]:
-    if result.kind == "throughput":
-        rate = result.total_tokens_per_s
-        yield Finding("total tokens/s", None, rate, reason="a queue of requests at once is not one step: not compared yet")
-    if result.kind != "serve":
-        return
-    context, output = _lengths(result, claim)
-    tpot, ttft = result.seconds("tpot"), result.seconds("ttft")
-    if result.concurrency != 1 or context is None or output is None:
-        held = "no limit" if result.concurrency is None else f"{result.concurrency:g}"
-        why = f"concurrency {held}: batches vary and TTFT holds queueing; only runs at concurrency 1 are compared"
-        yield Finding("TPOT", None, tpot, "s", reason=why)
-        yield Finding("TTFT", None, ttft, "s", reason=why)
-        return
-    whole, decode = request_seconds(claim, 1, context, output)
-    yield claim.seconds("TPOT at concurrency 1", decode, tpot, "other hardware, version or options than was said")
-    prefill = whole - (output - 1) * decode
-    yield claim.seconds("TTFT at concurrency 1", prefill, ttft, "HTTP, tokenising and scheduling are in it, or a cached prefix")
+def _times(result: Bench, judged: Judge) -> Iterator[Finding]:
+    """Each time that the result has; gaps of a stream only where it has no time of a token."""
+    for metric, title in TIMES.items():
+        if metric == "itl" and "tpot" in result.stats:
+            continue
+        for statistic in STATISTICS:
+            if (seconds := result.stats.get(metric, {}).get(statistic)) is not None:
+                item = Note(f"{metric}_{statistic}", f"{title} ({statistic})")
+                yield judged(metric, statistic, item, seconds, "s") or Finding(item, None, seconds, "s")
 
 
-def _suspicious(result: Bench, claim: Claim, baseline: Bench | None) -> Iterator[Finding]:
-    """What a sound run cannot show."""
+def _rates(result: Bench, judged: Judge) -> Iterator[Finding]:
+    """Each rate; all tokens only where output tokens are not told alone."""
+    for name, title in RATES.items():
+        rate: float | None = getattr(result, name)
+        if rate and not (name == "total_tokens_per_s" and result.output_tokens_per_s):
+            item = Note(name, title)
+            yield judged(name, "", item, rate, "") or Finding(item, None, rate)
+
+
+def _judged(
+    result: Bench, predicted: Expected, claim: Claim, metric: str, statistic: str, item: Note, measured: float, unit: str
+) -> Finding | None:
+    """Inside the range or within the tolerance agrees; a strict claim has the tolerance alone."""
+    figure = predicted.of(metric, statistic)
+    if figure is None:
+        return None
+    finding = Finding(item, figure.value, measured, unit, claim.tolerance)
+    ranged = f"80 % range {_shown(figure.low, unit)} to {_shown(figure.high, unit)}"
+    if result.accepted > 1 and metric != "ttft":
+        return finding.undecided(f"{ranged}; {SPECULATIVE}")
+    if metric == "e2el" and statistic == "p99" and predicted.load.spread is None and predicted.load.batch is None:
+        return finding.undecided(f"{ranged} at equal lengths; the file does not say how they vary")
+    if statistic != "mean" and metric in predicted.unsure:
+        return finding.undecided(f"{ranged}; it hangs on the order in which requests meet: only the mean is judged")
+    if claim.distrust and not claim.strict:
+        return finding.undecided(f"{ranged}; constants are assumed: calibrate first")
+    near = abs(finding.difference or 0.0) <= claim.tolerance * (1 + 1e-9)
+    if near or (_inside(figure, measured) and not claim.strict):
+        return replace(finding, verdict=AGREE, reason=ranged)
+    longer = (measured > figure.value) == (unit == "s")
+    why = SLOW.get("tpot" if metric in ("itl", "decode") else metric, SLOW["tpot"]) if longer else FAST
+    return replace(finding, verdict=DISAGREE, reason=f"{ranged}; {why}")
+
+
+def _inside(figure: Figure, measured: float) -> bool:
+    return figure.low <= measured <= figure.high
+
+
+def _shown(value: float, unit: str) -> str:
+    return format_seconds(value) if unit == "s" else f"{value:,.4g}"
+
+
+def _suspicious(result: Bench, claim: Claim | None = None) -> Iterator[Finding]:
+    """What a sound run cannot show, on any machine."""
     if result.failed:
         yield Finding("failed requests", 0, result.failed, reason="what failed is not in the statistics").judged()
+    yield from _identities(result)
+    yield from _whole_request(result, lengths_of(result, claim)[1] if claim else result.output_len)
+
+
+def _against(result: Bench, claim: Claim, baseline: Bench | None) -> Iterator[Finding]:
+    """What a sound run of this claim cannot show."""
     if result.tp:
         yield Finding("tensor-parallel size in the result", claim.tp, result.tp, reason="another run than was said").judged()
-    yield from _identities(result)
     yield from _floor(result, claim)
-    yield from _whole_request(result, claim)
+    yield from _ceiling(result, claim)
     if baseline is not None and claim.tp > 1:
         yield from _not_applied(result, baseline, claim)
 
 
 def _identities(result: Bench) -> Iterator[Finding]:
     """What must hold inside one result, on any machine: E2E = TTFT + (n - 1) TPOT, and rates times the duration."""
-    ttft, tpot, whole, output = (*(result.seconds(m, "mean") for m in ("ttft", "tpot", "e2el")), result.output_len)
-    if ttft and tpot and whole and output:
+    ttft, tpot, whole = (result.stats.get(m, {}).get("mean") for m in ("ttft", "tpot", "e2el"))
+    output = result.output_len
+    if ttft and tpot and whole and output and result.tool != "prometheus":  # whose histograms have requests of their own each
         why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
-        yield Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", SAME_BOOKS, why).judged()
+        slack = SAME_BOOKS + (result.spread or 0.0) / 3  # a mean over requests counts short answers as much as long ones
+        yield Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", slack, why).judged()
     if result.output_tokens and result.duration_s and result.output_tokens_per_s:
         said = result.output_tokens_per_s * result.duration_s
         why = "the rate is not of the whole cluster and run (a rate a GPU or a user?)"
@@ -109,21 +194,45 @@ def floor_s(claim: Claim) -> float:
 
 def _floor(result: Bench, claim: Claim) -> Iterator[Finding]:
     """The most that a decode step can have taken, against the least."""
-    whole, tokens = (result.seconds("e2el"), claim.output_len) if result.kind == "latency" else (result.seconds("tpot"), 1)
-    if whole is None or not tokens:
+    each, whole, tokens = (
+        result.seconds("tpot") or result.seconds("itl", "mean"),
+        result.seconds("e2el"),
+        lengths_of(result, claim)[1],
+    )
+    if each is None and result.kind == "latency" and whole and tokens:
+        each = whole / tokens
+    if each is None:
         return
-    measured, least = whole / tokens if result.kind == "latency" else whole * result.accepted, floor_s(claim)
+    measured, least = each * result.accepted, floor_s(claim)
     possible = measured >= least * FLOOR_SLACK
-    reason = "" if possible else "faster than the weights can be read: other hardware, weights, or several tokens a step"
+    reason = "" if possible else f"{BEATS}: faster than the weights can be read: other hardware, weights, or several tokens a step"
     item, verdict = "seconds a token, at least the weight-read floor", AGREE if possible else DISAGREE
     yield Finding(item, least, measured, "s", float("inf"), reason, verdict=verdict)
 
 
-def _whole_request(result: Bench, claim: Claim) -> Iterator[Finding]:
+BEATS = "beats the hardware"
+
+
+def _ceiling(result: Bench, claim: Claim) -> Iterator[Finding]:
+    """More tokens a second than the chips can multiply; only told where it is so. A cached prefix is not computed."""
+    prompt, answer = lengths_of(result, claim)
+    rate = result.total_tokens_per_s
+    if rate is None and result.output_tokens_per_s and prompt and answer:
+        rate = result.output_tokens_per_s * (prompt + answer) / answer
+    if not rate or result.hit_rate:
+        return
+    bill = claim.bill("prefill", 1, 1024)
+    peak = bill.peak_flops_per_s * float(claim.plan.all_gpus)
+    most = peak / (float(bill.model_flops("causal")) / 1024)
+    if rate > most / FLOOR_SLACK:
+        reason = f"{BEATS}: more tokens than its chips can multiply: a cached prefix, other hardware, or another model"
+        yield Finding("total tokens/s, at most those of the peak", most, rate, "", math.inf, reason, verdict=DISAGREE)
+
+
+def _whole_request(result: Bench, output: float | None) -> Iterator[Finding]:
     ttft, gap = result.seconds("ttft", "mean"), result.seconds("itl", "mean") or result.seconds("tpot", "mean")
-    output = _lengths(result, claim)[1]
     if ttft and gap and output and output >= LEAST_OUTPUT and abs(ttft / (output * gap) - 1) <= WHOLE:
-        reason = f"it is {ttft / gap:.0f} x ITL for {output} tokens: the time of a whole request, not of the first token"
+        reason = f"it is {ttft / gap:.0f} x ITL for {output:.0f} tokens: the time of a whole request, not of the first token"
         yield Finding("TTFT", None, ttft, "s", WHOLE, reason, verdict=DISAGREE)
 
 
@@ -134,7 +243,7 @@ def _not_applied(result: Bench, baseline: Bench, claim: Claim) -> Iterator[Findi
     if here is None or alone is None:
         yield Finding(Note("speed-up", f"speed-up of TP {claim.tp}"), None, None, reason=f"no {metric} in one of the results")
         return
-    context, output = _lengths(result, claim)
+    context, output = lengths_of(result, claim)
     batch, length = claim.batch or 1, (context or 1024) + (output or 0) // 2
     ours = float(claim.bill("decode", batch, length).step_s)
     single = float(claim.bill("decode", batch, length, tp=1).step_s)
@@ -146,3 +255,56 @@ def _not_applied(result: Bench, baseline: Bench, claim: Claim) -> Iterator[Findi
     # A host that takes longer than the kernels hides any degree, and only measured constants tell that from TP left out.
     why = f"{finding.reason}, or the host's time hides it: {claim.distrust}" if finding.reason else claim.distrust
     yield finding.undecided(why) if claim.distrust else finding
+
+
+def _remarks(result: Bench, claim: Claim) -> Iterator[Note]:
+    engine = result.facts.get("engine") or result.facts.get("backend", "").partition("-")[0]
+    if engine in ("vllm", "sglang", "trtllm") and not claim.question.engine.key.startswith(engine):
+        yield Note("engine", f"the result is {engine}'s, and {claim.question.engine.key} was priced: --engine {engine}")
+
+
+def _distrust(claim: Claim) -> Iterator[Note]:
+    if claim.distrust:
+        yield Note("distrust", claim.distrust)
+
+
+def _offer(results: Sequence[Bench], claim: Claim, name: str) -> Iterator[Note]:
+    """The command that takes these results for the machine's own constants, where it can."""
+    usable = [r for r in results if _fits(r, claim)]
+    if not usable:
+        return
+    asked = claim.question
+    words = ["commtax", "calibrate", name, "--cluster", asked.cluster.key, "--model", asked.model.key, "-tp", str(claim.tp)]
+    words += ["--engine", asked.engine.key] if asked.engine.key != "vllm" else []
+    if any(r.kind == "latency" for r in usable):
+        load = load_of(usable[0], claim)
+        if isinstance(load, Load):
+            sizes = {"--batch": load.batch, "--input-len": load.prompt, "--output-len": load.answer}
+            words += [word for option, size in sizes.items() for word in (option, str(size))]
+    yield Note("calibrate", f"constants from this result, for --profile my-box.json: {shlex.join(words)}")
+
+
+def _fits(result: Bench, claim: Claim) -> bool:
+    """Whether ``calibrate`` takes it: a closed loop or a batch with a mean time, of which nothing failed."""
+    metric = "e2el" if result.kind == "latency" else "tpot"
+    timed = result.kind != "throughput" and "mean" in result.stats.get(metric, {})
+    clients = result.kind == "latency" or bool(result.concurrency and not _paced(result))
+    return timed and clients and not result.failed and result.accepted <= 1 and isinstance(load_of(result, claim), Load)
+
+
+def _paced(result: Bench) -> bool:
+    return bool(result.request_rate and math.isfinite(result.request_rate))
+
+
+def _facts(results: Sequence[Bench]) -> Mapping[str, str]:
+    """What two runs may differ in: of all results of a file, each value once."""
+    held: dict[str, dict[str, None]] = {}
+    for r in results:
+        named = {"tool": r.tool, "kind": r.kind, "model": r.model, "version": r.version, "tp": r.tp, "failed": r.failed}
+        load = {"requests": r.requests, "concurrency": r.concurrency, "request rate": r.request_rate, "batch": r.batch}
+        lengths = {"input length": r.input_len, "output length": r.output_len}
+        lengths |= {"tokens a step": r.accepted} if r.accepted > 1 else {}
+        for fact, value in {**named, **load, **lengths, **r.facts}.items():
+            if value:
+                held.setdefault(fact, {})[f"{value:g}" if isinstance(value, float) else str(value)] = None
+    return {fact: ", ".join(values) for fact, values in held.items()}

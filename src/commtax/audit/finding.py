@@ -77,6 +77,7 @@ class Claim:
     context: int | None = None
     output_len: int | None = None
     tolerance: float = SECONDS_TOLERANCE
+    strict: bool = False  # the tolerance decides alone: no range and no distrust of constants excuses a difference
 
     def __post_init__(self) -> None:
         if self.question.phase not in PHASES:
@@ -109,7 +110,7 @@ class Claim:
     ) -> Finding:
         """A comparison of times, decided only where the prediction rests on measurements."""
         finding = Finding(item, predicted, measured, "s", self.tolerance, reason, base)
-        return finding.undecided(self.distrust) if self.distrust else finding.judged()
+        return finding.undecided(self.distrust) if self.distrust and not self.strict else finding.judged()
 
 
 @dataclass(frozen=True, slots=True)

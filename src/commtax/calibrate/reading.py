@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -9,7 +10,7 @@ from commtax.calibrate.records import Files, Place, Ran, Served, Timed
 from commtax.catalog.fabric import OPS, library
 from commtax.files import OUTPUT_BYTES, Json, parse_documents, read_text
 from commtax.readers import bench, nccl_tests, prefixes
-from commtax.readers.bench import Bench
+from commtax.readers.benches.record import Bench
 from commtax.readers.published.sweep import SHAPES, SweepRow
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, format_bytes
@@ -26,10 +27,12 @@ def read(path: Path, place: Place) -> Files:
     if printed[:99].lstrip()[:1] in ("{", "["):
         return _json(printed, path.name, place)
     runs = nccl_tests.parse_all(text, path.name)
+    if not runs and bench.looks_like_text(text):
+        return _results(bench.parse_text(text, path.name), path.name, place)
     if not runs:
         raise Refusal(
             f"'{path}' is not recognised: looked for nccl-tests or rccl-tests output, rows of commtax measure (collectives, "
-            "kernels) and results of vllm bench or sglang.bench_serving"
+            "kernels) and results of vllm bench, sglang.bench_serving, AIPerf or GuideLLM"
         )
     return sum((_nccl_tests(run, path.name, place) for run in runs), Files())
 
@@ -70,10 +73,14 @@ def _json(text: str, name: str, place: Place) -> Files:
         else:
             others.append(row)
     if others:
-        results = bench.parse(json.dumps(others), name)
-        for number, result in enumerate(results, 1):
-            ours += _served(result, f"{name}: run {number}" if len(results) > 1 else name, place)
+        ours += _results(bench.parse(json.dumps(others), name), name, place)
     return ours
+
+
+def _results(results: Sequence[Bench], name: str, place: Place) -> Files:
+    """Benchmarks of one file."""
+    labels = (f"{name}: run {number}" if len(results) > 1 else name for number in range(1, len(results) + 1))
+    return sum((_served(result, label, place) for result, label in zip(results, labels, strict=True)), Files())
 
 
 def _collective(row: Row, label: str) -> Files:

@@ -26,16 +26,22 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
     commtax audit vllm.log --model llama-3.1-8b --cluster 2xh100-sxm -tp 2
     """
     output = Output(as_json)
-    claim = _claim(model, output, options) if model or options["cluster"] else None
+    most = options.pop("max_error")
+    if most is not None and not (model or options["cluster"]):
+        raise Refusal("max_error: nothing is predicted to be off; say --model and --cluster", "max_error")
+    claim = _claim(model, output, options, most) if model or options["cluster"] else None
     findings = audit(files, claim, baseline, nsys)
     code = 1 if findings.verdict in (DISAGREE, FAULT) else 0
     output.answer(auditing.audit_document, auditing.show_audit, findings, code=code)
 
 
-def _claim(model: str, output: Output, options: Given) -> Claim:
-    """What the command line says ran."""
+def _claim(model: str, output: Output, options: Given, most: float | None = None) -> Claim:
+    """What the command line says ran; ``most`` is the largest error that passes, and then decides alone."""
     own, place, phase = profile_of(options), output.read(cluster_of(options)), options.pop("phase")
     if not options["tolerance"] > 0:
         raise Refusal(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
+    if most is not None and not most > 0:
+        raise Refusal(f"max_error={most}: a fraction above 0 is needed, such as 15%", "max_error")
     said = {name: options.pop(name) for name in ("batch", "context", "output_len", "tolerance")}
+    said |= {} if most is None else {"tolerance": most, "strict": True}
     return Claim(unsettled(model, place, {**options, "profile": own}).but(phase=phase), **said)

@@ -1,97 +1,151 @@
-"""Results of benchmarks: ``vllm bench latency|throughput|serve``, ``sglang.bench_serving``, AIPerf and GenAI-Perf; seconds inside.
+"""Results of benchmarks, told apart by what they hold; seconds inside.
+
+JSON, JSON lines and CSV: ``vllm bench latency|throughput|serve`` and its sweeps, ``sglang.bench_serving``, ``bench_one_batch`` and
+``bench_one_batch_server``, AIPerf, GenAI-Perf, GuideLLM. Text: what those print, MLPerf's summary, a server's ``/metrics``.
 
 Which keys are there differs by tool and version; a key that is missing leaves None. TPOT is (E2E - TTFT) / (output - 1) in all of
 them; ITL is the list of gaps between chunks of a stream, which may hold several tokens.
 """
 
+import csv
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from statistics import fmean, median
-from typing import Any
 
-from commtax.files import Json, parse_documents, table
-from commtax.readers import filled
-from commtax.statement import Refusal
+from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
+from commtax.readers.benches import aiperf, guidellm, lines, mlperf, prometheus, tables
+from commtax.readers.benches.record import METRICS, TABLE, Bench, number, result, spread_among
+from commtax.statement import Note, Refusal
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
-_TABLE = table("readers/bench.toml")
-_KEYS, _WHOLE, _AIPERF, _SECONDS = (_TABLE[kind] for kind in ("keys", "whole", "aiperf", "seconds"))
-Stats = Mapping[str, float]
-NO_STATS: Mapping[str, Stats] = {}
+LONGEST_LINE = 1 << 20  # signs of a row of a sweep
+KEYS = (b'"avg_latency"', b'"latencies"', b'"total_output_tokens"', b'"completed"', b'"elapsed_time"', b'"time_to_first_token"')
+MORE_KEYS = (b'"inter_token_latency"', b'"request_latency"', b'"benchmarks"', b'"output_throughput"', b'"prefill_latency"')
+COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of a sweep's table
+NOTHING = "none of the keys of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf or GuideLLM found"
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """One benchmark run. ``stats[metric][statistic]`` in seconds: statistics are mean, median, std, p99 …"""
+def looks_like_data(head: bytes) -> bool:
+    """Whether JSON begins with a key of a result."""
+    return any(key in head for key in (*KEYS, *MORE_KEYS))
 
-    tool: str  # vllm | sglang | aiperf
-    kind: str  # latency | throughput | serve
-    model: str = ""
-    duration_s: float | None = None
-    requests: int | None = None
-    failed: int = 0
-    input_tokens: float | None = None  # in total
-    output_tokens: float | None = None
-    requests_per_s: float | None = None
-    output_tokens_per_s: float | None = None
-    total_tokens_per_s: float | None = None
-    concurrency: float | None = None  # the limit that was set
-    request_rate: float | None = None  # inf: all at once
-    latencies_s: tuple[float, ...] = ()
-    stats: Mapping[str, Stats] = field(default_factory=dict)
-    tp: int = 0  # where the result carries it
-    accepted: float = 1.0  # tokens a step under speculative decoding
 
-    def seconds(self, metric: str, statistic: str = "median") -> float | None:
-        """A statistic in seconds; the mean where the one asked for is missing."""
-        statistics = self.stats.get(metric, {})
-        return statistics.get(statistic, statistics.get("mean"))
+def looks_like_text(text: str) -> bool:
+    """Whether a text holds any printed result, summary, page of metrics or table of commas."""
+    return any(fits(text) for fits in (tables.looks_like, mlperf.looks_like, prometheus.looks_like, aiperf.looks_printed)) or (
+        lines.looks_like(text) or aiperf.is_csv(text) or _is_sweep(text)
+    )
 
-    @property
-    def output_len(self) -> float | None:
-        """Mean output tokens of a request."""
-        return self.output_tokens / self.requests if self.output_tokens and self.requests else None
 
-    @property
-    def input_len(self) -> float | None:
-        return self.input_tokens / self.requests if self.input_tokens and self.requests else None
+def read(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
+    """All results of a file of any of these kinds."""
+    return parse(text, name) if text.lstrip()[:1] in ("{", "[") or not looks_like_text(text) else parse_text(text, name)
+
+
+def parse_text(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
+    """All results that a text holds, kind by kind."""
+    found: list[Bench] = []
+    if aiperf.is_csv(text):
+        found += aiperf.from_csv(text)
+    elif _is_sweep(text):
+        found += _sweep(text)
+    else:
+        found += tables.parse(text, _printed)
+        for module in (mlperf, prometheus, lines):
+            if module.looks_like(text):
+                found += module.parse(text)
+        if aiperf.looks_printed(text):
+            found += aiperf.from_text(text)
+    return _checked(found, name, "a benchmark's title, but no figure of it found")
 
 
 def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
-    """All results of a file: one JSON object, a list of them, or one a line."""
-    documents = [d for d in parse_documents(text, f"benchmark '{name}'") if isinstance(d, dict)]
+    """All results of JSON: one object, a list of them, or one a line; of what is cut off, all that is whole."""
+    documents, cut = _documents(text, f"benchmark '{name}'")
     try:
-        read = [_one(d) for d in documents]
+        found = [one for d in documents if isinstance(d, dict) for one in _each(d)]
     except (TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Refusal(f"benchmark '{name}': a field has the wrong form ({error})") from None
-    results = tuple(b for b in read if b is not None)
-    if not results:
-        raise Refusal(f"benchmark '{name}': none of the keys of vllm bench, sglang.bench_serving or AIPerf found")
-    if not all(math.isfinite(x) and x >= 0 for b in results for stats in b.stats.values() for x in stats.values()):
+    results = _checked(found, name, f"{NOTHING}{_keys(documents)}")
+    return (*results[:-1], replace(results[-1], notes=(*results[-1].notes, cut))) if cut else results
+
+
+def _keys(documents: list[Json]) -> str:
+    first = next((d for d in documents if isinstance(d, dict)), {})
+    return f"; its own: {', '.join(str(key)[:30] for key in list(first)[:8])}" if first else ""
+
+
+def _checked(found: list[Bench], name: str, nothing: str) -> tuple[Bench, ...]:
+    if not found:
+        raise Refusal(f"benchmark '{name}': {nothing}")
+    if not all(math.isfinite(x) and x >= 0 for b in found for stats in b.stats.values() for x in stats.values()):
         raise Refusal(f"benchmark '{name}': a time is negative or not a number")
-    return results
+    return tuple(found)
 
 
-def _one(d: Json) -> Bench | None:
-    if "duration" in d and ("completed" in d or "total_output_tokens" in d):  # newer versions add latencies: look here first
-        return _serve(d)
-    if "latencies" in d or "avg_latency" in d:
-        return _latency(d)
-    if "elapsed_time" in d and "tokens_per_second" in d:
-        return _run("vllm", "throughput", d)  # prompt and output tokens are counted together
-    if any(isinstance(d.get(k), dict) and "avg" in d[k] for k in _AIPERF):
-        return _aiperf(d)
-    return None
+def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
+    """The documents of a text, and from where on it is missing where it is cut off."""
+    try:
+        return parse_documents(text, name), None
+    except Refusal:
+        begun = [line for line in text.splitlines() if line.strip()]
+        whole: list[Json] = []
+        for line in begun[: 1 + text.count("\n")]:
+            try:
+                whole += parse_documents(line, name)
+            except Refusal:
+                break
+        if whole and isinstance(whole[0], dict):
+            return whole, Note("partial", f"result {len(whole) + 1} is cut off or no JSON: those before it are read")
+        fields = _fields(text) if memory_of(text) <= JSON_MEMORY_BYTES else {}
+        if not fields:
+            raise
+        return [fields], Note("partial", f"cut off after its key '{list(fields)[-1][:40]}': the fields before it are read")
 
 
-def _run(tool: str, kind: str, d: Json, stats: Mapping[str, Stats] = NO_STATS, latencies_s: tuple[float, ...] = ()) -> Bench:
-    """A result with what it says under any of the keys of a field; what it does not say is left out."""
-    numbers = {name: next((n for key in keys if (n := _number(d.get(key))) is not None), None) for name, keys in _KEYS.items()}
-    given = {name: int(n) if name in _WHOLE else n for name, n in numbers.items() if n is not None and (n or name != "accepted")}
-    rate = math.inf if str(d.get("request_rate")).lower() in ("inf", "infinity") else _number(d.get("request_rate"))
-    said = {"model": str(d.get("model_id") or d.get("model") or ""), "request_rate": rate, **given}
-    return filled(Bench, {"tool": tool, "kind": kind, "stats": stats, "latencies_s": latencies_s, **said})
+def _fields(text: str) -> dict[str, Json]:
+    """Keys and values of an object that does not end, as far as they are whole."""
+    held: dict[str, Json] = {}
+    decoder, at = json.JSONDecoder(), text.find("{") + 1
+    try:
+        while at:
+            key, at = decoder.raw_decode(text, _past(text, at))
+            at = _past(text, at)
+            if not isinstance(key, str) or text[at : at + 1] != ":":
+                break
+            value, at = decoder.raw_decode(text, _past(text, at + 1))
+            held[key] = value
+            at = _past(text, at)
+            if text[at : at + 1] != ",":
+                break
+            at += 1
+    except (ValueError, RecursionError):
+        pass
+    return held
+
+
+def _past(text: str, at: int) -> int:
+    """Where the next sign is that is no space."""
+    while text[at : at + 1] in (" ", "\n", "\r", "\t"):
+        at += 1
+    return at
+
+
+def _each(d: Json) -> Iterator[Bench]:
+    """The results of one document."""
+    if guidellm.is_document(d):
+        yield from guidellm.from_document(d)
+    elif "duration" in d and ("completed" in d or "total_output_tokens" in d):  # newer versions add latencies: look here first
+        yield _serve(d)
+    elif "latencies" in d or "avg_latency" in d:
+        yield _latency(d)
+    elif "elapsed_time" in d and "tokens_per_second" in d:  # prompt and output tokens are counted together
+        yield result("vllm", "throughput", d, request_rate=math.inf)
+    elif aiperf.is_document(d):
+        yield aiperf.from_document(d)
+    elif lines.is_batch(d):
+        yield lines.from_batch(d)
 
 
 def _latency(d: Json) -> Bench:
@@ -103,7 +157,7 @@ def _latency(d: Json) -> Bench:
     stats |= {f"p{key}": float(value) for key, value in (d.get("percentiles") or {}).items()}
     if each or "p50" in stats:
         stats["median"] = median(each) if each else stats["p50"]
-    return _run("vllm", "latency", d, {"e2el": stats}, each)
+    return result("vllm", "latency", d, {"e2el": stats}, latencies_s=each)
 
 
 def _serve(d: Json) -> Bench:
@@ -111,45 +165,42 @@ def _serve(d: Json) -> Bench:
     stats: dict[str, dict[str, float]] = {}
     for key, value in d.items():
         statistic, _, metric = key.removesuffix("_ms").partition("_")
-        metric = _TABLE["metrics"].get(metric, metric)
+        metric = TABLE["metrics"].get(metric, metric)
         if key.endswith("_ms") and isinstance(value, (int, float)) and metric in METRICS:
             stats.setdefault(metric, {})[statistic] = float(value) * 1e-3
     for metric, values in _details(d).items():
         if values and metric not in stats:
             stats[metric] = {"mean": fmean(values), "median": median(values)}
-    sglang = "accept_length" in d or "mean_e2e_latency_ms" in d or str(d.get("backend", "")).startswith("sglang")
-    return _run("sglang" if sglang else "vllm", "serve", d, stats)
+    backend = str(d.get("backend") or "")
+    sglang = "accept_length" in d or "mean_e2e_latency_ms" in d or backend.startswith("sglang")
+    lengths = d.get("output_lens")
+    answers = [float(n) for n in lengths if n] if isinstance(lengths, list) else []
+    facts = {"backend": backend} if backend else {}
+    tool = "sglang" if sglang else "vllm"
+    return result(tool, "serve", d, stats, spread=spread_among(answers), facts=facts)
 
 
-def _details(d: Json) -> dict[str, list[float]]:
+def _printed(d: dict[str, object], notes: tuple[Note, ...]) -> Bench:
+    """A table, by whoever printed it: SGLang's has a backend."""
+    served = replace(_serve(d), notes=notes)
+    return served if d.get("backend") is None else replace(served, tool="sglang")
+
+
+def _details(d: Json) -> Mapping[str, list[float]]:
     ttfts, itls = d.get("ttfts") or (), d.get("itls") or ()
     gaps = [float(x) for row in itls for x in (row if isinstance(row, list) else [row])]
     return {"ttft": [float(x) for x in ttfts if x], "itl": gaps, "e2el": [float(x) for x in d.get("latencies") or ()]}
 
 
-def _aiperf(d: Json) -> Bench:
-    """Blocks ``{unit, avg, p50, …}``, one a metric."""
-    blocks = {key: block for key, block in d.items() if isinstance(block, dict)}
-    stats: dict[str, dict[str, float]] = {}
-    for key, metric in _AIPERF.items():
-        if "avg" in (block := blocks.get(key, {})):
-            factor = _SECONDS.get(str(block.get("unit", "ms")), 1e-3)
-            numbers = {k: float(v) * factor for k, v in block.items() if isinstance(v, (int, float)) and k != "count"}
-            stats[metric] = {_TABLE["statistics"].get(k, k): v for k, v in numbers.items()}
-    flat = {**d, **{key: block.get("avg") for key, block in blocks.items()}}
-    requests = int(_number(flat.get("request_count")) or 0)
-    for side in ("input", "output") if requests else ():
-        length = _number(flat.get(f"{side}_sequence_length"))
-        flat[f"total_{side}_tokens"] = None if length is None else length * requests
-    config = blocks.get("input_config", {})
-    load = config.get("loadgen", config)
-    return _run("aiperf", "serve", {**flat, "max_concurrency": load.get("concurrency") if isinstance(load, dict) else None}, stats)
+def _is_sweep(text: str) -> bool:
+    header = text[:20000].lstrip().partition("\n")[0].strip()
+    return "," in header and any(column in header.split(",") for column in COLUMNS)
 
 
-def _number(value: Any) -> float | None:
-    """A finite number, or None; some tools write numbers as text."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+def _sweep(text: str) -> Iterator[Bench]:
+    """Rows of the table that ``vllm bench sweep`` writes, each a result."""
+    rows = csv.DictReader((line for line in text.lstrip().splitlines() if len(line) <= LONGEST_LINE), strict=False)
+    for row in rows:
+        d = {key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)}
+        if any(number(d.get(column)) is not None for column in COLUMNS):
+            yield _serve(d)

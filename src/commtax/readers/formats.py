@@ -10,8 +10,21 @@ from functools import cached_property
 from pathlib import Path
 
 from commtax.files import LOG_BYTES, Stream, decoded, opened
-from commtax.readers import bench, chrome, flight, kineto, nccl_log, nsys, prefixes, rocprof, sglang_log, trtllm_log, vllm_log
-from commtax.readers.bench import Bench
+from commtax.readers import (
+    bench,
+    chrome,
+    flight,
+    kineto,
+    nccl_log,
+    nsys,
+    prefixes,
+    rocprof,
+    sglang_log,
+    trtllm_log,
+    unknown,
+    vllm_log,
+)
+from commtax.readers.benches.record import Bench
 from commtax.readers.flight import Dump
 from commtax.readers.nccl_log import NcclLog
 from commtax.readers.shaped import UNNUMBERED
@@ -43,9 +56,14 @@ class Source:
         return prefixes.plain(decoded(self.head[:8192])).lstrip()[:1]
 
     @cached_property
+    def raw(self) -> str:
+        """All of its text, with what launchers wrote before its lines."""
+        return decoded(self.stream.whole(LOG_BYTES))
+
+    @cached_property
     def text(self) -> str:
         """All of it as its program wrote it."""
-        return prefixes.plain(decoded(self.stream.whole(LOG_BYTES)))
+        return prefixes.plain(self.raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +127,8 @@ DATA = (
     ),
     Format(
         "bench",
-        "a benchmark result (vllm bench, sglang.bench_serving, AIPerf)",
-        lambda source: source.begins in ("{", "["),
+        "a benchmark result (vllm bench, sglang.bench_serving, AIPerf, GenAI-Perf, GuideLLM)",
+        lambda source: source.begins in ("{", "[") and bench.looks_like_data(source.head),
         lambda source: bench.parse(source.text, str(source.path)),
     ),
 )
@@ -140,6 +158,12 @@ TEXTS = (
         lambda source: nccl_log.looks_like(source.text),
         lambda source: nccl_log.parse(source.text),
     ),
+    Format(
+        "bench",
+        "a printed benchmark result, an MLPerf summary or a server's metrics",
+        lambda source: bench.looks_like_text(source.raw),
+        lambda source: bench.parse_text(source.raw, str(source.path)),
+    ),
 )
 """Of which a text has all that fit."""
 
@@ -149,7 +173,7 @@ def formats_of(source: Source) -> list[Format]:
     fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in TEXTS if f.fits(source)]
     if not fitting:
         *others, last = (f.described for f in (*TEXTS, *DATA))
-        raise Refusal(f"'{source.path}' is not recognised: looked for {', '.join(others)} and {last}")
+        raise Refusal(f"'{source.path}' is not recognised: looked for {', '.join(others)} and {last}; {unknown.found(source.head)}")
     return fitting
 
 

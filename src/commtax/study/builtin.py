@@ -18,7 +18,7 @@ from commtax.measure.reconcile import by_collective, document
 from commtax.measure.tracing import Named, trace
 from commtax.measure.worker import Place, report
 from commtax.readers import kineto
-from commtax.readers.bench import Bench
+from commtax.readers.benches.record import Bench
 from commtax.study.driving import ALL_REDUCE, Asked, Done, Driver, allreduces, check, served
 from commtax.study.recipe import Recipe, Run, arrivals, lengths
 from commtax.study.serving import Server, requests, result, serve

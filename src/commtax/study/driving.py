@@ -8,7 +8,7 @@ from statistics import median
 
 from commtax.files import Document
 from commtax.measure.launch import LOST_S
-from commtax.readers.bench import METRICS, Bench
+from commtax.readers.benches.record import METRICS, Bench
 from commtax.readers.trace import Trace, meet
 from commtax.spec import Model
 from commtax.study.recipe import Run

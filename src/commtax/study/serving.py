@@ -22,7 +22,7 @@ from commtax.measure.comm import Group
 from commtax.measure.engine import Blocks, Engine
 from commtax.measure.generate import prompts
 from commtax.measure.weights import Weights
-from commtax.readers.bench import Bench
+from commtax.readers.benches.record import Bench
 
 
 class Slots(Blocks):

@@ -25,6 +25,7 @@ from commtax import catalog
 from commtax.files import Document, table
 from commtax.measure import launch, machine
 from commtax.readers import bench, kineto, vllm_log
+from commtax.readers.benches.record import Bench
 from commtax.statement import Refusal
 from commtax.study.driving import Asked, Done, Driver, allreduces, check, served
 from commtax.study.leash import leashed
@@ -122,7 +123,7 @@ class Vllm(Driver):
     def _log(self, run: Run, ending: str = ".log") -> str:
         return self._file(run, ending).read_text(encoding="utf-8", errors="replace")
 
-    def _result(self, run: Run) -> bench.Bench:
+    def _result(self, run: Run) -> Bench:
         return bench.parse(self._file(run, ".json").read_text(encoding="utf-8"), run.name)[0]
 
     def _command(self, name: str, run: Run, **more: str | int) -> list[str]:

@@ -1,0 +1,202 @@
+"""Which term of a request's time is off: waiting, the prompt, the tokens, and of those communication or the host.
+
+E2E = queue + prefill + (n - 1) decode steps. A term that is slower than predicted is held against simple changes of the plan (no
+graphs, another library, one GPU) under which it would be as measured.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from commtax.audit.expected import Expected, Figure
+from commtax.audit.finding import Cause, Claim
+from commtax.readers.benches.record import Bench
+from commtax.units import format_seconds
+
+NEAR = 0.1  # a changed plan whose step is this near to the measured one explains it …
+MORE = 1.08  # … if it is by as much slower than the plan as it was said
+ALIKE = 1.25  # first tokens that are by little more off than steps are wait for those steps
+LARGE = 0.25  # share of a request's time that is told without a prediction
+SMALL = 0.5  # share of the host's time in a step, above which the host is the likely one
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A change of the plan, and what it would mean if the step were as long as with it."""
+
+    code: str
+    changes: dict[str, str | int]
+    said: str
+    change: str
+
+
+def slower(figure: Figure | None, measured: float | None, claim: Claim) -> float:
+    """Seconds by which a time is longer than its range and the tolerance allow; 0 where it is not."""
+    if figure is None or measured is None:
+        return 0.0
+    most = figure.value * (1 + claim.tolerance) if claim.strict else max(figure.high, figure.value * (1 + claim.tolerance))
+    return measured - figure.value if measured > most else 0.0
+
+
+def causes(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None = None) -> tuple[Cause, ...]:
+    """What is slower than it should be, dearest first."""
+    found = [*_decode(result, predicted, claim, baseline), *_first_token(result, predicted, claim)]
+    if not found and result.kind == "latency":
+        found += _whole(result, predicted, claim, baseline)
+    if not found and result.kind == "throughput":
+        found += _at_once(result, predicted, claim, baseline)
+    return tuple(sorted(found, key=lambda cause: -(cause.cost_s or 0.0)))
+
+
+def _steps(result: Bench) -> tuple[str, str, float | None]:
+    """The time of a token that a result has, and its name in it."""
+    for metric, statistic in (("tpot", "mean"), ("tpot", "median"), ("itl", "mean")):
+        if (seconds := result.stats.get(metric, {}).get(statistic)) is not None:
+            return metric, statistic, seconds
+    return "tpot", "mean", None
+
+
+def _share(result: Bench, predicted: Expected, seconds: float) -> float | None:
+    whole = result.seconds("e2el", "mean") or sum(predicted.terms.values()) + seconds
+    return min(1.0, seconds / whole) if whole > 0 else None
+
+
+def _decode(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None) -> Iterator[Cause]:
+    metric, statistic, measured = _steps(result)
+    figure = predicted.of(metric, statistic)
+    more = slower(figure, measured, claim) if result.accepted <= 1 else 0.0
+    if not more or figure is None or measured is None:
+        return
+    cost = more * max(1, predicted.load.answer - 1)
+    gain = f"{measured / figure.value:.2f}x faster tokens ({format_seconds(figure.value)} each)"
+    times = measured / figure.value
+    said = f"a decode step takes {times:.2f} times what it should"
+    yield _blamed(times, predicted, claim, baseline, Cause("", said, cost, _share(result, predicted, cost), gain=gain))
+
+
+def _whole(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None) -> Iterator[Cause]:
+    """A batch of which only the whole time is known: its decode steps are most of it."""
+    figure, measured = predicted.of("e2el"), result.seconds("e2el", "mean")
+    more = slower(figure, measured, claim)
+    if more and figure and measured:
+        times = 1 + more / max(predicted.terms["decode"], 1e-12)
+        gain = f"{measured / figure.value:.2f}x faster batches ({format_seconds(figure.value)} each)"
+        said = f"a batch takes {measured / figure.value:.2f} times what it should"
+        yield _blamed(times, predicted, claim, baseline, Cause("", said, more, min(1.0, more / measured), gain=gain))
+
+
+def _at_once(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None) -> Iterator[Cause]:
+    """Requests that come all at once, of which only the rate is known."""
+    figure, measured = predicted.of("requests_per_s", ""), result.requests_per_s
+    if figure is None or not measured:
+        return
+    least = figure.value / (1 + claim.tolerance)
+    if measured < (least if claim.strict else min(least, figure.low)):
+        times = figure.value / measured
+        said, gain = f"the run takes {times:.2f} times what it should", f"{times:.2f}x the throughput"
+        yield _blamed(times, predicted, claim, baseline, Cause("", said, share=1 - 1 / times, gain=gain))
+
+
+def _blamed(times: float, predicted: Expected, claim: Claim, baseline: Bench | None, cause: Cause) -> Cause:
+    """Who of a decode step could be that much slower: a cause with its code and what to change."""
+    batch, context = max(1, round(predicted.running)), predicted.load.prompt + predicted.load.answer // 2
+    bill = claim.bill("decode", batch, context)
+    if likely := _nearest(times, claim, batch, context, float(bill.step_s)):
+        return replace(cause, code=likely.code, said=f"{cause.said}, {likely.said}", change=likely.change)
+    if _alone_agrees(baseline, claim, batch, context):
+        change = "look at the links and the library of the all-reduces (commtax measure collectives, NCCL_DEBUG=INFO)"
+        return replace(cause, code="communication", said=f"{cause.said}, and at TP 1 it takes what it should", change=change)
+    parts = {k: float(sum(x.exposed_s for x in bill.lines if x.kind == k)) for k in ("compute", "comm", "host")}
+    spent = ", ".join(f"{name} {format_seconds(s)}" for name, s in parts.items() if s > 0)
+    small = parts["host"] > SMALL * float(bill.step_s)
+    change = "a faster CPU, fewer API processes beside it, or larger batches" if small else OTHER
+    said = f"{cause.said} (a decode step should be {spent})"
+    return replace(cause, code="host" if small else "decode", said=said, change=change)
+
+
+def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float) -> Suspect | None:
+    """The change of the plan under which a step would be that much longer."""
+    near = []
+    for suspect in _suspects(claim):
+        try:
+            slowed = float(claim.bill("decode", batch, context, **suspect.changes).step_s) / step_s
+        except ValueError:  # such a plan is none here
+            continue
+        if slowed >= MORE and abs(times / slowed - 1) <= NEAR:
+            near.append((abs(times / slowed - 1), suspect))
+    return min(near, key=lambda one: one[0])[1] if near else None
+
+
+OTHER = "check clocks, version, number format and options of the run, or calibrate; commtax audit of a trace of it tells more"
+
+
+def _suspects(claim: Claim) -> Iterator[Suspect]:
+    """Simple things that are often otherwise than was said."""
+    if not claim.question.what_if.eager:
+        yield Suspect("host", {"eager": 1}, "as without CUDA graphs", "leave out --enforce-eager, or capture larger batches")
+    if claim.tp > 1:
+        if not claim.question.what_if.library:
+            said = "as with NCCL's all-reduces instead of the engine's own"
+            yield Suspect(
+                "communication", {"library": "nccl"}, said, "find out why its own all-reduce is off: the start-up log says it"
+            )
+        yield Suspect("decode", {"tp": 1}, "as on one GPU: TP was probably not applied", f"start the server with tp {claim.tp}")
+    if claim.plan.weights_dtype not in ("", "bf16", "fp16", "fp32"):
+        said = "as with weights of 16 bits"
+        yield Suspect("decode", {"weights_dtype": "bf16"}, said, f"serve the {claim.plan.weights_dtype} checkpoint, or its kernels")
+
+
+def _alone_agrees(baseline: Bench | None, claim: Claim, batch: int, context: int) -> bool:
+    """Whether the same benchmark at TP 1 took what it should."""
+    alone = _steps(baseline)[2] if baseline and claim.tp > 1 else None
+    if alone is None:
+        return False
+    single = float(claim.bill("decode", batch, context, tp=1).step_s)
+    return abs(alone / single - 1) <= claim.tolerance
+
+
+def _first_token(result: Bench, predicted: Expected, claim: Claim) -> Iterator[Cause]:
+    statistic = "mean" if "mean" in result.stats.get("ttft", {}) else "median"
+    figure, measured = predicted.of("ttft", statistic), result.seconds("ttft", statistic)
+    more = slower(figure, measured, claim)
+    if not more or figure is None or measured is None:
+        return
+    waited, terms = result.seconds("queue", "mean"), predicted.terms
+    metric, which, step = _steps(result)
+    step_figure = predicted.of(metric, which)
+    times = step / step_figure.value if step and step_figure else 1.0
+    if waited is None and times > 1 + claim.tolerance and measured / figure.value <= ALIKE * times:
+        return  # it waits for the same slow steps
+    queued = not predicted.load.alone if waited is None else waited - terms.get("queue", 0.0) > more / 2
+    share, gain = _share(result, predicted, more), f"{format_seconds(more)} less until the first token"
+    if queued:
+        held = f" ({format_seconds(waited)} in the queue)" if waited is not None else ""
+        said = f"the first token takes {format_seconds(measured)}{held}, and {format_seconds(terms.get('queue', 0.0))} of waiting"
+        change = "more running at once (KV memory, --max-num-seqs, --max-num-batched-tokens), more replicas, or fewer requests"
+        yield Cause("queue", f"{said} were predicted: requests wait longer than they should", more, share, change, gain)
+    else:
+        said = f"the first token takes {format_seconds(measured)}, and {format_seconds(figure.value)} were predicted"
+        change = "look at chunk size, tokenising and HTTP on the way in, and at warm-up: first requests compile and capture"
+        yield Cause("prefill", f"{said}: the prompt's own steps, or the way to them", more, share, change, gain)
+
+
+def told(result: Bench) -> tuple[Cause, ...]:
+    """What a result says of its own terms, where nobody says what ran."""
+    whole, first = result.seconds("e2el", "mean"), result.seconds("ttft", "mean")
+    waited = result.seconds("queue", "mean")
+    found = []
+    if whole and waited and waited > LARGE * whole:
+        said = f"a request waits {format_seconds(waited)} of its {format_seconds(whole)} before its first step"
+        change = "more KV memory or replicas, or fewer requests at once"
+        found.append(
+            Cause("queue", said, waited, min(1.0, waited / whole), change, f"up to {waited / whole:.0%} of a request's time")
+        )
+    elif whole and first and waited is None and first > SMALL * whole and result.kind == "serve":
+        said = f"the first token takes {format_seconds(first)} of a request's {format_seconds(whole)}: waiting, or long prompts"
+        found.append(Cause("queue", said, first, min(1.0, first / whole), "fewer requests at once, or more replicas"))
+    thrown = result.facts.get("preemptions", "0")
+    if thrown != "0":
+        change = "more KV memory, fewer running at once (--max-num-seqs), or a larger tp"
+        found.append(
+            Cause("preemption", f"{thrown} times a request was thrown out of the KV cache and computed again", change=change)
+        )
+    return tuple(found)

@@ -1,0 +1,44 @@
+"""What was found instead, in a file that nobody knows: the keys of its JSON, or its first line."""
+
+import re
+
+from commtax.files import decoded
+
+MOST_KEYS, MOST_SIGNS = 8, 60
+_TOKEN = re.compile(r'"((?:[^"\\]|\\.){0,200}+)"|[{}\[\]:]')
+
+
+def found(head: bytes) -> str:
+    """In words, from a file's beginning.
+
+    >>> found(b'{"a": {"b": 1}, "c": 2}'), found(b"\\n hello\\n"), found(b"")
+    ('found JSON with the keys a, c', "found a text that begins with 'hello'", 'found nothing: it is empty')
+    """
+    text = decoded(head).lstrip()
+    if not text:
+        return "found nothing: it is empty"
+    if b"\0" in head:
+        return "found bytes that are no text"
+    if text[0] in "{[":
+        keys = top_keys(text)
+        return f"found JSON with the keys {', '.join(keys)}" if keys else "found JSON without keys"
+    return f"found a text that begins with '{text.splitlines()[0].strip()[:MOST_SIGNS]}'"
+
+
+def top_keys(text: str) -> list[str]:
+    """The first keys of the outermost object, or of the first in a list."""
+    keys: list[str] = []
+    depth, last = 0, ""
+    for match in _TOKEN.finditer(text):
+        sign = match[0]
+        if sign in ("{", "["):
+            depth += sign == "{" or depth > 0  # objects of a list count from the first on
+        elif sign in ("}", "]"):
+            depth -= 1
+            if depth <= 0:
+                break
+        elif sign != ":":
+            last = match[1]
+        elif depth == 1 and len(keys) < MOST_KEYS:
+            keys.append(last[:MOST_SIGNS])
+    return keys
