@@ -11,13 +11,18 @@ from commtax.audit.benches import audit_bench
 from commtax.audit.finding import Audit, Claim, Section
 from commtax.audit.logs import audit_log
 from commtax.audit.traces import audit_traces
+from commtax.audit.training import audit_training
 from commtax.files import LOG_BYTES, read_text
 from commtax.readers import bench, formats
 from commtax.readers.trace import Trace
+from commtax.readers.training_log import TrainingLog
 from commtax.readers.vllm_log import StartupLog
 from commtax.statement import Refusal
 
-AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {StartupLog: audit_log}
+AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {
+    StartupLog: audit_log,
+    TrainingLog: audit_training,
+}
 """By the kind of record: what it says, what was claimed, and the name of its file."""
 
 

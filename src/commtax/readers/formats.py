@@ -10,14 +10,15 @@ from functools import cached_property
 from pathlib import Path
 
 from commtax.files import LOG_BYTES, Stream, decoded, opened
-from commtax.readers import bench, kineto, prefixes, vllm_log
+from commtax.readers import bench, kineto, prefixes, training_log, vllm_log
 from commtax.readers.bench import Bench
 from commtax.readers.trace import Trace
+from commtax.readers.training_log import TrainingLog
 from commtax.readers.vllm_log import StartupLog
 from commtax.statement import Refusal
 
 HEAD_BYTES = 65536  # of a file, in which what it is shows
-Left = Trace | StartupLog | tuple[Bench, ...]
+Left = Trace | StartupLog | TrainingLog | tuple[Bench, ...]
 """What one format finds in a file."""
 
 
@@ -73,6 +74,12 @@ TEXTS = (
         "a vLLM start-up log (model weights, KV cache size, rank lines)",
         lambda source: vllm_log.looks_like(source.text),
         lambda source: vllm_log.parse(source.text),
+    ),
+    Format(
+        "training",
+        "a training log (Megatron, torchtitan, DeepSpeed, Composer)",
+        lambda source: training_log.looks_like(source.text),
+        lambda source: training_log.parse(source.text),
     ),
 )
 """Of which a text has all that fit."""
