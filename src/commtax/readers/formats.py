@@ -10,15 +10,17 @@ from functools import cached_property
 from pathlib import Path
 
 from commtax.files import LOG_BYTES, Stream, decoded, opened
-from commtax.readers import bench, kineto, prefixes, training_log, vllm_log
+from commtax.readers import bench, collective_tests, kineto, prefixes, smi, training_log, vllm_log
 from commtax.readers.bench import Bench
+from commtax.readers.collective_tests import CollectiveTests
+from commtax.readers.smi import Links, Monitor
 from commtax.readers.trace import Trace
 from commtax.readers.training_log import TrainingLog
 from commtax.readers.vllm_log import StartupLog
 from commtax.statement import Refusal
 
 HEAD_BYTES = 65536  # of a file, in which what it is shows
-Left = Trace | StartupLog | TrainingLog | tuple[Bench, ...]
+Left = Trace | StartupLog | TrainingLog | CollectiveTests | Links | Monitor | tuple[Bench, ...]
 """What one format finds in a file."""
 
 
@@ -34,8 +36,9 @@ class Source:
 
     @cached_property
     def begins(self) -> str:
-        """The first sign of the text that is no space, behind whatever a launcher wrote."""
-        return prefixes.plain(decoded(self.head[:8192])).lstrip()[:1]
+        """The first sign of the text that is no space, behind whatever a launcher wrote; "" for the bracket of a log's line."""
+        text = prefixes.plain(decoded(self.head[:8192])).lstrip()
+        return "" if text[:1] == "[" and text[1:].lstrip()[:1] not in ("{", "[", "]", "") else text[:1]
 
     @cached_property
     def text(self) -> str:
@@ -80,6 +83,24 @@ TEXTS = (
         "a training log (Megatron, torchtitan, DeepSpeed, Composer)",
         lambda source: training_log.looks_like(source.text),
         lambda source: training_log.parse(source.text),
+    ),
+    Format(
+        "collectives",
+        "nccl-tests or rccl-tests output",
+        lambda source: collective_tests.looks_like(source.text),
+        lambda source: collective_tests.parse(decoded(source.stream.whole(LOG_BYTES)), source.path.name),
+    ),
+    Format(
+        "links",
+        "nvidia-smi nvlink counters or states",
+        lambda source: smi.looks_like_links(source.text),
+        lambda source: smi.parse_links(source.text),
+    ),
+    Format(
+        "monitor",
+        "an nvidia-smi dmon table",
+        lambda source: smi.looks_like_monitor(source.text),
+        lambda source: smi.parse_monitor(source.text),
     ),
 )
 """Of which a text has all that fit."""
