@@ -59,11 +59,15 @@ def _reached(run: Run, ranks: int, place: Cluster | None) -> Iterator[Finding]:
         return
     best = max(run.rows, key=lambda r: r.busbw_Bps)
     of = f"{run.op or 'collective'} over {plural(ranks, 'rank')}" if ranks else run.op or "collective"
-    yield Finding(Note("peak", f"{of}: best bus bandwidth, GB/s"), None, best.busbw_Bps / 1e9, reason=f"at {format_bytes(best.nbytes)}")
+    yield Finding(
+        Note("peak", f"{of}: best bus bandwidth, GB/s"), None, best.busbw_Bps / 1e9, reason=f"at {format_bytes(best.nbytes)}"
+    )
     if place and ranks and ranks <= place.domain:
         rate = place.intra.bandwidth_Bps
         why = f"of {format_rate(rate)} ({place.intra.key}); switches that reduce go beyond it"
-        yield Finding(Note("link", f"{of}: best bus bandwidth over the link's rate"), None, best.busbw_Bps / rate, "share", reason=why)
+        yield Finding(
+            Note("link", f"{of}: best bus bandwidth over the link's rate"), None, best.busbw_Bps / rate, "share", reason=why
+        )
     small = [r.seconds for r in run.rows if r.nbytes <= SMALL_BYTES]
     if small:
         yield Finding(Note("latency", f"{of}: least time of small tensors"), None, min(small), "s")
@@ -74,9 +78,10 @@ def _expected(run: Run, ranks: int, place: Cluster | None, claim: Claim | None, 
     if place is None or ranks < 2 or not run.op:
         return
     library = "rccl" if place.chip.vendor.lower() == "amd" else ""
+    own = claim.question.profile if claim else None
     for row in run.rows:
         try:
-            wanted = expect(run.op, place, nbytes=row.nbytes, ranks=ranks, library=library, profile=claim.question.profile if claim else None)
+            wanted = expect(run.op, place, nbytes=row.nbytes, ranks=ranks, library=library, profile=own)
         except Refusal:
             return
         yield _compared(row, run.op, wanted, assumed)
@@ -89,7 +94,7 @@ def _compared(row: Row, op: str, wanted: Expectation, assumed: bool) -> Finding:
     judged = {"fail": DISAGREE, "pass": AGREE}.get(wanted.verdict(row.seconds))
     if assumed or judged is None:
         why = "the cluster is taken from the devices' names" if assumed else f"{wanted.source}"
-        return finding.undecided(why if wanted.verdict(row.seconds) != "undecided" or assumed else why)
+        return finding.undecided(why)
     slower = f"slower than {wanted.algorithm} over {wanted.link} should be ({format_seconds(float(wanted.high_s))} at most)"
     return replace(finding, verdict=judged, reason=slower if judged == DISAGREE else "")
 
@@ -139,5 +144,10 @@ def _bandwidths(row: Row) -> Iterator[float]:
 
 
 def _facts(tests: CollectiveTests) -> dict[str, str]:
-    facts = {"devices": ", ".join(tests.devices), "hosts": str(len(tests.hosts)), "ranks": str(tests.ranks), "version": tests.version}
+    facts = {
+        "devices": ", ".join(tests.devices),
+        "hosts": str(len(tests.hosts)),
+        "ranks": str(tests.ranks),
+        "version": tests.version,
+    }
     return {name: value for name, value in facts.items() if value and value != "0"}

@@ -16,7 +16,9 @@ SLOW_CLOCK = 0.93  # of the others' median
 STARVED = 50.0  # % of the time, below which a GPU waits for something
 BUSY_PCIE_Bps = 5e9
 POWER_CAP = 0.97
+CLOCK_TOLERANCE = 0.3  # of clocks and watts, which are not judged
 MB = 1e6
+RESET = "reset the GPU, reseat its bridge or replace the baseboard"
 
 
 def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Section:
@@ -29,10 +31,12 @@ def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Secti
     findings += _speeds(links, claim)
     notes = []
     if carried:
-        since = f"between the first and the last of {len(links.snapshots)} outputs" if len(links.snapshots) > 1 else "since the reset"
+        times = len(links.snapshots)
+        between = times > 1 and not links.was_reset
+        since = f"between the first and the last of {times} outputs" if between else "since the counters were reset"
         notes.append(Note("counters", f"bytes are counted {since}"))
     facts = {"devices": ", ".join(dict.fromkeys(links.names.values())), "gpus": str(len(links.names))}
-    causes = (*_down(links), *_silent(carried), *_errors(links))
+    causes = (*_down(links), *_silent(carried), *_uneven_gpus(links), *_errors(links))
     return Section("links", (name,), tuple(findings), tuple(notes), causes=causes, facts=facts)
 
 
@@ -51,9 +55,10 @@ def _down(links: Links) -> Iterator[Cause]:
         down = [n for n, speed in of.items() if not speed]
         if down and len(down) < len(of):
             said = f"GPU {gpu}: {plural(len(down), 'link')} inactive ({', '.join(map(str, down))}) of {len(of)}"
-            yield Cause("link-down", said, share=len(down) / len(of), change="reset the GPU, reseat the bridge or replace the baseboard")
+            yield Cause("link-down", said, share=len(down) / len(of), change=RESET)
         elif down:
-            yield Cause("links-down", f"GPU {gpu}: all of its {len(of)} links are inactive", share=1.0, change="collectives take PCIe")
+            said = f"GPU {gpu}: all of its {len(of)} links are inactive: collectives take PCIe"
+            yield Cause("links-down", said, share=1.0, change=RESET)
 
 
 def _silent(carried: Mapping[int, Mapping[int, tuple[float, float]]]) -> Iterator[Cause]:
@@ -69,11 +74,25 @@ def _silent(carried: Mapping[int, Mapping[int, tuple[float, float]]]) -> Iterato
         usual = median(each.values()) if each else 0.0
         quiet = [n for n, nbytes in each.items() if usual and nbytes <= SILENT * usual]
         if quiet:
-            yield Cause("link-silent", f"GPU {gpu}: links {', '.join(map(str, quiet))} carried nothing, its others {format_bytes(usual)} each")
+            said = f"GPU {gpu}: links {', '.join(map(str, quiet))} carried nothing, its others {format_bytes(usual)} each"
+            yield Cause("link-silent", said, share=len(quiet) / len(each))
         rest = [nbytes for n, nbytes in each.items() if n not in quiet]
         if rest and max(rest) > UNEVEN * min(rest) > 0:
             said = f"GPU {gpu}: its links carried {format_bytes(min(rest))} to {format_bytes(max(rest))}"
             yield Cause("links-uneven", said, change="pairs have unequal numbers of links, or one rank sends more")
+
+
+def _uneven_gpus(links: Links) -> Iterator[Cause]:
+    """GPUs that carried more than others of one job; what they carried since a reset is history of many jobs."""
+    if len(links.snapshots) < 2 or links.was_reset:
+        return
+    totals = {gpu: sum(tx + rx for tx, rx in of.values()) for gpu, of in links.carried.items()}
+    most = max(totals, key=lambda gpu: totals[gpu], default=-1)
+    loud = {gpu: nbytes for gpu, nbytes in totals.items() if nbytes > SILENT * totals[most]}
+    if len(loud) > 1 and totals[most] > UNEVEN * min(loud.values()):
+        least = min(loud, key=lambda gpu: loud[gpu])
+        said = f"GPU {most} carried {format_bytes(totals[most])}, GPU {least} {format_bytes(totals[least])}"
+        yield Cause("gpus-uneven", said, change="groups of unequal size or work, or stages of a pipeline")
 
 
 def _errors(links: Links) -> Iterator[Cause]:
@@ -82,7 +101,8 @@ def _errors(links: Links) -> Iterator[Cause]:
             count = sum(counts.get(kind, 0) for counts in of.values())
             where = ", ".join(str(n) for n, counts in of.items() if counts.get(kind))
             if count:
-                yield Cause("link-errors", f"GPU {gpu}: {count:,} x {kind.lower()} (links {where})", change="a cable, bridge or board")
+                said = f"GPU {gpu}: {count:,} x {kind.lower()} (links {where})"
+                yield Cause("link-errors", said, change="a cable, bridge or board")
 
 
 def audit_monitor(seen: Monitor, claim: Claim | None, name: str = "dmon") -> Section:
@@ -108,16 +128,20 @@ def _busy(of: Mapping[str, tuple[float, ...]]) -> dict[str, list[float]]:
     return {name: [values[i] for i in rows] for name, values in of.items() if len(values) == len(used) and rows}
 
 
-def _figures(gpu: int, of: Mapping[str, tuple[float, ...]], busy: Mapping[str, list[float]], claim: Claim | None) -> Iterator[Finding]:
+def _figures(
+    gpu: int, of: Mapping[str, tuple[float, ...]], busy: Mapping[str, list[float]], claim: Claim | None
+) -> Iterator[Finding]:
     chip = claim.question.cluster.chip if claim else None
     if used := of.get("sm"):
         yield Finding(Note("utilisation", f"GPU {gpu}: utilisation"), None, mean(used) / 100, "share")
     if clocks := busy.get("pclk"):
         boost = chip.clock_Hz / 1e6 if chip and chip.clock_Hz else None
         item = Note("clock", f"GPU {gpu}: clock when busy, MHz")
-        yield Finding(item, boost, median(clocks), reason="the datasheet's boost clock; heavy products run below it" if boost else "")
+        why = "the datasheet's boost clock; heavy products run below it" if boost else ""
+        yield Finding(item, boost, median(clocks), tolerance=CLOCK_TOLERANCE, reason=why)
     if watts := busy.get("pwr"):
-        yield Finding(Note("power", f"GPU {gpu}: power when busy, W"), chip.tdp_w or None if chip else None, median(watts))
+        limit = chip.tdp_w or None if chip else None
+        yield Finding(Note("power", f"GPU {gpu}: power when busy, W"), limit, median(watts), tolerance=CLOCK_TOLERANCE)
 
 
 def _clocks(busy: Mapping[int, Mapping[str, list[float]]], claim: Claim | None) -> Iterator[Cause]:
@@ -130,7 +154,9 @@ def _clocks(busy: Mapping[int, Mapping[str, list[float]]], claim: Claim | None) 
             power = f", {median(busy[gpu]['pwr']):.0f} W" if busy[gpu].get("pwr") else ""
             said = f"GPU {gpu} runs at {clock:,.0f} MHz, the others at {median(others):,.0f}{heat}{power}"
             share = 1 - clock / median(others)
-            yield Cause("slow-clock", said, share=share, change="a slow rank: look at its power limit, cooling and throttle reasons")
+            yield Cause(
+                "slow-clock", said, share=share, change="a slow rank: look at its power limit, cooling and throttle reasons"
+            )
     chip = claim.question.cluster.chip if claim else None
     if chip and chip.tdp_w and chip.clock_Hz:
         for gpu, of in busy.items():
@@ -153,12 +179,14 @@ def _starved(seen: Monitor) -> Iterator[Cause]:
     used = {gpu: mean(of["sm"]) for gpu, of in seen.samples.items() if of.get("sm")}
     low = {gpu: share for gpu, share in used.items() if share < STARVED}
     if low and len(low) == len(used):
-        said = f"all GPUs compute {mean(low.values()):.0f} % of the time"
+        said = f"all GPUs compute {mean(low.values()):.0f}% of the time"
         yield Cause("starved", said, share=1 - mean(low.values()) / 100, change="the host, the data or the load leaves them idle")
     else:
         for gpu, share in low.items():
             others = mean(s for g, s in used.items() if g not in low)
-            yield Cause("starved-gpu", f"GPU {gpu} computes {share:.0f} % of the time, the others {others:.0f} %", share=1 - share / 100)
+            yield Cause(
+                "starved-gpu", f"GPU {gpu} computes {share:.0f} % of the time, the others {others:.0f} %", share=1 - share / 100
+            )
 
 
 def _over_pcie(seen: Monitor) -> Iterator[Cause]:

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -106,18 +108,18 @@ def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | No
     return Shift(indices[split], low, high), split
 
 
-def _smoothed(seconds: Sequence[float]) -> np.ndarray:
+def _smoothed(seconds: Sequence[float]) -> np.ndarray[Any, Any]:
     """Running medians, where there are steps enough."""
     given = np.array(seconds, dtype=float)
     if len(given) < 2 * SMOOTHED:
         return given
     half = SMOOTHED // 2
     padded = np.concatenate([given[:half], given, given[-half:]])
-    return np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED), axis=1)
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED), axis=1))
 
 
 def _period(indices: Sequence[int]) -> int:
     """Iterations between slow steps that come at whole multiples of one number; 0 where they do not."""
-    gaps = [b - a for a, b in zip(indices, indices[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(indices)]
     common = math.gcd(*gaps) if len(gaps) > 1 else 0
     return common if common > 1 and common == min(gaps) else 0

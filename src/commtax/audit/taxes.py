@@ -5,29 +5,21 @@ from dataclasses import dataclass
 
 from commtax.audit.finding import Cause
 from commtax.ledger import Line
-from commtax.spec import TAXES
+from commtax.spec import PARALLEL, TAXES
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill
 from commtax.verbs.explain import Counterfactual, causes, counterfactuals
 
-AXES = {
-    "dp": "gradients and parameters between replicas",
-    "tp": "tensor parallelism",
-    "pp": "hand-offs between stages",
-    "ep": "experts' exchange",
-    "cp": "context parallelism",
-}
+NAMED = {"dp": "gradients and parameters between replicas", "pp": "hand-offs between stages", "ep": "experts' exchange"}
+"""Taxes of axes; others are called after their axis."""
 HELPS = {
     "tp": ("async-tp", "narrower", "bandwidth"),
-    "dp": ("bandwidth",),
-    "pp": ("bandwidth",),
     "ep": ("async-ep", "bandwidth"),
-    "cp": ("bandwidth",),
     "bubble": ("interleaved", "zb-h1"),
     "recompute": ("recompute-none", "recompute-selective"),
     "kernels": ("fp8",),
 }
-"""What-ifs that lower a tax, by their codes."""
+"""What-ifs that lower a tax, by their codes; other axes' taxes have links alone."""
 LEAST = 0.005  # of the step, for a tax to be told
 TOLD = 3  # likely reasons of what the plan does not explain
 
@@ -54,10 +46,14 @@ def taxes(priced: StepBill, measured_s: float) -> list[Tax]:
         Tax("update", "optimiser and accumulation", update),
         Tax("host", "the host", _sum(x for x in priced.lines if x.kind == "host")),
         Tax("bubble", "pipeline bubble", float(priced.bubble_s)),
-        *(Tax(axis, AXES[axis], float(priced.exposed_on(axis))) for axis in TAXES),
+        *(Tax(axis, _named(axis), float(priced.exposed_on(axis))) for axis in TAXES),
         Tax("unexplained", "not explained by the plan", measured_s - float(priced.step_s)),
     ]
     return sorted((t for t in found if t.seconds), key=lambda t: -t.seconds)
+
+
+def _named(axis: str) -> str:
+    return NAMED.get(axis) or PARALLEL[axis].title.replace("-parallel size", " parallelism")
 
 
 def _causal(priced: StepBill) -> bool:
@@ -72,19 +68,17 @@ def in_words(found: list[Tax], measured_s: float, mfu: float) -> str:
     """Where 100 % of the GPUs' arithmetic went.
 
     >>> in_words([Tax("bubble", "pipeline bubble", 0.25), Tax("unexplained", "not explained by the plan", -0.1)], 1.0, 0.85)
-    'of 100 % of the peak: 85 % MFU, 25 % pipeline bubble; the step is 9.1 % faster than its price'
+    'of 100% of the peak: 85% MFU, 25% pipeline bubble, less 10% by which the step is faster than its price (9.1%)'
     """
     left = next((t.seconds for t in found if t.code == "unexplained"), 0.0)
-    parts = [f"{t.seconds / measured_s:.0%} {t.said}".replace("%", " %") for t in found if t.code != "unexplained"]
-    shares = [p for p in parts if not p.startswith(("0 %", "-0 %"))]
-    whole = f"of 100 % of the peak: {', '.join([f'{mfu:.0%} MFU'.replace('%', ' %'), *shares])}"
+    shares = [(t.seconds / measured_s, t.said) for t in found if t.code != "unexplained"]
+    parts = [f"{mfu:.0%} MFU", *(f"{share:.0%} {said}" for share, said in shares if abs(share) >= LEAST)]
     price = measured_s - left
-    share = f"{abs(left) / price:.1%}".replace("%", " %")
     if left > 0:
-        return f"{whole}, {left / measured_s:.0%}".replace("%", " %").replace("  %", " %") + (
-            f" not explained by the plan: the step is {share} slower than its price"
-        )
-    return f"{whole}; the step is {share} faster than its price" if left else whole
+        parts.append(f"{left / measured_s:.0%} not explained by the plan (the step is {left / price:.1%} slower than its price)")
+    elif left:
+        parts.append(f"less {-left / measured_s:.0%} by which the step is faster than its price ({-left / price:.1%})")
+    return f"of 100% of the peak: {', '.join(parts)}"
 
 
 def as_causes(priced: StepBill, found: list[Tax], measured_s: float, measured_mfu: float) -> Iterator[Cause]:
@@ -104,7 +98,8 @@ def as_causes(priced: StepBill, found: list[Tax], measured_s: float, measured_mf
 
 def _change(tax: Tax, offered: Mapping[str, Counterfactual], priced: StepBill) -> tuple[str, str]:
     """The what-if that saves most of those that lower a tax."""
-    best = min((offered[code] for code in HELPS.get(tax.code, ()) if code in offered), key=lambda c: c.delta_s, default=None)
+    usual = ("bandwidth",) if tax.code in PARALLEL else ()
+    best = min((offered[code] for code in HELPS.get(tax.code, usual) if code in offered), key=lambda c: c.delta_s, default=None)
     if best is None or -best.delta_s < LEAST * float(priced.step_s):
         return "", ""
     note = f" ({best.note})" if best.note else ""

@@ -1,8 +1,10 @@
 """A training log: how steady its steps were, and why its MFU is what it is where model and GPUs are known."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from commtax.audit.finding import SECONDS_TOLERANCE, Cause, Claim, Finding, Section, assumed
 from commtax.audit.pace import Pace, pace
@@ -10,13 +12,15 @@ from commtax.audit.taxes import as_causes, in_words, taxes
 from commtax.question import PHASES, Question
 from commtax.readers.training_log import TrainingLog
 from commtax.readers.training_plan import Told, told_by
-from commtax.spec import PARALLEL, SIZES
+from commtax.spec import AXES, PARALLEL, SIZES
 from commtax.statement import Note, Refusal
 from commtax.units import format_seconds, plural
 from commtax.verbs.asking import unsettled
 from commtax.verbs.billing import StepBill, price
 
 OTHER_RUN = "other hardware, software or options than was said; the taxes say where the time goes"
+COMPARED = ("params_dtype", "transformer_impl", "optimizer")
+"""Arguments that two runs may differ in beside their plans."""
 UNEVEN = 0.1  # of a step, between the quickest and the slowest rank, before it is told
 MEMORY_MODEL = "a model of what is allocated: allocators and libraries take more"
 
@@ -44,7 +48,9 @@ def _priced(log: TrainingLog, told: Told, claim: Claim | None) -> tuple[StepBill
     model = claim.question.model if claim else told.model
     cluster = claim.question.cluster if claim else told.cluster
     if model is None or not cluster:
-        lacks = " and ".join(what for what, there in (("the model (--model)", model), ("the GPUs (--cluster)", cluster)) if not there)
+        lacks = " and ".join(
+            what for what, there in (("the model (--model)", model), ("the GPUs (--cluster)", cluster)) if not there
+        )
         return None, f"the log does not tell {lacks}: the MFU is not explained"
     options = _options(log, told, claim)
     if "batch" not in options or "context" not in options:
@@ -55,37 +61,39 @@ def _priced(log: TrainingLog, told: Told, claim: Claim | None) -> tuple[StepBill
         return None, f"the logged plan has no price here: {refusal}"
 
 
-def _options(log: TrainingLog, told: Told, claim: Claim | None) -> dict[str, object]:
+def _options(log: TrainingLog, told: Told, claim: Claim | None) -> dict[str, Any]:
     """The options of the training question: what the user says, else what the log says."""
-    options: dict[str, object] = {k: v for k, v in told.options.items() if v is not None}
+    options: dict[str, Any] = {k: v for k, v in told.options.items() if v is not None}
     asked = claim.question if claim else None
     options |= _said(asked) if asked else {}
     if claim and claim.context:
         options["context"] = claim.context
-    sizes = {axis: int(str(options.get(axis, 1))) for axis in SIZES}
+    sizes: dict[str, int] = {axis: int(options.get(axis, 1)) for axis in SIZES}
     if "dp" not in options and asked:  # replicas that nobody counts follow from the GPUs
-        inner = sizes["tp"] * sizes["pp"] * sizes["cp"]
+        inner = math.prod(sizes[axis] for axis in AXES if axis != "dp")
         sizes["dp"] = max(1, (told.gpus or asked.cluster.num_gpus) // inner)
     over_all = options.pop("global_batch", 0) or (asked.goal.global_batch if asked else 0) or _batch(log)
     if over_all:
-        options["batch"] = max(1, int(float(str(over_all))) // sizes["dp"])
-        options["micro_batch"] = min(int(str(options.get("micro_batch", 1))), options["batch"])
+        options["batch"] = max(1, int(over_all) // sizes["dp"])
+        options["micro_batch"] = min(options.get("micro_batch", 1), options["batch"])
     elif claim and claim.batch:
         options["batch"] = claim.batch
     engine = asked.engine.key if asked and asked.trains and asked.engine.key != PHASES["train"].engine else told.engine
     return {**options, **sizes, "phase": "train", "engine": engine, "profile": asked.profile if asked else None}
 
 
-def _said(asked: Question) -> dict[str, object]:
+def _said(asked: Question) -> dict[str, Any]:
     """What of the question is not as it is when nobody says anything."""
     plain = Question(asked.model, asked.cluster, asked.engine)
-    said: dict[str, object] = {axis: getattr(asked.plan, axis) for axis in SIZES if getattr(asked.plan, axis) != 1}
-    said |= {n: getattr(asked.plan, n) for n in ("recompute", "schedule", "chunks") if getattr(asked.plan, n) != getattr(plain.plan, n)}
+    said: dict[str, Any] = {axis: getattr(asked.plan, axis) for axis in SIZES if getattr(asked.plan, axis) != 1}
+    said |= {
+        n: getattr(asked.plan, n) for n in ("recompute", "schedule", "chunks") if getattr(asked.plan, n) != getattr(plain.plan, n)
+    }
     said |= {"dtype": asked.plan.weights_dtype} if asked.plan.weights_dtype else {}
     said |= {"sequence_parallel": True} if asked.plan.sequence_parallel and not asked.engine.trains.sequence_parallel else {}
     said |= {"micro_batch": asked.micro_batch} if asked.micro_batch != 1 else {}
     said |= {"global_batch": asked.goal.global_batch} if asked.goal.global_batch else {}
-    said |= {"zero": asked.plan.zero} if asked.trains and asked.plan.zero != asked.engine.trains.zero else {}
+    said |= {"zero": asked.plan.zero} if asked.plan.zero != asked.engine.trains.zero else {}
     return said | ({"eager": True} if asked.what_if.eager else {})
 
 
@@ -130,29 +138,30 @@ def _step_s(log: TrainingLog, went: Pace | None, priced: StepBill | None) -> flo
 
 def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim: Claim | None) -> Iterator[Finding]:
     """Step time, rates, utilisation and memory, beside their prices where there are any."""
+    tolerance = claim.tolerance if claim else SECONDS_TOLERANCE
     step_s, measured, rates = float(priced.step_s) if priced else None, _step_s(log, went, priced), _rates(log, went)
     if went:
         yield Finding("spread of steps", None, went.deviation, "share", reason=f"over {plural(went.counted, 'logged step')}")
     if measured:
-        tolerance = claim.tolerance if claim else SECONDS_TOLERANCE
         yield _seconds(Finding("step", step_s, measured, "s", tolerance, OTHER_RUN if priced else ""), priced)
     if priced and measured:
         tokens = float(priced.tokens) / float(priced.num_gpus)
-        yield Finding("tokens/s a GPU", tokens / float(priced.step_s), rates.tokens_per_s or tokens / measured)
-        yield Finding("MFU", float(priced.mfu), _mfu(priced, measured), "share", reason="by the FLOPs that the price counts")
+        yield Finding("tokens/s a GPU", tokens / float(priced.step_s), rates.tokens_per_s or tokens / measured, "", tolerance)
+        why = "by the FLOPs that the price counts"
+        yield Finding("MFU", float(priced.mfu), _mfu(priced, measured), "share", tolerance, why)
     elif rates.tokens_per_s:
         yield Finding("tokens/s a GPU", None, rates.tokens_per_s)
     if rates.samples_per_s:
         yield Finding("samples/s", None, rates.samples_per_s)
     if rates.flops_per_s:
         ours = rates.flops_per_s * measured / step_s / 1e12 if step_s and measured else None
-        yield Finding("TFLOP/s a GPU", ours, rates.flops_per_s / 1e12, reason="as the program counts them")
+        yield Finding("TFLOP/s a GPU", ours, rates.flops_per_s / 1e12, "", tolerance, "as the program counts them")
     if rates.mfu:
         yield Finding("logged MFU", None, rates.mfu, "share", reason="as the program counts it")
     held = [*log.memory_bytes.values(), *(s.memory_bytes for s in log.steps if s.memory_bytes)]
     if held:
         ours = float(priced.memory_bytes_per_rank) if priced else None
-        yield Finding("memory of the fullest rank", ours, max(held), "bytes", reason=MEMORY_MODEL if priced else "")
+        yield Finding("memory of the fullest rank", ours, max(held), "bytes", tolerance, MEMORY_MODEL if priced else "")
 
 
 def _seconds(finding: Finding, priced: StepBill | None) -> Finding:
@@ -166,13 +175,14 @@ def _plan(told: Told, claim: Claim) -> Iterator[Finding]:
     for axis in SIZES:
         said, logged = int(getattr(claim.plan, axis)), told.options.get(axis)
         if said != 1 and logged is not None:
-            yield Finding(PARALLEL[axis].title, said, int(str(logged)), reason=f"the run was started with {axis} {logged}").judged()
+            yield Finding(PARALLEL[axis].title, said, int(logged), reason=f"the run was started with {axis} {logged}").judged()
 
 
 def _happened(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
     """What the steps themselves show."""
     if went and (shift := went.shift):
-        said = f"since iteration {shift.since:,} a step takes {format_seconds(shift.after_s)} instead of {format_seconds(shift.before_s)}"
+        now, then = format_seconds(shift.after_s), format_seconds(shift.before_s)
+        said = f"since iteration {shift.since:,} a step takes {now} instead of {then}"
         cost = shift.after_s - shift.before_s
         what = "look at what changed then: clocks, a host, the data, the checkpoint's disk"
         yield Cause("slower-since", f"{said} ({shift.factor - 1:+.0%})", cost, cost / shift.after_s, what)
@@ -197,7 +207,9 @@ def _uneven(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
     for timer in sorted(log.timers, key=lambda t: t.low_s - t.high_s):
         apart = timer.high_s - timer.low_s
         if apart >= UNEVEN * went.usual_s and not timer.name.endswith("setup"):
-            said = f"{timer.name}: {format_seconds(timer.low_s)} on the quickest rank, {format_seconds(timer.high_s)} on the slowest"
+            said = (
+                f"{timer.name}: {format_seconds(timer.low_s)} on the quickest rank, {format_seconds(timer.high_s)} on the slowest"
+            )
             what = "stages of unequal work, or a slow rank: compare ranks of one stage"
             yield Cause("uneven-ranks", said, apart, apart / went.usual_s, what)
             return
@@ -223,4 +235,4 @@ def _facts(log: TrainingLog, told: Told) -> dict[str, str]:
     facts |= {"model": told.model.key} if told.model else {}
     facts |= {name: " ".join(words) for name, words in log.facts.items() if name in ("device", "model", "sharded", "peak")}
     facts |= {"gpus": str(told.gpus)} if told.gpus else {}
-    return facts | {name: log.arguments[name] for name in ("params_dtype", "transformer_impl", "optimizer") if name in log.arguments}
+    return facts | {name: log.arguments[name] for name in COMPARED if name in log.arguments}

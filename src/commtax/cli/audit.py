@@ -7,10 +7,12 @@ import click
 
 from commtax.audit import audit
 from commtax.audit.finding import DISAGREE, FAULT, SECONDS_TOLERANCE, Claim
+from commtax.audit.told import told_model
 from commtax.cli.options import Given, Verb, listed
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.report import auditing
+from commtax.spec import Model
 from commtax.statement import Refusal
 from commtax.verbs.asking import unsettled
 
@@ -26,16 +28,18 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
     commtax audit vllm.log --model llama-3.1-8b --cluster 2xh100-sxm -tp 2
     """
     output = Output(as_json)
-    claim = _claim(model, output, options) if model or options["cluster"] else None
+    claim = _claim(model or told_model(files), output, options) if model or options["cluster"] else None
     findings = audit(files, claim, baseline)
     code = 1 if findings.verdict in (DISAGREE, FAULT) else 0
     output.answer(auditing.audit_document, auditing.show_audit, findings, code=code)
 
 
-def _claim(model: str, output: Output, options: Given) -> Claim:
+def _claim(model: str | Model, output: Output, options: Given) -> Claim:
     """What the command line says ran."""
     own, place, phase = profile_of(options), output.read(cluster_of(options)), options.pop("phase")
     if not options["tolerance"] > 0:
         raise Refusal(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
     said = {name: options.pop(name) for name in ("batch", "context", "output_len", "tolerance")}
-    return Claim(unsettled(model, place, {**options, "profile": own}).but(phase=phase), **said)
+    options |= {"profile": own, "sequence_parallel": options["sequence_parallel"] or None}
+    options |= {"phase": phase} if phase == "train" else {}  # which has engines of its own
+    return Claim(unsettled(model, place, options).but(phase=phase), **said)

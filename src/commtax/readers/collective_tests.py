@@ -9,7 +9,9 @@ from commtax.readers.nccl_tests import Run
 LINE_CHARS = 1024
 MOST_DEVICES = 1 << 16
 _WITHIN = re.compile(r"\[\d{1,9}\](?=\s{2})")  # a launcher's mark inside a row that was printed in pieces
-_DEVICE = re.compile(r"#?\s{0,9}Rank\s{1,9}(\d{1,9})\s.{0,120}? on\s{1,40}(\S{0,120}) {0,9}device\s{1,9}\d{1,4} \[[^\]]{1,40}\] (.{1,80})")
+_DEVICE = re.compile(
+    r"#?\s{0,9}Rank\s{1,9}(\d{1,9})\s.{0,120}? on\s{1,40}(\S{0,120}) {0,9}device\s{1,9}\d{1,4} \[[^\]]{1,40}\] (.{1,80})"
+)
 _AVERAGE = re.compile(r"Avg bus bandwidth\s{0,20}:\s{0,9}([\d.]{1,20})")
 _VERSION = re.compile(r"((?:nccl|rccl)-tests:? [vV]ersion \S{1,60})")
 
@@ -28,7 +30,7 @@ class CollectiveTests:
 
 def looks_like(text: str) -> bool:
     """Whether a text holds the table of a collective's test."""
-    return "busbw" in text and "algbw" in text or ("nThread" in text and "nGpus" in text and "minBytes" in text)
+    return ("busbw" in text and "algbw" in text) or ("nThread" in text and "nGpus" in text and "minBytes" in text)
 
 
 def parse(text: str, name: str = "output") -> CollectiveTests:

@@ -33,13 +33,22 @@ class Links:
         if not self.snapshots:
             return {}
         first, last = self.snapshots[0], self.snapshots[-1]
-        if len(self.snapshots) == 1:
+        if len(self.snapshots) == 1 or self.was_reset:
             return {gpu: dict(links) for gpu, links in last.items()}
         return {
             gpu: {n: (tx - first[gpu][n][0], rx - first[gpu][n][1]) for n, (tx, rx) in links.items() if n in first[gpu]}
             for gpu, links in last.items()
             if gpu in first
         }
+
+    @property
+    def was_reset(self) -> bool:
+        """Whether a counter went back between the first and the last time."""
+        if len(self.snapshots) < 2:
+            return False
+        first, last = self.snapshots[0], self.snapshots[-1]
+        both = [(first[g][n], last[g][n]) for g in last if g in first for n in last[g] if n in first[g]]
+        return any(after[i] < before[i] for before, after in both for i in (0, 1))
 
     def and_then(self, later: "Links") -> "Links":
         """With what another file says of the same GPUs, later."""

@@ -5,6 +5,7 @@ every few iterations and their arguments at the start; torchtitan a line of ``na
 Composer a figure a line; the Hugging Face trainer a summary. The names are ``training_log.toml``'s.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from datetime import datetime
 from statistics import median
 
 from commtax.files import table
+from commtax.spec import AXES, SIZES
 from commtax.statement import Note
 from commtax.units import GiB
 
@@ -310,7 +312,7 @@ def _paced(steps: list[TrainedStep], program: str, facts: Mapping[str, tuple[str
 def _ranks_a_replica(facts: Mapping[str, tuple[str, ...]]) -> int:
     """Ranks that share a replica's tokens: torchtitan divides by them."""
     sizes = mesh(facts)
-    return sizes.get("tp", 1) * sizes.get("pp", 1) * sizes.get("cp", 1)
+    return math.prod(sizes.get(axis, 1) for axis in AXES if axis != "dp")
 
 
 def mesh(facts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
@@ -324,7 +326,7 @@ def mesh(facts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     else:
         words = [w.partition("=")[::2] for w in facts.get("axes", ("",))[0].split(", ")]
     pairs = [(name.strip(" '\""), int(size)) for name, size in words if size.strip().isdigit() and int(size)]
-    sizes = {name: size for name, size in pairs if name in ("tp", "pp", "cp", "ep")}
+    sizes = {name: size for name, size in pairs if name in SIZES and name != "dp"}
     copies = [size for name, size in pairs if name in ("dp", "dp_shard", "dp_replicate")]
     for size in copies:
         sizes["dp"] = sizes.get("dp", 1) * size

@@ -1,8 +1,10 @@
 """What a training log says of its plan, its model and its GPUs: an argument dump is read as the command that it came from."""
 
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
@@ -12,7 +14,7 @@ from commtax.readers.launch.shapes import model_with
 from commtax.readers.published.spellings import chip_named
 from commtax.readers.published.training_rows import model_key
 from commtax.readers.training_log import TrainingLog, mesh
-from commtax.spec import Model
+from commtax.spec import AXES, Model
 from commtax.statement import Note, Refusal
 from commtax.units import GiB, parse_count
 
@@ -29,6 +31,7 @@ RENAMED = {
 """Arguments of older programs, and those that a dump spells otherwise than the command."""
 RECOMPUTED = {"full": "full", "fullac": "full", "selective": "selective", "selectiveac": "selective"}
 ENGINES = {"torchtitan": "torchtitan", "composer": "llm-foundry", "deepspeed": "deepspeed", "trainer": "fsdp"}
+USUAL_LENGTH = 131_072  # of positions, where a dump does not say: it limits nothing
 MEMORY_TOLERANCE = 0.1  # between what a driver reports and what a chip has
 
 
@@ -37,7 +40,7 @@ class Told:
     """``options`` are those of a training question; "", 0 and None where the log does not say."""
 
     engine: str
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     model: Model | None = None
     chip: str = ""
     gpus: int = 0
@@ -61,7 +64,7 @@ def told_by(log: TrainingLog) -> Told:
 def _by_mesh(log: TrainingLog) -> Told:
     """torchtitan says its mesh, its batches, its model's name and its device."""
     facts, sizes = log.facts, mesh(log.facts)
-    options: dict[str, object] = dict(sizes)
+    options: dict[str, Any] = dict(sizes)
     if batch := facts.get("batch"):
         local, over_all, length = map(int, batch)
         options |= {"global_batch": over_all, "context": length, "micro_batch": local}
@@ -74,9 +77,7 @@ def _by_mesh(log: TrainingLog) -> Told:
     if facts.get("sharded", ("",))[0] == "DDP":
         options["zero"] = 0
     key = model_key(facts["model"][0]) if "model" in facts else ""
-    gpus = 1
-    for axis in ("tp", "pp", "cp", "dp"):
-        gpus *= sizes.get(axis, 1)
+    gpus = math.prod(sizes.get(axis, 1) for axis in AXES)
     return Told("torchtitan", options, catalog.model(key) if key else None, _chip(log), gpus if sizes else 0)
 
 
@@ -101,7 +102,9 @@ def _by_arguments(log: TrainingLog) -> Told:
     if not arguments:
         return Told(engine)
     known = dialect("megatron").flags
-    words = [f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in arguments.items() if name in known]
+    words = [
+        f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in arguments.items() if name in known
+    ]
     world = arguments.get("world-size", "")
     inner = 1
     for axis in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"):
@@ -111,7 +114,7 @@ def _by_arguments(log: TrainingLog) -> Told:
         launch = parse(f"torchrun --nproc-per-node={gpus} pretrain_gpt.py {' '.join(words)}")
     except Refusal as refusal:
         return Told(engine, notes=(Note("arguments", f"the logged arguments make no plan: {refusal}"),))
-    options = dict(launch.options)
+    options: dict[str, Any] = dict(launch.options)
     if chunks := launch.chunks_of(_count(arguments.get("num-layers", ""))):
         options["chunks"] = chunks
     options["async_axes"] = tuple(axis for axis in str(options.get("async_axes", "")).split(",") if axis)
@@ -178,7 +181,7 @@ def _model(shape: dict[str, int], arguments: Mapping[str, str], log: TrainingLog
         "head_dim": _count(arguments.get("kv-channels", ""), hidden // heads),
         "intermediate_size": shape.get("width", 4 * hidden),
         "vocab_size": vocab,
-        "max_position_embeddings": _count(arguments.get("max-position-embeddings", ""), _count(arguments.get("seq-length", ""), 4096)),
+        "max_position_embeddings": _count(arguments.get("max-position-embeddings", ""), USUAL_LENGTH),
         "tie_word_embeddings": "untie-embeddings-and-output-weights" not in arguments,
         "torch_dtype": "float16" if "fp16" in arguments else "bfloat16",
     }
