@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from commtax.readers import nccl_tests
 from commtax.readers.nccl_tests import Run
+from commtax.readers.short_lines import short_lines
 
 LINE_CHARS = 1024
 MOST_DEVICES = 1 << 16
@@ -12,6 +13,7 @@ _WITHIN = re.compile(r"\[\d{1,9}\](?=\s{2})")  # a launcher's mark inside a row 
 _DEVICE = re.compile(
     r"#?\s{0,9}Rank\s{1,9}(\d{1,9})\s.{0,120}? on\s{1,40}(\S{0,120}) {0,9}device\s{1,9}\d{1,4} \[[^\]]{1,40}\] (.{1,80})"
 )
+_ROW = re.compile(r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}[ \t]{1,20}(?:float|half|bfloat16|double|u?int\d{1,2})[ \t]", re.M)
 _AVERAGE = re.compile(r"Avg bus bandwidth\s{0,20}:\s{0,9}([\d.]{1,20})")
 _VERSION = re.compile(r"((?:nccl|rccl)-tests:? [vV]ersion \S{1,60})")
 
@@ -30,17 +32,14 @@ class CollectiveTests:
 
 def looks_like(text: str) -> bool:
     """Whether a text holds the table of a collective's test."""
-    return ("busbw" in text and "algbw" in text) or ("nThread" in text and "nGpus" in text and "minBytes" in text)
+    return ("busbw" in text and "algbw" in text) or ("nThread" in text and "nGpus" in text) or _ROW.search(text) is not None
 
 
 def parse(text: str, name: str = "output") -> CollectiveTests:
     """All runs of a text, whatever printed it."""
     devices: dict[int, tuple[str, str]] = {}
-    average, version, pieces, at = 0.0, "", [], 0
-    while at < len(text):
-        end = text.find("\n", at)
-        end = len(text) if end < 0 else end
-        line = text[at : min(end, at + LINE_CHARS)]
+    average, version, pieces = 0.0, "", []
+    for line in short_lines(text, LINE_CHARS):
         if "device" in line and (found := _DEVICE.search(line)) and len(devices) < MOST_DEVICES:
             devices[int(found[1])] = (found[2], found[3].strip())
         elif "Avg bus" in line and (found := _AVERAGE.search(line)):
@@ -49,7 +48,6 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
             version = found[1]
         if line.strip():
             pieces.append(_WITHIN.sub(" ", line))
-        at = end + 1
     runs = nccl_tests.parse_all("\n".join(pieces), name)
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
     return CollectiveTests(runs, names, hosts, len(devices), average, version)

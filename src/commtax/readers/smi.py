@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from commtax.readers.short_lines import short_lines
 from commtax.units import GiB
 
 LINE_CHARS = 1024
@@ -88,13 +89,7 @@ def looks_like_monitor(text: str) -> bool:
 
 
 def _lines(text: str) -> Iterator[str]:
-    at = 0
-    while at < len(text):
-        end = text.find("\n", at)
-        end = len(text) if end < 0 else end
-        if end > at:
-            yield text[at : min(end, at + LINE_CHARS)].rstrip("\r").replace("\t", " ")
-        at = end + 1
+    return (line.rstrip("\r").replace("\t", " ") for line in short_lines(text, LINE_CHARS))
 
 
 def _said(words: str) -> bool:

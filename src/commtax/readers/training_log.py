@@ -13,6 +13,7 @@ from datetime import datetime
 from statistics import median
 
 from commtax.files import table
+from commtax.readers.short_lines import short_lines
 from commtax.spec import AXES, SIZES
 from commtax.statement import Note
 from commtax.units import GiB
@@ -131,15 +132,8 @@ def parse(text: str) -> TrainingLog:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Lines without colours and no longer than is looked at, one at a time: a text may be all line ends."""
-    at = 0
-    while at < len(text):
-        end = text.find("\n", at)
-        end = len(text) if end < 0 else end
-        if end > at:
-            line = text[at : min(end, at + LINE_CHARS)]
-            yield _COLOUR.sub("", line) if "\x1b" in line else line
-        at = end + 1
+    """Lines without colours."""
+    return (_COLOUR.sub("", line) if "\x1b" in line else line for line in short_lines(text, LINE_CHARS))
 
 
 def _stepped(line: str) -> tuple[str, int, int, Figures] | None:
@@ -297,7 +291,7 @@ def _paced(steps: list[TrainedStep], program: str, facts: Mapping[str, tuple[str
     local, over_all, length = (_float(word) for word in facts.get("batch", ("0", "0", "0")))
     tokens = (over_all / dp if (dp := mesh(facts).get("dp")) else local) * length  # of a replica
     paced: list[TrainedStep] = []
-    for before, step in zip([None, *steps[:-1]], steps, strict=True):
+    for before, step in zip([None, *steps], steps, strict=False):
         if step.step_s is not None:
             paced.append(step)
         elif program == "torchtitan" and tokens and step.tokens_per_s:
@@ -326,7 +320,7 @@ def mesh(facts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     else:
         words = [w.partition("=")[::2] for w in facts.get("axes", ("",))[0].split(", ")]
     pairs = [(name.strip(" '\""), int(size)) for name, size in words if size.strip().isdigit() and int(size)]
-    sizes = {name: size for name, size in pairs if name in SIZES and name != "dp"}
+    sizes: dict[str, int] = {name: size for name, size in pairs if name in SIZES and name != "dp"}
     copies = [size for name, size in pairs if name in ("dp", "dp_shard", "dp_replicate")]
     for size in copies:
         sizes["dp"] = sizes.get("dp", 1) * size
