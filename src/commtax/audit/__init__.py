@@ -8,20 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from commtax.audit.benches import audit_bench
+from commtax.audit.collective_tests import audit_collectives
 from commtax.audit.finding import Audit, Claim, Section
 from commtax.audit.flight import audit_flight
+from commtax.audit.links import audit_links, audit_monitor
 from commtax.audit.logs import audit_log
 from commtax.audit.nccl import audit_nccl
 from commtax.audit.traces import audit_traces
+from commtax.audit.training import audit_training
 from commtax.files import LOG_BYTES, read_text
 from commtax.readers import bench, formats
+from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.flight import Dump
 from commtax.readers.nccl_log import NcclLog
+from commtax.readers.smi import Links, Monitor
 from commtax.readers.startup import StartupLog
 from commtax.readers.trace import Trace
+from commtax.readers.training_log import TrainingLog
 from commtax.statement import Refusal
 
-AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {StartupLog: audit_log}
+AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {
+    StartupLog: audit_log,
+    TrainingLog: audit_training,
+    CollectiveTests: audit_collectives,
+    Links: audit_links,
+    Monitor: audit_monitor,
+}
 """By the kind of record: what it says, what was claimed, and the name of its file."""
 JOINED: Mapping[type, Callable[[Sequence[Any], Claim | None, Sequence[str]], Section]] = {
     NcclLog: audit_nccl,
@@ -35,12 +47,23 @@ def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | No
     """All that the files say; what the ranks of a job left of one kind is read together. ``nsys`` opens Nsight's reports."""
     if not files:
         raise Refusal("file: at least one log, trace or benchmark result is needed")
-    left = formats.read_all(files, nsys)
+    left = _joined(formats.read_all(files, nsys))
     sections = [_section(name, said, claim, baseline) for name, said in left if type(said) not in JOINED]
     for kind, audited in JOINED.items():
         if files_of := [(name, said) for name, said in left if type(said) is kind]:
             sections.append(audited([said for _, said in files_of], claim, [name for name, _ in files_of]))
     return Audit(claim, tuple(sections))
+
+
+def _joined(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Left]]:
+    """Counters of links that several files hold, first to last, as one record: their difference is what was carried."""
+    counters = [(name, said) for name, said in left if isinstance(said, Links)]
+    if len(counters) < 2:
+        return left
+    names, seen = ", ".join(name for name, _ in counters), counters[0][1]
+    for _, later in counters[1:]:
+        seen = seen.and_then(later)
+    return [*((name, said) for name, said in left if not isinstance(said, Links)), (names, seen)]
 
 
 def _section(name: str, said: formats.Left, claim: Claim | None, baseline: Path | None) -> Section:

@@ -19,8 +19,8 @@ AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
 FAULT = "fault"  # of a whole audit: a culprit is named
 SECONDS_TOLERANCE = 0.25
 """Relative, for seconds: the project's own bar for a calibrated machine."""
-PHASES = ("decode", "prefill", "mixed")
-"""Steps of a trace that can be compared."""
+PHASES = ("decode", "prefill", "mixed", "train")
+"""Steps that can be compared: of traces the first three, of training logs the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,13 @@ class Finding:
         return replace(self, verdict=UNKNOWN, reason=why)
 
 
+def assumed(priced: StepBill) -> str:
+    """Why seconds of a step are no yardstick; "" where they are calibrated."""
+    lines = [x for x in priced.lines if x.kind in ("compute", "comm") and x.source.kind == "assumed"]
+    weak = dict.fromkeys(x.source.detail for x in lines)
+    return f"seconds of {priced.question.cluster.chip.key} are assumed ({'; '.join(weak)}): calibrate first" if weak else ""
+
+
 @dataclass(frozen=True)  # without slots: whether to trust it is asked once
 class Claim:
     """What the user says ran: a question, and the workload; None is as the file has it."""
@@ -101,9 +108,7 @@ class Claim:
     @cached_property
     def distrust(self) -> str:
         """Why seconds of this cluster are no yardstick; "" where they are calibrated."""
-        lines = [x for x in self.bill().lines if x.kind in ("compute", "comm") and x.source.kind == "assumed"]
-        weak = dict.fromkeys(x.source.detail for x in lines)
-        return f"seconds of {self.question.cluster.chip.key} are assumed ({'; '.join(weak)}): calibrate first" if weak else ""
+        return assumed(self.bill())
 
     def seconds(
         self, item: str, predicted: float | None, measured: float | None, reason: str = "", base: float | None = None

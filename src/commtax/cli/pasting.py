@@ -15,7 +15,8 @@ from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled, origin, variant
 from commtax.cli.options import About, Given
 from commtax.files import local, read_text
-from commtax.spec import SIZES, Cluster, Model
+from commtax.readers.launch.shapes import model_with, sizes_of
+from commtax.spec import SIZES, Cluster
 from commtax.statement import Refusal
 from commtax.verbs.asking import AUTO_EP
 
@@ -117,11 +118,9 @@ def _model(launch: Launch, remarks: list[str]) -> str:
         return _named(launch.model, remarks)
     if not launch.shape:
         return ""
-    sizes = dict(launch.shape)
-    for key in catalog.keys("models"):
-        if all(value == sizes.get(name, value) for name, value in _sizes(catalog.model(key)).items()):
-            remarks.append(f"the command's sizes are those of {key}")
-            return key
+    if key := model_with(launch.shape):
+        remarks.append(f"the command's sizes are those of {key}")
+        return key
     listed = ", ".join(f"{name} {size}" for name, size in launch.shape)
     raise Refusal(f"from: no model of the catalogue has {listed}; name one (a folder with config.json will do)", "from")
 
@@ -142,17 +141,11 @@ def _agreed(model: str, launch: Launch, remarks: list[str]) -> str:
         if normal(model) != normal(name):
             raise Refusal(f"MODEL '{model}' is not the pasted command's '{launch.model}': leave one of them out")
     elif launch.shape and known:
-        sizes = _sizes(known)
+        sizes = sizes_of(known)
         odd = [(name, size) for name, size in launch.shape if sizes.get(name, size) != size]
         if odd:
             raise Refusal(f"MODEL '{model}' has {sizes[odd[0][0]]} {odd[0][0]}, and the pasted command {odd[0][1]}")
     return model
-
-
-def _sizes(model: Model) -> dict[str, int]:
-    attention, ffn, experts = model.attention, model.feed_forward, model.experts
-    sizes = {"layers": model.num_layers, "hidden": model.hidden, "heads": attention.num_heads, "kv_heads": attention.num_kv_heads}
-    return {**sizes, "width": ffn.intermediate, "experts": experts.num_experts if experts else 0, "vocab": model.vocab}
 
 
 def _named(name: str, remarks: list[str]) -> str:

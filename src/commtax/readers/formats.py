@@ -13,6 +13,7 @@ from commtax.files import LOG_BYTES, Stream, decoded, opened
 from commtax.readers import (
     bench,
     chrome,
+    collective_tests,
     flight,
     kineto,
     nccl_log,
@@ -20,20 +21,25 @@ from commtax.readers import (
     prefixes,
     rocprof,
     sglang_log,
+    smi,
+    training_log,
     trtllm_log,
     unknown,
     vllm_log,
 )
 from commtax.readers.benches.record import Bench
+from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.flight import Dump
 from commtax.readers.nccl_log import NcclLog
 from commtax.readers.shaped import UNNUMBERED
+from commtax.readers.smi import Links, Monitor
 from commtax.readers.startup import StartupLog
 from commtax.readers.trace import Trace
+from commtax.readers.training_log import TrainingLog
 from commtax.statement import Refusal
 
 HEAD_BYTES = 65536  # of a file, in which what it is shows
-Left = Trace | StartupLog | NcclLog | Dump | tuple[Bench, ...]
+Left = Trace | StartupLog | NcclLog | Dump | TrainingLog | CollectiveTests | Links | Monitor | tuple[Bench, ...]
 """What one format finds in a file."""
 Found = Left | list[Trace]
 """… of which a file of several ranks holds several."""
@@ -52,8 +58,9 @@ class Source:
 
     @cached_property
     def begins(self) -> str:
-        """The first sign of the text that is no space, behind whatever a launcher wrote."""
-        return prefixes.plain(decoded(self.head[:8192])).lstrip()[:1]
+        """The first sign of the text that is no space, behind whatever a launcher wrote; "" for the bracket of a log's line."""
+        text = prefixes.plain(decoded(self.head[:8192])).lstrip()
+        return "" if text[:1] == "[" and text[1:].lstrip()[:1] not in ("{", "[", "]", "") else text[:1]
 
     @cached_property
     def raw(self) -> str:
@@ -163,6 +170,30 @@ TEXTS = (
         "a printed benchmark result, an MLPerf summary or a server's metrics",
         lambda source: bench.looks_like_text(source.raw),
         lambda source: bench.parse_text(source.raw, str(source.path)),
+    ),
+    Format(
+        "training",
+        "a training log (Megatron, torchtitan, DeepSpeed, Composer)",
+        lambda source: training_log.looks_like(source.text),
+        lambda source: training_log.parse(source.text),
+    ),
+    Format(
+        "collectives",
+        "nccl-tests or rccl-tests output",
+        lambda source: collective_tests.looks_like(source.text),
+        lambda source: collective_tests.parse(decoded(source.stream.whole(LOG_BYTES)), source.path.name),
+    ),
+    Format(
+        "links",
+        "nvidia-smi nvlink counters or states",
+        lambda source: smi.looks_like_links(source.text),
+        lambda source: smi.parse_links(source.text),
+    ),
+    Format(
+        "monitor",
+        "an nvidia-smi dmon table",
+        lambda source: smi.looks_like_monitor(source.text),
+        lambda source: smi.parse_monitor(source.text),
     ),
 )
 """Of which a text has all that fit."""

@@ -1,0 +1,153 @@
+"""nccl-tests and rccl-tests against what the links should carry: peak, latency, dips, wrong values."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import mean, median
+
+from commtax import catalog
+from commtax.audit.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
+from commtax.readers.collective_tests import CollectiveTests
+from commtax.readers.nccl_tests import Row, Run
+from commtax.readers.published.spellings import chip_named
+from commtax.spec import Cluster
+from commtax.statement import Note, Refusal
+from commtax.units import format_bytes, format_rate, format_seconds, plural
+from commtax.verbs.expecting import Expectation, expect
+
+SMALL_BYTES = 65_536  # of which the time is latency
+LARGE_BYTES = 1 << 20
+DIP = 0.75  # of the best bandwidth of smaller tensors
+APART = 0.25  # between in place and out of place
+ROUNDED = 0.02  # the printed average holds rows that are rounded
+
+
+def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "output") -> Section:
+    """What each run reached; each size against the claimed cluster, or the one that its devices' names tell."""
+    place, assumed = (claim.question.cluster, False) if claim else (_place(tests), True)
+    findings: list[Finding] = []
+    causes: list[Cause] = []
+    for number, run in enumerate(tests.runs, 1):
+        ranks = run.ranks or tests.ranks
+        label = f"run {number}: " if len(tests.runs) > 1 else ""
+        told = (*_reached(run, ranks, place), *_expected(run, ranks, place, claim, assumed))
+        findings += [replace(f, item=Note(f.code, label + f.item)) for f in told]
+        causes += _faults(run, label)
+    findings += _average(tests)
+    where = claim.question.cluster.key if claim else place.key if place else "…"
+    notes = [Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue")]
+    if place and assumed:
+        notes.append(Note("place", f"{place.key} is taken from the devices' names"))
+    return Section("collectives", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(tests))
+
+
+def _place(tests: CollectiveTests) -> Cluster | None:
+    """Hosts of the chip that all devices are."""
+    chips = {chip_named(device) for device in tests.devices}
+    if len(chips) != 1 or "" in chips or not tests.ranks:
+        return None
+    hosts = max(1, len(tests.hosts))
+    each = -(-tests.ranks // hosts)
+    try:
+        return catalog.cluster(f"{hosts}x{each}x{chips.pop()}" if hosts > 1 else f"{each}x{chips.pop()}")
+    except Refusal:
+        return None
+
+
+def _reached(run: Run, ranks: int, place: Cluster | None) -> Iterator[Finding]:
+    """The best bandwidth, as a share of the link too, and the time of small tensors."""
+    if not run.rows:
+        return
+    best = max(run.rows, key=lambda r: r.busbw_Bps)
+    of = f"{run.op or 'collective'} over {plural(ranks, 'rank')}" if ranks else run.op or "collective"
+    yield Finding(
+        Note("peak", f"{of}: best bus bandwidth, GB/s"), None, best.busbw_Bps / 1e9, reason=f"at {format_bytes(best.nbytes)}"
+    )
+    if place and ranks and ranks <= place.domain:
+        rate = place.intra.bandwidth_Bps
+        why = f"of {format_rate(rate)} ({place.intra.key}); switches that reduce go beyond it"
+        yield Finding(
+            Note("link", f"{of}: best bus bandwidth over the link's rate"), None, best.busbw_Bps / rate, "share", reason=why
+        )
+    small = [r.seconds for r in run.rows if r.nbytes <= SMALL_BYTES]
+    if small:
+        yield Finding(Note("latency", f"{of}: least time of small tensors"), None, min(small), "s")
+
+
+def _expected(run: Run, ranks: int, place: Cluster | None, claim: Claim | None, assumed: bool) -> Iterator[Finding]:
+    """Each size against the catalogue's range for this cluster; not judged where the cluster is a guess."""
+    if place is None or ranks < 2 or not run.op:
+        return
+    library = "rccl" if place.chip.vendor.lower() == "amd" else ""
+    own = claim.question.profile if claim else None
+    for row in run.rows:
+        try:
+            wanted = expect(run.op, place, nbytes=row.nbytes, ranks=ranks, library=library, profile=own)
+        except Refusal:
+            return
+        yield _compared(row, run.op, wanted, assumed)
+
+
+def _compared(row: Row, op: str, wanted: Expectation, assumed: bool) -> Finding:
+    """Slower than the range disagrees, inside or faster agrees; nothing does where nobody measured such a collective."""
+    item = Note("size", f"{op} of {format_bytes(row.nbytes)}")
+    finding = Finding(item, float(wanted.seconds), row.seconds, "s", float(wanted.spread))
+    judged = {"fail": DISAGREE, "pass": AGREE}.get(wanted.verdict(row.seconds))
+    if assumed or judged is None:
+        why = "the cluster is taken from the devices' names" if assumed else f"{wanted.source}"
+        return finding.undecided(why)
+    slower = f"slower than {wanted.algorithm} over {wanted.link} should be ({format_seconds(float(wanted.high_s))} at most)"
+    return replace(finding, verdict=judged, reason=slower if judged == DISAGREE else "")
+
+
+def _faults(run: Run, label: str) -> Iterator[Cause]:
+    wrong = sum(r.wrong for r in run.rows)
+    if wrong:
+        sizes = ", ".join(format_bytes(r.nbytes) for r in run.rows if r.wrong)
+        yield Cause("wrong-values", f"{label}{wrong:,} wrong values (at {sizes[:120]})", change="a broken link, GPU or library")
+    if dip := _dip(run.rows):
+        before, at = dip
+        said = f"{label}bandwidth falls from {format_rate(before.busbw_Bps)} at {format_bytes(before.nbytes)}"
+        said += f" to {format_rate(at.busbw_Bps)} at {format_bytes(at.nbytes)}"
+        what = "another protocol or algorithm takes over there: NCCL_DEBUG_SUBSYS=TUNING tells which"
+        yield Cause("dip", said, share=1 - at.busbw_Bps / before.busbw_Bps, change=what)
+    large = [r for r in run.rows if r.nbytes >= LARGE_BYTES and r.in_place_s and r.seconds]
+    ratio = median(r.in_place_s / r.seconds for r in large if r.in_place_s) if large else 1.0
+    if abs(ratio - 1) > APART:
+        yield Cause("in-place", f"{label}in place takes {ratio:.2f} times as long as out of place")
+
+
+def _dip(rows: tuple[Row, ...]) -> tuple[Row, Row] | None:
+    """The deepest fall below what smaller tensors reached; both, or None."""
+    best, worst = None, None
+    for row in sorted(rows, key=lambda r: r.nbytes):
+        if best and row.busbw_Bps < DIP * best.busbw_Bps and (worst is None or row.busbw_Bps / best.busbw_Bps < worst[2] * DIP):
+            worst = (best, row, row.busbw_Bps / best.busbw_Bps)
+        if best is None or row.busbw_Bps > best.busbw_Bps:
+            best = row
+    return (worst[0], worst[1]) if worst else None
+
+
+def _average(tests: CollectiveTests) -> Iterator[Finding]:
+    """The printed average against that of the rows; they differ where rows are missing."""
+    both = [b for run in tests.runs for r in run.rows for b in _bandwidths(r)]
+    if not tests.average_Bps or not both or len(tests.runs) != 1:
+        return
+    ours, printed = mean(both) / 1e9, tests.average_Bps / 1e9
+    finding = Finding("average bus bandwidth, GB/s", ours, printed, "", ROUNDED).judged()
+    yield finding.undecided("rows are missing in this text") if finding.verdict == DISAGREE else finding
+
+
+def _bandwidths(row: Row) -> Iterator[float]:
+    yield row.busbw_Bps
+    if row.in_place_s:
+        yield row.busbw_Bps * row.seconds / row.in_place_s
+
+
+def _facts(tests: CollectiveTests) -> dict[str, str]:
+    facts = {
+        "devices": ", ".join(tests.devices),
+        "hosts": str(len(tests.hosts)),
+        "ranks": str(tests.ranks),
+        "version": tests.version,
+    }
+    return {name: value for name, value in facts.items() if value and value != "0"}

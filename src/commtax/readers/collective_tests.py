@@ -1,0 +1,60 @@
+"""A text of nccl-tests or rccl-tests: its runs, on which devices and hosts, and the average that it prints itself."""
+
+import re
+from dataclasses import dataclass
+
+from commtax.readers import nccl_tests
+from commtax.readers.nccl_tests import Run
+from commtax.readers.short_lines import short_lines
+
+LINE_CHARS = 1024
+MOST_DEVICES = 1 << 16
+_WITHIN = re.compile(r"\[\d{1,9}\](?=\s{2})")  # a launcher's mark inside a row that was printed in pieces
+_DEVICE = re.compile(
+    r"#?\s{0,9}Rank\s{1,9}(\d{1,9})\s.{0,120}? on\s{1,40}(\S{0,120}) {0,9}device\s{1,9}\d{1,4} \[[^\]]{1,40}\] (.{1,80})"
+)
+_ROW = re.compile(r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}[ \t]{1,20}(?:float|half|bfloat16|double|u?int\d{1,2})[ \t]", re.M)
+_AVERAGE = re.compile(r"Avg bus bandwidth\s{0,20}:\s{0,9}([\d.]{1,20})")
+_VERSION = re.compile(r"((?:nccl|rccl)-tests:? [vV]ersion \S{1,60})")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTests:
+    """``average_Bps`` is the mean of all bus bandwidths of both columns, as printed; 0 where it is not."""
+
+    runs: tuple[Run, ...]
+    devices: tuple[str, ...] = ()  # names, each once
+    hosts: tuple[str, ...] = ()
+    ranks: int = 0  # that are listed
+    average_Bps: float = 0.0
+    version: str = ""
+
+
+def looks_like(text: str) -> bool:
+    """Whether a text holds the table of a collective's test."""
+    return ("busbw" in text and "algbw" in text) or ("nThread" in text and "nGpus" in text) or _ROW.search(text) is not None
+
+
+def parse(text: str, name: str = "output") -> CollectiveTests:
+    """All runs of a text, whatever printed it."""
+    devices: dict[int, tuple[str, str]] = {}
+    average, version, pieces = 0.0, "", []
+    for line in short_lines(text, LINE_CHARS):
+        if "device" in line and (found := _DEVICE.search(line)) and len(devices) < MOST_DEVICES:
+            devices[int(found[1])] = (found[2], found[3].strip())
+        elif "Avg bus" in line and (found := _AVERAGE.search(line)):
+            average = _number(found[1]) * 1e9
+        elif not version and "-tests" in line and (found := _VERSION.search(line)):
+            version = found[1]
+        if line.strip():
+            pieces.append(_WITHIN.sub(" ", line))
+    runs = nccl_tests.parse_all("\n".join(pieces), name)
+    names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
+    return CollectiveTests(runs, names, hosts, len(devices), average, version)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
