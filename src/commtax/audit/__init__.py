@@ -10,27 +10,27 @@ from typing import Any
 from commtax.audit.benches import audit_bench
 from commtax.audit.finding import Audit, Claim, Section
 from commtax.audit.logs import audit_log
+from commtax.audit.reading import Read, read_all
 from commtax.audit.traces import audit_traces
 from commtax.files import LOG_BYTES, read_text
 from commtax.readers import bench, formats
-from commtax.readers.trace import Trace
 from commtax.readers.vllm_log import StartupLog
-from commtax.statement import Refusal
 
 AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {StartupLog: audit_log}
 """By the kind of record: what it says, what was claimed, and the name of its file."""
 
 
 def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | None = None) -> Audit:
-    """All that the files say; traces of several ranks are read as one job."""
-    if not files:
-        raise Refusal("file: at least one log, trace or benchmark result is needed")
-    left = [(path.name, said) for path in files for said in formats.read(path)]
-    sections = [_section(name, said, claim, baseline) for name, said in left if not isinstance(said, Trace)]
-    traces = [(name, said) for name, said in left if isinstance(said, Trace)]
-    if traces:
+    """All that files and folders say; traces of several ranks are read as one job."""
+    return audit_read(read_all(files), claim, baseline)
+
+
+def audit_read(read: Read, claim: Claim | None = None, baseline: Path | None = None) -> Audit:
+    """All that was read."""
+    sections = [_section(name, said, claim, baseline) for name, said in read.others]
+    if traces := read.traces:
         sections.append(audit_traces([trace for _, trace in traces], claim, [name for name, _ in traces]))
-    return Audit(claim, tuple(sections))
+    return Audit(claim, tuple(sections), read.notes)
 
 
 def _section(name: str, said: formats.Left, claim: Claim | None, baseline: Path | None) -> Section:

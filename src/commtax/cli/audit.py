@@ -10,7 +10,7 @@ from commtax.audit.finding import DISAGREE, FAULT, SECONDS_TOLERANCE, Claim
 from commtax.cli.options import Given, Verb, listed
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
-from commtax.report import auditing
+from commtax.report import audit_documents, auditing
 from commtax.statement import Refusal
 from commtax.verbs.asking import unsettled
 
@@ -29,7 +29,7 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
     claim = _claim(model, output, options) if model or options["cluster"] else None
     findings = audit(files, claim, baseline)
     code = 1 if findings.verdict in (DISAGREE, FAULT) else 0
-    output.answer(auditing.audit_document, auditing.show_audit, findings, code=code)
+    output.answer(audit_documents.audit_document, auditing.show_audit, findings, code=code)
 
 
 def _claim(model: str, output: Output, options: Given) -> Claim:
