@@ -96,7 +96,9 @@ def job(section: Section) -> str:
     ranks = by_rank(section)
     used, steps = of_all(section), max(count for _, count, _ in ranks)
     length = format_seconds(used.total_s) if used else ""
-    return f"{plural(len(ranks), 'rank')}, {plural(steps, 'step')} of {length}" if steps else f"{plural(len(ranks), 'rank')}, {length}"
+    return (
+        f"{plural(len(ranks), 'rank')}, {plural(steps, 'step')} of {length}" if steps else f"{plural(len(ranks), 'rank')}, {length}"
+    )
 
 
 def binding(used: Usage) -> str:
@@ -120,7 +122,9 @@ def _ended(audited: Audit) -> str:
 
 def told(section: Section) -> bool:
     """Whether a section says anything beyond notes."""
-    return any((section.findings, section.usage, section.causes, section.steps, section.collectives, section.kernels, section.facts))
+    return any(
+        (section.findings, section.usage, section.causes, section.steps, section.collectives, section.kernels, section.facts)
+    )
 
 
 def _blamed(culprit: Culprit) -> str:

@@ -1,6 +1,6 @@
 """An audit for a terminal: one screen in words, then tables, then small print."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -20,7 +20,7 @@ from commtax.report.audit_words import (
     title,
     value_text,
 )
-from commtax.report.tables import notes, say, show_table
+from commtax.report.tables import Table, notes, say, show_table, without_empty
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_RANKS = 8  # whose steps are told one by one
@@ -41,12 +41,29 @@ def show_audit(console: Console, audited: Audit) -> None:
     show_causes(console, audited)
     for section in audited.sections:
         say(console, title(section), "dim")
-        _findings(console, section.findings)
-        _steps(console, section)
-        _collectives(console, section.collectives)
-        _kernels(console, section.kernels)
+        for columns, rows in tables(section):
+            below = _lowered(columns, rows, console.width // 4)
+            show_table(console, columns, rows)
+            for number, reason in enumerate(below, 1):
+                say(console, f"[{number}] {reason}", "dim")
         notes(console, remarks(section))
     notes(console, audited.notes)
+
+
+def _lowered(columns: Sequence[str], rows: list[list[Cell]], most: int) -> list[str]:
+    """Reasons that would fold a table beyond recognition, each once, to stand below it; the rows keep their numbers."""
+    if columns[-1] != "why" or max(len(str(row[-1])) for row in rows) <= most:
+        return []
+    reasons = list(dict.fromkeys(str(row[-1]) for row in rows if str(row[-1])))
+    for row in rows:
+        row[-1] = f"[{reasons.index(str(row[-1])) + 1}]" if str(row[-1]) else ""
+    return reasons
+
+
+def tables(section: Section) -> list[Table]:
+    """What was compared or told, typical steps, collectives, kernels: those that there are."""
+    made = (_findings(section.findings), _steps(section), _collectives(section.collectives), _kernels(section.kernels))
+    return [table for table in made if table[1]]
 
 
 def show_causes(console: Console, audited: Audit) -> None:
@@ -61,22 +78,13 @@ def show_causes(console: Console, audited: Audit) -> None:
         say(console, f"   and {plural(len(all_of_them) - MOST_CAUSES, 'cheaper cause')} (--json)", "dim")
 
 
-def show_filled(console: Console, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """A table without the columns that say nothing."""
-    cells = [list(row) for row in rows]
-    kept = [i for i in range(len(columns)) if any(str(row[i]) not in ("", "-") for row in cells)]
-    if cells:
-        show_table(console, [columns[i] for i in kept], ([row[i] for i in kept] for row in cells))
-
-
-def _findings(console: Console, findings: Sequence[Finding]) -> None:
+def _findings(findings: Sequence[Finding]) -> Table:
     columns = ["item", ">predicted", ">measured", ">difference", ">tolerance", "verdict", "why"]
     rows = [_cells(f) for f in findings]
     if any(f.predicted is not None for f in findings):
-        show_table(console, columns, rows)
-        return
+        return columns, [list(row) for row in rows]
     judged = any(f.verdict != UNKNOWN for f in findings)  # without a prediction: where something contradicts itself
-    show_filled(console, columns, [[*row[:5], row[5] if judged else "", row[6]] for row in rows])
+    return without_empty(columns, ([*row[:5], row[5] if judged else "", row[6]] for row in rows))
 
 
 def _cells(f: Finding) -> tuple[Cell, ...]:
@@ -85,17 +93,17 @@ def _cells(f: Finding) -> tuple[Cell, ...]:
     return (f.item, *figures, Text(f.verdict, style=STYLES[f.verdict]), f.reason)
 
 
-def _steps(console: Console, section: Section) -> None:
+def _steps(section: Section) -> Table:
     """A typical step of the first ranks, and of all, as bars to one scale."""
     ranks, whole = by_rank(section), of_all(section)
     if whole is None:
-        return
+        return [], []
     rows = [(f"rank {rank}", steps, used) for rank, steps, used in ranks[:MOST_RANKS]]
     if len(ranks) > MOST_RANKS:
         rows.append((f"mean of {len(ranks)}", sum(s for _, s, _ in ranks), whole))
     longest = max(used.total_s for _, _, used in rows)
     columns = ("typical step", ">steps", ">length", "to scale", *(f">{sign} {part}" for part, sign in SIGNS.items()), ">hidden")
-    show_filled(console, columns, (_step_cells(name, steps, used, longest) for name, steps, used in rows))
+    return without_empty(columns, (_step_cells(name, steps, used, longest) for name, steps, used in rows))
 
 
 def _step_cells(name: str, steps: int, used: Usage, longest: float) -> Iterator[Cell]:
@@ -126,10 +134,10 @@ def bar(used: Usage, longest: float, signs: int = BAR) -> str:
     return drawn[:signs]
 
 
-def _collectives(console: Console, rows: Sequence[CollectiveRow]) -> None:
+def _collectives(rows: Sequence[CollectiveRow]) -> Table:
     columns = ("collective", "algorithm", "group", ">ranks", ">count", ">bytes", ">wire", ">waiting", ">hidden")
     dearest = sorted(rows, key=lambda r: -(r.wire_s + r.wait_s))
-    show_filled(console, columns, map(_collective_cells, dearest[:MOST_COLLECTIVES]))
+    return without_empty(columns, map(_collective_cells, dearest[:MOST_COLLECTIVES]))
 
 
 def _collective_cells(r: CollectiveRow) -> tuple[Cell, ...]:
@@ -138,9 +146,9 @@ def _collective_cells(r: CollectiveRow) -> tuple[Cell, ...]:
     return (r.op, r.algorithm, r.group, f"{r.ranks}" if r.ranks else "", f"{r.count:,}", size, *times)
 
 
-def _kernels(console: Console, rows: Sequence[KernelRow]) -> None:
+def _kernels(rows: Sequence[KernelRow]) -> Table:
     cells = ((short(r.name), r.kind, f"{r.count:,.4g}", format_seconds(r.seconds)) for r in rows[:MOST_KERNELS])
-    show_filled(console, ("kernel", "kind", ">a step", ">time a step"), cells)
+    return without_empty(("kernel", "kind", ">a step", ">time a step"), cells)
 
 
 def short(name: str, most: int = MOST_SIGNS) -> str:
