@@ -35,6 +35,15 @@ NAMES = {
     "send-recv": "SendRecv",
 }
 """What NCCL's kernels call the operations."""
+SPELLED = {
+    "ring or nvls": "RING_LL",
+    "user buffers": "USERBUFFERS",
+    "symmetric one-shot": "AGxLL",
+    "symmetric multimem one-shot": "AGxLLMC",
+    "symmetric two-shot": "RSx",
+    "symmetric multimem two-shot": "RSxLDMC",
+}
+"""How kernels spell those algorithms that they do not call by name."""
 MODES = {"prefill": "EXTEND", "decode": "DECODE", "mixed": "MIXED"}
 
 
@@ -187,7 +196,7 @@ class _Rank:
     def _collective(self, c: Collective) -> tuple[str, Document]:
         """A name that tells the operation, and what a profiler tells beside it."""
         word = c.op.replace("-", "_")
-        label = f"ncclDevKernel_{NAMES.get(c.op, 'Generic')}" if self.trace.on_device else f"gloo:{word}"
+        label = _kernel_name(c) if self.trace.on_device else f"gloo:{word}"
         args: Document = {} if c.op == UNNAMED else {"Collective name": word}
         if c.nbytes is not None:
             args |= {"In msg nelems": int(c.nbytes), "Out msg nelems": int(c.nbytes), "dtype": "Byte"}
@@ -198,6 +207,17 @@ class _Rank:
         if c.members:
             args["Process Group Ranks"] = str(list(c.members))
         return label, args
+
+
+def _kernel_name(c: Collective) -> str:
+    """A kernel that is read as the same operation by the same algorithm.
+
+    >>> _kernel_name(Collective("all-reduce", None, 8, 0.0, 1.0, "x", algorithm="tree ll128"))
+    'ncclDevKernel_AllReduce_TREE_LL128'
+    """
+    spelled = SPELLED.get(c.algorithm) or c.algorithm.upper().replace(" ", "_").replace("-", "_")
+    family = "ncclSymDevKernel" if c.algorithm.startswith("symmetric") else "ncclDevKernel"
+    return "_".join(filter(None, (family, NAMES.get(c.op, "Generic"), spelled)))
 
 
 def _engine_name(step: Step) -> str:
