@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commtax.audit.finding import Audit, CollectiveRow, Finding
 from commtax.audit.typical import of_all
@@ -15,18 +15,24 @@ TOLERANCE = 0.05
 """Relative: runs of one machine differ by less from day to day."""
 PARTS = {"compute": "compute_s", "exposed communication": "exposed_s", "copies": "copy_s", "idle": "idle_s"}
 """Of a step, each second once."""
+RATES = (
+    *("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "tokens/s a GPU", "samples/s", "TFLOP/s a GPU"),
+    *("MFU", "logged MFU"),
+)
+"""Codes of figures that are worse when they are lower."""
 NOTEWORTHY = 0.10  # of all that a step's parts moved: less is not told of
 SAME_S = 1e-9  # what a profiler's clock resolves
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure of both runs; None where a run has none. ``unit`` is s, bytes, share, …/s or "" for a count."""
+    """One figure of both runs; None where a run has none. ``unit`` is as in ``Finding``."""
 
     item: str
     before: float | None
     after: float | None
     unit: str = "s"
+    is_rate: bool = False
 
     @property
     def delta(self) -> float:
@@ -43,7 +49,11 @@ class Change:
         """Longer, or a lower rate, by more than the tolerance. Which way other figures are worse nobody knows."""
         if self.relative is None or not math.isfinite(self.relative):
             return False
-        return self.relative > tolerance if self.unit == "s" else self.unit.endswith("/s") and self.relative < -tolerance
+        return self.relative < -tolerance if self.is_rate else self.unit == "s" and self.relative > tolerance
+
+    @property
+    def reversed(self) -> Change:
+        return replace(self, before=self.after, after=self.before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +185,7 @@ def _metrics(before: Audit, after: Audit) -> Iterator[Change]:
     ours, theirs = _measured(before), _measured(after)
     for key, finding in ours.items():
         if other := theirs.get(key):
-            yield Change(str(finding.item), finding.measured, other.measured, finding.unit)
+            yield Change(str(finding.item), finding.measured, other.measured, finding.unit, finding.code in RATES)
 
 
 def _measured(audited: Audit) -> dict[tuple[str, str, int], Finding]:

@@ -40,7 +40,7 @@ def _length(d: Difference) -> str:
 
 def _better(d: Difference) -> str:
     """What is shorter or a higher rate in B, where nothing is worse."""
-    back = [c for c in d.metrics if Change(c.item, c.after, c.before, c.unit).is_worse(d.tolerance)]
+    back = [c for c in d.metrics if c.reversed.is_worse(d.tolerance)]
     if back:
         return f"B is better: {', '.join(f'{c.item} {_moved(c)}' for c in sorted(back, key=_most)[:MOST_METRICS])}"
     return f"no figure of B is worse than A's by more than {d.tolerance:.0%}" if d.metrics else "no figure that both runs have"

@@ -45,7 +45,11 @@ def summary(audited: Audit) -> list[str]:
 
 def causes(audited: Audit) -> list[Cause]:
     """Of all sections, the dearest first; those without a price stay behind them, in their order."""
-    return sorted((c for s in audited.sections for c in s.causes), key=lambda c: -(c.cost_s or 0.0))
+    return sorted((c for s in audited.sections for c in s.causes), key=_dearest)
+
+
+def _dearest(cause: Cause) -> float:
+    return -cause.cost_s if cause.cost_s is not None and math.isfinite(cause.cost_s) else 0.0
 
 
 def cause_sentence(cause: Cause) -> str:
