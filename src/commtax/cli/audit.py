@@ -13,7 +13,7 @@ from commtax.audit.reading import Read, place_of, read_all
 from commtax.cli.options import Given, Verb, listed
 from commtax.cli.order import cluster_of, profile_of, refuse
 from commtax.cli.output import Output, write_page
-from commtax.files import refuse_overwriting
+from commtax.files import check_writable, refuse_overwriting
 from commtax.report import audit_differences, audit_documents, auditing
 from commtax.statement import Refusal
 from commtax.units import format_bytes, plural
@@ -46,6 +46,8 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **given: Any) -> None:
     if not given["model"]:
         told = [p.name for p in click.get_current_context().command.params if p.name and p.name not in ALONE]
         refuse(given, told, "belongs to a prediction: say with --model what ran")
+    if given["html"]:
+        check_writable(given["html"], "html")
     if given["diff"]:
         _diff(files, output, given)
     refuse(given, () if given["model"] else ("tolerance",), "belongs to a comparison: --model, or --diff of two runs")
