@@ -321,9 +321,9 @@ def test_command_line():
     good = run(FIXTURES / "vllm-cpu-tp2.log", *words, "-tp", 2, "--json")
     assert good.returncode == 0
     document = json.loads(good.stdout)
-    assert document["schema"] == "commtax.audit/1"
+    assert document["schema"] == "commtax.audit/2"
     assert document["verdict"] == "agree"
-    assert {"item", "predicted", "measured", "difference", "base", "tolerance", "verdict", "reason", "unit"} == set(
+    assert {"code", "item", "predicted", "measured", "difference", "base", "tolerance", "verdict", "reason", "unit"} == set(
         document["sections"][0]["findings"][0]
     )
     bad = run(FIXTURES / "vllm-cpu-tp2.log", *words, "-tp", 1)

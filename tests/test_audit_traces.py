@@ -150,7 +150,8 @@ def test_busy_and_idle_time_are_shown(tmp_path):
     assert spent.idle_share < 0.01
     made = write(tmp_path / "t.json", decode_graphs(**words))
     shown = run_here("audit", str(made), "-m", "llama-3.1-8b", "-c", "2xh100-sxm", "-tp", "2")
-    assert "idles" in shown.stdout
+    assert "typical step" in shown.stdout
+    assert "▓ exposed" in shown.stdout
     document = json.loads(run_here("audit", str(made), "-m", "llama-3.1-8b", "-c", "2xh100-sxm", "-tp", "2", "--json").stdout)
     (first,) = document["sections"][0]["usage"]
     assert first["busy_s"] + first["idle_s"] == pytest.approx(first["total_s"])

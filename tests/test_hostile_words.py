@@ -28,7 +28,7 @@ VERBS = {
     "calibrate": ("calibrate", "{nccl}", "-c", "2xh100-sxm", "-o", os.devnull),
 }
 HOSTILE = ("0", "-1", "1e400", "nan", "99999999999999999999", "", "1e-300", "1e308", "9" * 5000, "\x1b[31m\udcff")
-WRITTEN = ("plot", "html", "svg", "chrome_trace", "out", "rows", "data", "timeline", "save")
+WRITTEN = ("plot", "html", "svg", "chrome_trace", "out", "rows", "data", "timeline", "save", "anonymise")
 SLOW = {"plan": ("1e308", "1e-300")}  # large and small limits are searched for plans that hold them
 
 

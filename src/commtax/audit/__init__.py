@@ -14,6 +14,7 @@ from commtax.audit.flight import audit_flight
 from commtax.audit.links import audit_links, audit_monitor
 from commtax.audit.logs import audit_log
 from commtax.audit.nccl import audit_nccl
+from commtax.audit.reading import Read, read_all
 from commtax.audit.traces import audit_traces
 from commtax.audit.training import audit_training
 from commtax.files import LOG_BYTES, read_text
@@ -25,7 +26,6 @@ from commtax.readers.smi import Links, Monitor
 from commtax.readers.startup import StartupLog
 from commtax.readers.trace import Trace
 from commtax.readers.training_log import TrainingLog
-from commtax.statement import Refusal
 
 AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {
     StartupLog: audit_log,
@@ -44,26 +44,17 @@ JOINED: Mapping[type, Callable[[Sequence[Any], Claim | None, Sequence[str]], Sec
 
 
 def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | None = None, nsys: str = "nsys") -> Audit:
-    """All that the files say; what the ranks of a job left of one kind is read together. ``nsys`` opens Nsight's reports."""
-    if not files:
-        raise Refusal("file: at least one log, trace or benchmark result is needed")
-    left = _joined(formats.read_all(files, nsys))
-    sections = [_section(name, said, claim, baseline) for name, said in left if type(said) not in JOINED]
+    """All that files and folders say. ``nsys`` opens reports of Nsight Systems."""
+    return audit_read(read_all(files, nsys), claim, baseline)
+
+
+def audit_read(read: Read, claim: Claim | None = None, baseline: Path | None = None) -> Audit:
+    """All that was read; what the ranks of a job left of one kind is told together."""
+    sections = [_section(name, said, claim, baseline) for name, said in read.left if type(said) not in JOINED]
     for kind, audited in JOINED.items():
-        if files_of := [(name, said) for name, said in left if type(said) is kind]:
-            sections.append(audited([said for _, said in files_of], claim, [name for name, _ in files_of]))
-    return Audit(claim, tuple(sections))
-
-
-def _joined(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Left]]:
-    """Counters of links that several files hold, first to last, as one record: their difference is what was carried."""
-    counters = [(name, said) for name, said in left if isinstance(said, Links)]
-    if len(counters) < 2:
-        return left
-    names, seen = ", ".join(name for name, _ in counters), counters[0][1]
-    for _, later in counters[1:]:
-        seen = seen.and_then(later)
-    return [*((name, said) for name, said in left if not isinstance(said, Links)), (names, seen)]
+        if files := [(name, said) for name, said in read.left if type(said) is kind]:
+            sections.append(audited([said for _, said in files], claim, [name for name, _ in files]))
+    return Audit(claim, tuple(sections), read.notes)
 
 
 def _section(name: str, said: formats.Left, claim: Claim | None, baseline: Path | None) -> Section:

@@ -207,6 +207,7 @@ class Audit:
 
     claim: Claim | None
     sections: tuple[Section, ...]
+    notes: tuple[Note, ...] = ()  # on the files that were handed over
 
     @property
     def findings(self) -> tuple[Finding, ...]:

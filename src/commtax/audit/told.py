@@ -1,29 +1,26 @@
 """The model of a claim where nobody names one: a training log tells its own, and links and collectives are asked none."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from commtax import catalog
-from commtax.readers import formats
+from commtax.audit.reading import Read
+from commtax.readers.collective_tests import CollectiveTests
+from commtax.readers.smi import Links, Monitor
 from commtax.readers.training_log import TrainingLog
 from commtax.readers.training_plan import told_by
 from commtax.spec import Model
 from commtax.statement import Refusal
 
-UNASKED = {"collectives", "links", "monitor"}
-"""Kinds of files that are judged by their place alone."""
+UNASKED = (CollectiveTests, Links, Monitor)
+"""Records that are judged by their place alone."""
 ANY = "any model"
 
 
-def told_model(files: Sequence[Path]) -> Model:
+def model_of(read: Read) -> Model:
     """The model that the first training log tells; any where no file asks for one."""
-    kinds = [formats.kinds(path) for path in files]
-    for path, found in zip(files, kinds, strict=True):
-        if "training" in found:
-            for said in formats.read(path):
-                if isinstance(said, TrainingLog) and (model := told_by(said).model):
-                    return model
-    if all(set(found) <= UNASKED for found in kinds):
+    told = (told_by(said).model for _, said in read.left if isinstance(said, TrainingLog))
+    if model := next(filter(None, told), None):
+        return model
+    if all(isinstance(said, UNASKED) for _, said in read.left):
         return replace(catalog.model(next(iter(catalog.keys("models")))), key=ANY)
     raise Refusal("model: name what ran with --model; the files do not tell it", "model")

@@ -1,51 +1,108 @@
 """``commtax audit``."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from commtax.audit import audit
+from commtax.audit import audit_read
+from commtax.audit.anonymising import write_anonymous
+from commtax.audit.differing import TOLERANCE, difference
 from commtax.audit.finding import DISAGREE, FAULT, SECONDS_TOLERANCE, Claim
-from commtax.audit.told import told_model
+from commtax.audit.reading import Read, place_of, read_all
+from commtax.audit.told import model_of
 from commtax.cli.options import Given, Verb, listed
-from commtax.cli.order import cluster_of, profile_of
-from commtax.cli.output import Output
-from commtax.report import auditing
-from commtax.spec import Model
+from commtax.cli.order import cluster_of, profile_of, refuse
+from commtax.cli.output import Output, write_page
+from commtax.files import check_writable, refuse_overwriting
+from commtax.report import audit_differences, audit_documents, auditing
 from commtax.statement import Refusal
+from commtax.units import format_bytes, plural
 from commtax.verbs.asking import unsettled
+
+ALONE = ("files", "model", "cluster", "diff", "anonymise", "html", "as_json", "tolerance", "nsys", "help")
+"""What an audit without a claim takes."""
+TOLERANCES = f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}; of --diff {TOLERANCE}]"
 
 
 @click.command("audit", cls=Verb)
-@click.argument("files", nargs=-1, required=True, metavar="LOG|TRACE|BENCH...", type=click.Path(path_type=Path))
-@listed("audit", tolerance={"default": SECONDS_TOLERANCE, "help": f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}]"})
-def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: Path | None, nsys: str, **options: Any) -> None:
-    """Does a real run agree? Logs, profiler traces (all ranks of a job) and benchmark results, line by line.
+@click.argument("files", nargs=-1, required=True, metavar="FILE|FOLDER...", type=click.Path(path_type=Path))
+@listed("audit", tolerance={"help": TOLERANCES})
+def audit_command(files: tuple[Path, ...], as_json: bool, **given: Any) -> None:
+    """What happened in a run, and who is to blame? Traces of all ranks, logs and benchmark results, by their content.
 
-    Exit 0: nothing disagrees; 1: something does; 2: bad input.
+    With --model also whether it should have: every count, size and time against the prediction.
 
-    commtax audit vllm.log --model llama-3.1-8b --cluster 2xh100-sxm -tp 2
+    Exit 0: nothing is off; 1: something disagrees, or somebody is to blame; 2: bad input.
+
+    commtax audit traces/
+
+    commtax audit vllm.log rank*.json.gz --model llama-3.1-8b --cluster 2xh100-sxm -tp 2
+
+    commtax audit --diff before/ after/
     """
     output = Output(as_json)
-    most = options.pop("max_error")
-    if most is not None and not (model or options["cluster"]):
-        raise Refusal("max_error: nothing is predicted to be off; say --model and --cluster", "max_error")
-    claim = _claim(model or told_model(files), output, options, most) if model or options["cluster"] else None
-    findings = audit(files, claim, baseline, nsys)
+    if given["tolerance"] is not None and not given["tolerance"] > 0:
+        raise Refusal(f"tolerance={given['tolerance']}: a fraction above 0 is needed", "tolerance")
+    claimed = bool(given["model"] or given["cluster"])
+    if not claimed:
+        told = [p.name for p in click.get_current_context().command.params if p.name and p.name not in ALONE]
+        refuse(given, told, "belongs to a prediction: say with --model what ran")
+    if given["html"]:
+        check_writable(given["html"], "html")
+    if given["diff"]:
+        _diff(files, output, given)
+    refuse(given, () if claimed else ("tolerance",), "belongs to a comparison: --model, or --diff of two runs")
+    read = read_all(files, given["nsys"])
+    claim = _claim(read, output, given) if claimed else None
+    if given["anonymise"]:
+        _share(read, files, output, given["anonymise"])
+    findings = audit_read(read, claim, given["baseline"])
+    if given["html"]:
+        from commtax.report.audit_page import audit_page
+
+        write_page(given["html"], audit_page, findings, "audit")
     code = 1 if findings.verdict in (DISAGREE, FAULT) else 0
-    output.answer(auditing.audit_document, auditing.show_audit, findings, code=code)
+    output.answer(audit_documents.audit_document, auditing.show_audit, findings, code=code)
 
 
-def _claim(model: str | Model, output: Output, options: Given, most: float | None = None) -> Claim:
-    """What the command line says ran; ``most`` is the largest error that passes, and then decides alone."""
-    own, place, phase = profile_of(options), output.read(cluster_of(options)), options.pop("phase")
-    if not options["tolerance"] > 0:
-        raise Refusal(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
+def _claim(read: Read, output: Output, given: Given) -> Claim:
+    """What the command line says ran, and on what; where it does not say one of them, as the files do."""
+    options = {name: value for name, value in given.items() if name not in (*ALONE, "baseline")}
+    options["cluster"], most = given["cluster"], options.pop("max_error")
     if most is not None and not most > 0:
         raise Refusal(f"max_error={most}: a fraction above 0 is needed, such as 15%", "max_error")
-    said = {name: options.pop(name) for name in ("batch", "context", "output_len", "tolerance")}
-    said |= {} if most is None else {"tolerance": most, "strict": True}
+    own = profile_of(options)
+    if not options["cluster"] and (named := place_of(read)):
+        options["cluster"] = named
+        output.remarks.append(f"cluster {named}, as the trace lists its devices")
+    place, phase = output.read(cluster_of(options, "the files do not tell where it ran: name it")), options.pop("phase")
+    said = {name: options.pop(name) for name in ("batch", "context", "output_len")}
+    said |= {"tolerance": most or given["tolerance"] or SECONDS_TOLERANCE, "strict": most is not None}
     options |= {"profile": own, "sequence_parallel": options["sequence_parallel"] or None}
     options |= {"phase": phase} if phase == "train" else {}  # which has engines of its own
-    return Claim(unsettled(model, place, options).but(phase=phase), **said)
+    return Claim(unsettled(given["model"] or model_of(read), place, options).but(phase=phase), **said)
+
+
+def _diff(files: tuple[Path, ...], output: Output, given: Given) -> NoReturn:
+    """The second of two runs against the first."""
+    if len(files) != 2:
+        raise Refusal(f"diff: two runs are compared, each a file or a folder; {plural(len(files), 'path')} given", "diff")
+    refuse(given, ("anonymise", "baseline"), "belongs to one run, not to --diff")
+    before, after = (read_all([path], given["nsys"]) for path in files)
+    claim = _claim(after, output, given) if given["model"] or given["cluster"] else None
+    found = difference(audit_read(before, claim), audit_read(after, claim), given["tolerance"] or TOLERANCE)
+    if given["html"]:
+        from commtax.report.audit_page import difference_page
+
+        write_page(given["html"], difference_page, found, "audit")
+    code = 1 if found.worse else 0
+    output.answer(audit_differences.difference_document, audit_differences.show_difference, found, code=code)
+
+
+def _share(read: Read, files: tuple[Path, ...], output: Output, out: Path) -> None:
+    """Traces without names, and where they are."""
+    refuse_overwriting(out, files, "anonymise")
+    written = write_anonymous([trace for _, trace in read.traces], out)
+    size = format_bytes(sum(path.stat().st_size for path in written))
+    output.remarks.append(f"{plural(len(written), 'trace')} without names written to {out} ({size}): it can be shared")

@@ -77,13 +77,13 @@ class Output:
         click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
 
-def write_page(path: str, draw: Callable[[Shown, str], object], shown: Shown) -> None:
-    """The page's pictures of an answer, under the command as it was typed but for this file."""
+def write_page(path: str, draw: Callable[[Shown, str], object], shown: Shown, page: str = "page") -> None:
+    """A page's pictures of an answer, under the command as it was typed but for this file."""
     from commtax.web.assets import offline
 
     typed = click.get_current_context().obj
     kept = [w for before, w in zip(["", *typed], typed, strict=False) if before != "--html" and not w.startswith("--html")]
-    write_text(path, offline(draw(shown, shlex.join(["commtax", *kept]))), "html")
+    write_text(path, offline(draw(shown, shlex.join(["commtax", *kept])), page), "html")
 
 
 def terminal() -> Any:

@@ -4,8 +4,8 @@ A file that holds data (JSON, a database) is of one format. A text may hold seve
 table that a benchmark printed, one below the other, and then each is read.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -31,7 +31,6 @@ from commtax.readers.benches.record import Bench
 from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.flight import Dump
 from commtax.readers.nccl_log import NcclLog
-from commtax.readers.shaped import UNNUMBERED
 from commtax.readers.smi import Links, Monitor
 from commtax.readers.startup import StartupLog
 from commtax.readers.trace import Trace
@@ -214,25 +213,17 @@ def kinds(path: Path) -> list[str]:
         return [f.kind for f in formats_of(Source(stream))]
 
 
-def read_all(files: Sequence[Path], program: str = "nsys") -> list[tuple[str, Left]]:
-    """What files say, each with a name: tables of one run of rocprofv3 are one trace. ``program`` opens Nsight's reports."""
-    runs: dict[str, list[Path]] = {}
+def runs(files: Iterable[Path]) -> list[list[Path]]:
+    """Files that are read together, in order: the tables of one run of rocprofv3; each of all others alone."""
+    found: dict[str, list[Path]] = {}
     for path in files:
-        runs.setdefault(rocprof.run_of(path) or str(path), []).append(path)
-    found: list[tuple[str, Left]] = []
-    for paths in runs.values():
-        said = read(paths[0], program) if len(paths) == 1 else rocprof.read_tables(paths)
-        found += [(paths[0].name, one) for one in said]
-    return _numbered(found)
+        found.setdefault(rocprof.run_of(path) or str(path), []).append(path)
+    return list(found.values())
 
 
-def _numbered(found: list[tuple[str, Left]]) -> list[tuple[str, Left]]:
-    """Traces of which none tells its rank are numbered in the order of their files."""
-    traces = [said for _, said in found if isinstance(said, Trace)]
-    if len({t.rank for t in traces}) == len(traces) or not all(any(n.code == UNNUMBERED.code for n in t.notes) for t in traces):
-        return found
-    ranks = iter(range(len(traces)))
-    return [(name, replace(said, rank=next(ranks)) if isinstance(said, Trace) else said) for name, said in found]
+def read_run(paths: Sequence[Path], program: str = "nsys") -> list[Left]:
+    """What files say that belong together; ``program`` opens reports of Nsight Systems."""
+    return read(paths[0], program) if len(paths) == 1 else list(rocprof.read_tables(paths))
 
 
 def read(path: Path, program: str = "nsys") -> list[Left]:

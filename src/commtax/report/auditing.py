@@ -1,96 +1,159 @@
-"""An audit for a terminal, line by line, and as a document."""
+"""An audit for a terminal: one screen in words, then tables, then small print."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Finding, Section
-from commtax.report.documents import Record, facts
-from commtax.report.tables import notes, say, show_table
-from commtax.units import format_bytes, format_seconds
+from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, KernelRow, Section
+from commtax.audit.typical import by_rank, of_all
+from commtax.readers.trace import Usage
+from commtax.report.audit_words import (
+    MOST_CAUSES,
+    causes,
+    changed,
+    culprit_sentence,
+    headline,
+    priced,
+    remarks,
+    share_text,
+    title,
+    value_text,
+)
+from commtax.report.tables import Table, notes, say, show_table, without_empty
+from commtax.units import format_bytes, format_seconds, plural
 
-MOST_RANKS = 8  # whose times are told one by one
-FINDING = ("item", "unit", "predicted", "measured", "difference", "base", "tolerance", "verdict", "reason")
-_FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
-VERDICTS = {
-    AGREE: ("the run agrees", "green"),
-    DISAGREE: ("the run disagrees", "bold red"),
-    UNKNOWN: ("nothing could be decided", "yellow"),
-    FAULT: ("somebody is to blame", "bold red"),
-}
-"""Each in words, and its colour."""
+MOST_RANKS = 8  # whose steps are told one by one
+MOST_KERNELS = 8
+MOST_COLLECTIVES = 12
+MOST_SIGNS = 52  # of a kernel's name
+BAR = 20  # signs of a step
+SIGNS = {"compute": "█", "exposed": "▓", "copies": "▒", "idle": "░"}
+STYLES = {AGREE: "green", DISAGREE: "bold red", UNKNOWN: "yellow", FAULT: "bold red"}
+Cell = str | Text
 
 
 def show_audit(console: Console, audited: Audit) -> None:
     """The verdict first, then a table for each file."""
-    counts = ", ".join(f"{audited.count(v)} {v}" for v in (AGREE, DISAGREE, UNKNOWN))
-    say(console, f"{_claimed(audited)}{VERDICTS[audited.verdict][0]} ({counts})", "bold")
+    say(console, headline(audited), "bold red" if audited.verdict in (DISAGREE, FAULT) else "bold")
+    if audited.culprit:
+        say(console, f"To blame: {culprit_sentence(audited.culprit)}", "red")
+    show_causes(console, audited)
     for section in audited.sections:
-        say(console, f"{section.kind}: {', '.join(section.files)}", "dim")
-        columns = ("item", ">predicted", ">measured", ">difference", ">tolerance", "verdict", "why")
-        show_table(console, columns, map(_cells, section.findings))
-        notes(console, [*section.notes, *_spent(section)])
+        say(console, title(section), "dim")
+        for columns, rows in tables(section):
+            below = _lowered(columns, rows, console.width // 4)
+            show_table(console, columns, rows)
+            for number, reason in enumerate(below, 1):
+                say(console, f"[{number}] {reason}", "dim")
+        notes(console, remarks(section))
+    notes(console, audited.notes)
 
 
-def _claimed(audited: Audit) -> str:
-    if audited.claim is None:
-        return ""
-    asked, own = audited.claim.question, audited.claim.question.profile
-    place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
-    return f"{asked.model.key} on {place}, TP {audited.claim.tp}: "
+def _lowered(columns: Sequence[str], rows: list[list[Cell]], most: int) -> list[str]:
+    """Reasons that would fold a table beyond recognition, each once, to stand below it; the rows keep their numbers."""
+    if columns[-1] != "why" or max(len(str(row[-1])) for row in rows) <= most:
+        return []
+    reasons = list(dict.fromkeys(str(row[-1]) for row in rows if str(row[-1])))
+    for row in rows:
+        row[-1] = f"[{reasons.index(str(row[-1])) + 1}]" if str(row[-1]) else ""
+    return reasons
 
 
-def _cells(f: Finding) -> tuple[str | Text, ...]:
-    allowed = _share(f.tolerance) if f.predicted is not None else ""
-    figures = (_value(f.predicted, f.unit), _value(f.measured, f.unit), _share(f.difference, "+"), allowed)
-    return (f.item, *figures, Text(f.verdict, style=VERDICTS[f.verdict][1]), f.reason)
+def tables(section: Section) -> list[Table]:
+    """What was compared or told, typical steps, collectives, kernels: those that there are."""
+    made = (_findings(section.findings), _steps(section), _collectives(section.collectives), _kernels(section.kernels))
+    return [table for table in made if table[1]]
 
 
-def _spent(section: Section) -> Iterator[str]:
-    """Busy and idle time of a mean step, of the first ranks."""
-    for rank, u in section.usage[:MOST_RANKS]:
-        under = f" (and {format_seconds(u.hidden_s)} under compute)" if u.hidden_s > 0 else ""
-        parts = (f"computes {format_seconds(u.compute_s)}", f"communicates {format_seconds(u.exposed_s)}{under}")
-        rest = (f"copies {format_seconds(u.copy_s)}", f"idles {format_seconds(u.idle_s)} ({u.idle_share:.1%})")
-        yield f"rank {rank}, a step of {format_seconds(u.total_s)}: {', '.join((*parts, *rest))}"
-    if len(section.usage) > MOST_RANKS:
-        shares = [u.idle_share for _, u in section.usage]
-        yield f"{len(section.usage)} ranks idle {min(shares):.1%} to {max(shares):.1%} of a step"
+def show_causes(console: Console, audited: Audit) -> None:
+    """What costs most, from the dearest on."""
+    all_of_them = causes(audited)
+    for number, cause in enumerate(all_of_them[:MOST_CAUSES], 1):
+        price, rest = priced(cause), changed(cause)
+        say(console, f"{number}. {cause.said}{f': {price}' if price else ''}")
+        if rest:
+            say(console, f"   {' · '.join(rest)}")
+    if len(all_of_them) > MOST_CAUSES:
+        say(console, f"   and {plural(len(all_of_them) - MOST_CAUSES, 'cheaper cause')} (--json)", "dim")
 
 
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    if unit in _FORMATS:
-        return _FORMATS[unit](value)
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+def _findings(findings: Sequence[Finding]) -> Table:
+    columns = ["item", ">predicted", ">measured", ">difference", ">tolerance", "verdict", "why"]
+    rows = [_cells(f) for f in findings]
+    if any(f.predicted is not None for f in findings):
+        return columns, [list(row) for row in rows]
+    judged = any(f.verdict != UNKNOWN for f in findings)  # without a prediction: where something contradicts itself
+    return without_empty(columns, ([*row[:5], row[5] if judged else "", row[6]] for row in rows))
 
 
-def _share(value: float | None, sign: str = "") -> str:
-    if value is None or not math.isfinite(value):
-        return ""
-    return "exact" if value == 0 and not sign else f"{value:{sign}.1%}"
+def _cells(f: Finding) -> tuple[Cell, ...]:
+    allowed = share_text(f.tolerance) if f.predicted is not None else ""
+    figures = (value_text(f.predicted, f.unit), value_text(f.measured, f.unit), share_text(f.difference, "+"), allowed)
+    return (f.item, *figures, Text(f.verdict, style=STYLES[f.verdict]), f.reason)
 
 
-def audit_document(audited: Audit) -> Record:
-    """``audit --json``."""
-    asked = audited.claim.question if audited.claim else None
-    return {
-        "schema": "commtax.audit/1",
-        "model": asked.model.key if asked else None,
-        "cluster": asked.cluster.key if asked else None,
-        "profile": asked.profile.name if asked and asked.profile else None,
-        "tp": audited.claim.tp if audited.claim else None,
-        "verdict": audited.verdict,
-        "culprit": audited.culprit,
-        "counts": {v: audited.count(v) for v in (AGREE, DISAGREE, UNKNOWN)},
-        "sections": [_section(s) for s in audited.sections],
-    }
+def _steps(section: Section) -> Table:
+    """A typical step of the first ranks, and of all, as bars to one scale."""
+    ranks, whole = by_rank(section), of_all(section)
+    if whole is None:
+        return [], []
+    rows = [(f"rank {rank}", steps, used) for rank, steps, used in ranks[:MOST_RANKS]]
+    if len(ranks) > MOST_RANKS:
+        rows.append((f"mean of {len(ranks)}", sum(s for _, s, _ in ranks), whole))
+    longest = max(used.total_s for _, _, used in rows)
+    columns = ("typical step", ">steps", ">length", "to scale", *(f">{sign} {part}" for part, sign in SIGNS.items()), ">hidden")
+    return without_empty(columns, (_step_cells(name, steps, used, longest) for name, steps, used in rows))
 
 
-def _section(s: Section) -> Record:
-    usage = [{"rank": rank, **asdict(u), "busy_s": u.busy_s, "idle_s": u.idle_s} for rank, u in s.usage]
-    return facts(s, "kind", "files") | {"findings": [facts(f, *FINDING) for f in s.findings], "notes": s.notes, "usage": usage}
+def _step_cells(name: str, steps: int, used: Usage, longest: float) -> Iterator[Cell]:
+    yield name
+    yield f"{steps:,}" if steps else ""
+    yield format_seconds(used.total_s)
+    yield bar(used, longest)
+    yield from (_part(seconds, used.total_s) for seconds in (used.compute_s, used.exposed_s, used.copy_s, used.idle_s))
+    yield _part(used.hidden_s, used.total_s)
+
+
+def _part(seconds: float, whole: float) -> str:
+    """A part of a step, nothing where it is nothing."""
+    return f"{seconds / whole:.1%}" if whole > 0 and seconds > 0 else "-"
+
+
+def bar(used: Usage, longest: float, signs: int = BAR) -> str:
+    """A step as signs, each part as long as it is; hidden communication is under compute.
+
+    >>> bar(Usage(10.0, 5.0, 2.5, 0.0, 0.0), 10.0, 8)
+    '████▓▓░░'
+    """
+    parts = (used.compute_s, used.exposed_s, used.copy_s, used.idle_s)
+    drawn, so_far = "", 0.0
+    for sign, seconds in zip(SIGNS.values(), parts, strict=True):
+        so_far += seconds
+        drawn += sign * max(0, round(signs * so_far / longest) - len(drawn)) if longest > 0 else ""
+    return drawn[:signs]
+
+
+def _collectives(rows: Sequence[CollectiveRow]) -> Table:
+    columns = ("collective", "algorithm", "group", ">ranks", ">count", ">bytes", ">wire", ">waiting", ">hidden")
+    dearest = sorted(rows, key=lambda r: -(r.wire_s + r.wait_s))
+    return without_empty(columns, map(_collective_cells, dearest[:MOST_COLLECTIVES]))
+
+
+def _collective_cells(r: CollectiveRow) -> tuple[Cell, ...]:
+    size = "-" if r.nbytes is None else format_bytes(r.nbytes)
+    times = (format_seconds(s) if s > 0 else "-" for s in (r.wire_s, r.wait_s, r.hidden_s))
+    return (r.op, r.algorithm, r.group, f"{r.ranks}" if r.ranks else "", f"{r.count:,}", size, *times)
+
+
+def _kernels(rows: Sequence[KernelRow]) -> Table:
+    cells = ((short(r.name), r.kind, f"{r.count:,.4g}", format_seconds(r.seconds)) for r in rows[:MOST_KERNELS])
+    return without_empty(("kernel", "kind", ">a step", ">time a step"), cells)
+
+
+def short(name: str, most: int = MOST_SIGNS) -> str:
+    """
+    >>> short("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", 20)
+    'void at::native::ve…'
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Drawn
 from rich.text import Text
 
 from commtax.question import Question
@@ -13,6 +13,8 @@ from commtax.spec import Number
 from commtax.units import format_seconds
 from commtax.verbs.asking import describe_gpus
 
+Table = tuple[list[str], list[list[str | Text]]]
+"""Names of columns, and rows of cells."""
 NOTHING_S = 1e-12
 """Less than this is left of a difference by rounding alone."""
 NOTHING_SENT = "Nothing is sent: one rank has nobody to talk to."
@@ -22,13 +24,20 @@ CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mix
 
 def show_table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[str | Text]], title: str = "") -> None:
     """Columns that start with '>' are right-aligned."""
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    drawn = Drawn(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
         right = name.startswith(">")
-        table.add_column(name.lstrip(">"), justify="right" if right else "left", header_style="dim", no_wrap=right)
+        drawn.add_column(name.lstrip(">"), justify="right" if right else "left", header_style="dim", no_wrap=right)
     for row in rows:
-        table.add_row(*row)
-    console.print(table)
+        drawn.add_row(*row)
+    console.print(drawn)
+
+
+def without_empty(columns: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> Table:
+    """A table without the columns in which nothing is said."""
+    cells = [list(row) for row in rows]
+    kept = [i for i in range(len(columns)) if any(str(row[i]) not in ("", "-") for row in cells)]
+    return [columns[i] for i in kept], [[row[i] for i in kept] for row in cells]
 
 
 def show_shares(console: Console, title: str, parts: Iterable[tuple[str, float]], whole: float, digits: int = 0) -> None:

@@ -1,0 +1,95 @@
+"""What was handed over, read: files, and folders with all that is in them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from commtax.catalog.hardware import recognise
+from commtax.readers import formats
+from commtax.readers.shaped import UNNUMBERED
+from commtax.readers.smi import Links
+from commtax.readers.trace import Trace
+from commtax.statement import Note, Refusal
+from commtax.units import plural
+
+MOST_FILES = 4096  # of a folder: one for each rank of a large job, several times over
+MOST_NAMED = 5  # files that were left out, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """All that the files say, each with the name of its file; and notes on those of a folder that say nothing."""
+
+    left: tuple[tuple[str, formats.Left], ...]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def traces(self) -> list[tuple[str, Trace]]:
+        return [(name, said) for name, said in self.left if isinstance(said, Trace)]
+
+
+def read_all(given: Sequence[Path], nsys: str = "nsys") -> Read:
+    """Files that are named must be read; of a folder those that are recognised are. ``nsys`` opens reports of Nsight Systems."""
+    if not given:
+        raise Refusal("file: at least one log, trace or benchmark result is needed")
+    named = dict(_files(given))
+    left: list[tuple[str, formats.Left]] = []
+    passed: list[str] = []
+    for paths in formats.runs(named):
+        try:
+            left += [(paths[0].name, said) for said in formats.read_run(paths, nsys)]
+        except Refusal:
+            if any(named[path] for path in paths):
+                raise
+            passed += [path.name for path in paths]
+    if not left:
+        raise Refusal(f"file '{given[0]}': a folder in which no file of {len(passed)} is recognised", "file")
+    return Read(tuple(_numbered(_joined(left))), tuple(_passed_over(passed)))
+
+
+def _joined(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Left]]:
+    """Counters of links that several files hold, first to last, as one record: their difference is what was carried."""
+    counters = [(name, said) for name, said in left if isinstance(said, Links)]
+    if len(counters) < 2:
+        return left
+    names, seen = ", ".join(name for name, _ in counters), counters[0][1]
+    for _, later in counters[1:]:
+        seen = seen.and_then(later)
+    return [*((name, said) for name, said in left if not isinstance(said, Links)), (names, seen)]
+
+
+def _numbered(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Left]]:
+    """Traces of which none tells its rank are numbered in the order of their files."""
+    traces = [said for _, said in left if isinstance(said, Trace)]
+    if len({t.rank for t in traces}) == len(traces) or not all(any(n.code == UNNUMBERED.code for n in t.notes) for t in traces):
+        return left
+    ranks = iter(range(len(traces)))
+    return [(name, replace(said, rank=next(ranks)) if isinstance(said, Trace) else said) for name, said in left]
+
+
+def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+    """Files in order, and whether somebody named them; a folder's own files, and not those of folders in it."""
+    for path in given:
+        if not path.is_dir():
+            yield path, True
+            continue
+        inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+        if len(inside) > MOST_FILES:
+            raise Refusal(f"file '{path}': {len(inside):,} files in one folder, more than the {MOST_FILES:,} that are read", "file")
+        yield from ((p, False) for p in inside)
+
+
+def _passed_over(names: Sequence[str]) -> Iterator[Note]:
+    if names:
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        shown = f"{', '.join(names[:MOST_NAMED])}{more}"
+        yield Note("passed over", f"{plural(len(names), 'file')} of the folder not recognised, and left out: {shown}")
+
+
+def place_of(read: Read) -> str:
+    """The cluster that a trace ran on, by the devices that its driver lists; "" where it lists none that one chip alone is like."""
+    for _, trace in read.traces:
+        if trace.device:
+            known = recognise(trace.device.name, trace.device.memory_bytes, trace.device.num_sms)
+            return f"{max(1, trace.device.count)}x{known[0]}" if len(known) == 1 else ""
+    return ""

@@ -1,0 +1,208 @@
+"""Two runs beside each other, for a terminal and as a document."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rich.console import Console
+
+from commtax.audit.differing import Change, Difference, Sent, SentChange
+from commtax.report.audit_documents import culprit_record, finite, merged
+from commtax.report.audit_words import culprit_sentence, share_text, value_text
+from commtax.report.auditing import short
+from commtax.report.documents import Record
+from commtax.report.tables import Table, notes, say, show_table, without_empty
+from commtax.units import format_bytes, format_seconds, plural
+
+SCHEMA = "commtax.audit-diff/1"
+MOST_KERNELS = 10
+MOST_METRICS, MOST_FACTS = 3, 3  # in the sentence
+SAME = 0.0005  # relative: equal as printed
+COLUMNS = (">A", ">B", ">change", ">relative")
+PARTS = {"exposed communication": "exposed", "idle": "idle", "compute": "compute", "copies": "copies"}
+
+
+def sentence(d: Difference) -> str:
+    """How B's step differs from A's, which parts make the difference, and what else changed."""
+    return f"{_length(d)}; {_facts(d)}"
+
+
+def _length(d: Difference) -> str:
+    figures = ", ".join(f"{c.item} {_moved(c)}" for c in sorted(d.worse, key=_most)[:MOST_METRICS] if c is not d.step)
+    if d.step is None or d.step.relative is None:
+        return f"B is worse: {figures}" if figures else _better(d)
+    if abs(d.step.relative) <= d.tolerance:
+        said = f"B's step takes as long as A's within {d.tolerance:.0%}: {_moved(d.step)}"
+        return f"{said}; worse: {figures}" if figures else said
+    by = f"{format_seconds(abs(d.step.delta))} ({d.step.relative:+.1%})"
+    parts = ", ".join(_part(d, p) for p in d.noteworthy)
+    return f"B's step is {by} {'longer' if d.step.delta > 0 else 'shorter'}: {parts}"
+
+
+def _better(d: Difference) -> str:
+    """What is shorter or a higher rate in B, where nothing is worse."""
+    back = [c for c in d.metrics if c.reversed.is_worse(d.tolerance)]
+    if back:
+        return f"B is better: {', '.join(f'{c.item} {_moved(c)}' for c in sorted(back, key=_most)[:MOST_METRICS])}"
+    return f"no figure of B is worse than A's by more than {d.tolerance:.0%}" if d.metrics else "no figure that both runs have"
+
+
+def _most(c: Change) -> float:
+    return -abs(c.relative or 0.0)
+
+
+def _part(d: Difference, part: Change) -> str:
+    """A part of the step with what moved it: the collective that is exposed more, or the kernel that takes longer."""
+    said = f"{'+' if part.delta >= 0 else '-'}{format_seconds(abs(part.delta))} {PARTS[part.item]}"
+    if part.item == "exposed communication":
+        moved = [c for c in d.collectives if c.exposed_s * part.delta > 0]
+        return f"{said} {_why(moved[0])}" if moved and d.per_step else f"{said} communication"
+    if part.item == "compute":
+        comm = {r.name for run in (d.before, d.after) for s in run.sections for r in s.kernels if r.kind != "compute"}
+        one = next((k for k in d.kernels if k.delta * part.delta > 0 and k.item not in comm), None)
+        return f"{said} ({short(one.item, 40)} {_signed(one)})" if one else said
+    return said
+
+
+def _why(c: SentChange) -> str:
+    """What of a collective changed that may explain its time, the first that did."""
+    a, b = c.before, c.after
+    if a.algorithms != b.algorithms and a.algorithms and b.algorithms:
+        return f"{c.op} (algorithm {', '.join(a.algorithms)} -> {', '.join(b.algorithms)})"
+    if abs(a.count - b.count) > 0.01 * max(a.count, b.count):
+        return f"{c.op} ({a.count:,.4g} -> {b.count:,.4g} a step)"
+    if a.nbytes is not None and b.nbytes is not None and abs(a.nbytes - b.nbytes) > 0.01 * max(a.nbytes, b.nbytes):
+        return f"{c.op} ({format_bytes(a.nbytes)} -> {format_bytes(b.nbytes)} a step)"
+    moved = {"waiting": b.wait_s - a.wait_s, "wire": b.wire_s - a.wire_s, "less hidden": a.hidden_s - b.hidden_s}
+    name, most = max(moved.items(), key=lambda pair: pair[1] * (1 if c.exposed_s > 0 else -1))
+    return f"{c.op} ({'+' if most >= 0 else '-'}{format_seconds(abs(most))} {name})"
+
+
+def _facts(d: Difference) -> str:
+    changes = [f"{f.name} {f.before or 'not told'} -> {f.after or 'not told'}" for f in d.facts]
+    if not changes:
+        return f"none of {plural(d.told, 'fact')} that both tell changed" if d.told else "neither tells versions, flags or hosts"
+    if len(changes) == 1:
+        return f"{changes[0]} is the only fact that changed"
+    more = f"; and {len(changes) - MOST_FACTS} more" if len(changes) > MOST_FACTS else ""
+    return f"{len(changes)} facts changed: {'; '.join(changes[:MOST_FACTS])}{more}"
+
+
+def summary(d: Difference) -> list[str]:
+    """All that is said before any table."""
+    blamed = ((name, run.culprit) for name, run in (("A", d.before), ("B", d.after)))
+    return [sentence(d), *(f"{name}: {culprit_sentence(found)}" for name, found in blamed if found)]
+
+
+def show_difference(console: Console, d: Difference) -> None:
+    """The sentence first, then what it rests on."""
+    first, *others = summary(d)
+    say(console, first, "bold red" if d.worse else "bold")
+    for other in others:
+        say(console, other, "red")
+    for columns, rows in tables(d):
+        show_table(console, columns, rows)
+    notes(console, remarks(d))
+
+
+def tables(d: Difference) -> list[Table]:
+    """Facts, the step and its parts, measured figures, collectives and kernels: those that changed."""
+    step = (*((d.step,) if d.step else ()), *d.parts, *((d.hidden,) if d.hidden else ()))
+    made = (
+        without_empty(("fact", "A", "B"), ((f.name, f.before or "-", f.after or "-") for f in d.facts)),
+        without_empty(("typical step", *COLUMNS), map(_row, step)),
+        without_empty(("measured", *COLUMNS), (_row(c) for c in d.metrics if not _is_same(c))),
+        without_empty(_columns(d), (_collective(c) for c in d.collectives if not c.is_same)),
+        without_empty(("kernel, time a step", *COLUMNS), (_row(k, short(k.item)) for k in d.kernels[:MOST_KERNELS])),
+    )
+    return [table for table in made if table[1]]
+
+
+def remarks(d: Difference) -> Iterator[str]:
+    for name, run in (("A", d.before), ("B", d.after)):
+        files = [f for s in run.sections for f in s.files]
+        yield f"{name}: {', '.join(files[:4])}{f' and {len(files) - 4} more' if len(files) > 4 else ''}"
+        yield from (f"{name}: {n}" for s in run.sections for n in s.notes if n.code == "partial")
+        yield from (f"{name}: {n}" for n in run.notes)
+    if same := sum(map(_is_same, d.metrics)):
+        yield f"{plural(same, 'other figure')} the same in both"
+    if len(d.kernels) > MOST_KERNELS:
+        yield f"{plural(len(d.kernels) - MOST_KERNELS, 'other kernel')} moved less (--json)"
+
+
+def _is_same(c: Change) -> bool:
+    return c.relative is not None and abs(c.relative) < SAME
+
+
+def _row(c: Change, name: str = "") -> tuple[str, ...]:
+    relative = "new" if c.before is None else "gone" if c.after is None else share_text(c.relative, "+")
+    return name or c.item, value_text(c.before, c.unit), value_text(c.after, c.unit), _signed(c), relative
+
+
+def _signed(c: Change) -> str:
+    return f"{'+' if c.delta >= 0 else '-'}{value_text(abs(c.delta), c.unit)}"
+
+
+def _moved(c: Change) -> str:
+    return f"{value_text(c.before, c.unit)} -> {value_text(c.after, c.unit)} ({share_text(c.relative, '+')})"
+
+
+def _columns(d: Difference) -> tuple[str, ...]:
+    unit = " a step" if d.per_step else ""
+    return f"collective{unit}", ">ranks", "count", "bytes", "algorithm", "wire", "waiting", "hidden"
+
+
+def _collective(c: SentChange) -> tuple[str, ...]:
+    return (
+        c.op,
+        f"{c.ranks}" if c.ranks else "",
+        _both(f"{c.before.count:,.4g}", f"{c.after.count:,.4g}"),
+        _both(*("-" if s.nbytes is None else format_bytes(s.nbytes) for s in (c.before, c.after))),
+        _both(*(", ".join(s.algorithms) for s in (c.before, c.after))),
+        *(_both(*(format_seconds(getattr(s, field)) for s in (c.before, c.after))) for field in ("wire_s", "wait_s", "hidden_s")),
+    )
+
+
+def _both(before: str, after: str) -> str:
+    return before if before == after else f"{before or '-'} -> {after or '-'}"
+
+
+def difference_document(d: Difference) -> Record:
+    """``audit --diff --json``."""
+    document: Record = {
+        "schema": SCHEMA,
+        "verdict": "worse" if d.worse else "same or better",
+        "summary": summary(d),
+        "tolerance": d.tolerance,
+        "worse": [c.item for c in d.worse],
+        "facts": [asdict(f) for f in d.facts],
+        "step": _change(d.step) if d.step else None,
+        "parts": [_change(c) for c in (*d.parts, *((d.hidden,) if d.hidden else ()))],
+        "metrics": [_change(c) for c in d.metrics],
+        "collectives": [_sent_change(c) for c in d.collectives],
+        "collectives_per_step": d.per_step,
+        "kernels": [_change(c) for c in d.kernels],
+        "runs": {name: _run(d, name) for name in ("a", "b")},
+    }
+    return finite(document)  # type: ignore[return-value]
+
+
+def _run(d: Difference, name: str) -> Record:
+    run = d.before if name == "a" else d.after
+    return {
+        "files": [f for s in run.sections for f in s.files],
+        "verdict": run.verdict,
+        "culprit": culprit_record(run),
+        "facts": merged(s.facts for s in run.sections),
+    }
+
+
+def _change(c: Change) -> Record:
+    return {"item": c.item, "unit": c.unit, "a": c.before, "b": c.after, "change": c.delta, "relative": c.relative}
+
+
+def _sent_change(c: SentChange) -> Record:
+    return {"op": c.op, "ranks": c.ranks, "a": _sent(c.before), "b": _sent(c.after), "exposed_change_s": c.exposed_s}
+
+
+def _sent(s: Sent) -> Record:
+    return {"bytes" if name == "nbytes" else name: value for name, value in asdict(s).items()} | {"exposed_s": s.exposed_s}

@@ -1,0 +1,144 @@
+"""An audit, or two runs, as a page: verdict, causes, steps in time on one axis, and the tables of the terminal."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from commtax.audit.differing import Difference
+from commtax.audit.finding import Audit, Section
+from commtax.audit.predicted import predicted_step, priced_step
+from commtax.report import audit_differences as differences
+from commtax.report import auditing
+from commtax.report.audit_words import MOST_CAUSES, causes, changed, culprit_sentence, headline, priced, remarks, title
+from commtax.report.documents import Record
+from commtax.report.tables import Table
+from commtax.timeline import Timeline
+from commtax.units import format_seconds
+
+MOST_SHOWN = 8_000  # intervals of a picture: those that are nearer than can be seen are drawn as one
+MOST_LANES = 16
+NAME = 160  # signs of an interval's name
+FINEST = 4096  # parts of a picture's width below which two intervals are one
+
+
+def audit_page(audited: Audit, command: str) -> Record:
+    """``audit --html``."""
+    return {
+        "kind": "audit",
+        "command": command,
+        "title": headline(audited),
+        "verdict": audited.verdict,
+        "culprit": culprit_sentence(audited.culprit) if audited.culprit else "",
+        "causes": [_cause(audited, i) for i in range(min(MOST_CAUSES, len(causes(audited))))],
+        "charts": list(_charts(audited)),
+        "tables": [_table(t) for s in audited.sections for t in auditing.tables(s)],
+        "notes": [n for s in audited.sections for n in (title(s), *remarks(s))] + list(audited.notes),
+    }
+
+
+def difference_page(d: Difference, command: str) -> Record:
+    """``audit --diff --html``."""
+    first, *others = differences.summary(d)
+    both = (("A", d.before), ("B", d.after))
+    charts = [chart(s.measured, f"{name}, measured") for name, run in both if (s := _timed(run)) and s.measured]
+    return {
+        "kind": "diff",
+        "command": command,
+        "title": first,
+        "verdict": "disagree" if d.worse else "agree",
+        "culprit": " ".join(others),
+        "causes": [],
+        "charts": charts,
+        "tables": [_table(t) for t in differences.tables(d)],
+        "notes": list(differences.remarks(d)),
+    }
+
+
+def _cause(audited: Audit, number: int) -> Record:
+    cause = causes(audited)[number]
+    return {"said": cause.said, "price": priced(cause), "rest": changed(cause), "share": cause.share}
+
+
+def _table(table: Table) -> Record:
+    columns, rows = table
+    heads = [{"name": name.lstrip(">"), "number": name.startswith(">")} for name in columns]
+    return {"columns": heads, "rows": [[str(cell) for cell in row] for row in rows]}
+
+
+def _timed(audited: Audit) -> Section | None:
+    """The section whose step is drawn."""
+    return next((s for s in audited.sections if s.measured is not None), None)
+
+
+def _charts(audited: Audit) -> Iterator[Record]:
+    """The measured step above the predicted one."""
+    section = _timed(audited)
+    if section is None or section.measured is None:
+        return
+    yield chart(section.measured, "measured")
+    if audited.claim is not None:
+        b = priced_step(audited.claim, section)
+        q = b.question
+        yield chart(predicted_step(b), f"predicted: {q.phase}, batch {int(q.batch)}, {int(q.context):,} tokens")
+
+
+def chart(timeline: Timeline, name: str) -> Record:
+    """A timeline as columns of whole nanoseconds from its own beginning, each name once."""
+    begin = timeline.begin_s
+    lanes = list(range(min(MOST_LANES, len(timeline.lanes))))
+    rows = thinned([r for r in _rows(timeline, begin) if r[0] in lanes])
+    names = list(dict.fromkeys(r[4] for r in rows))
+    place = {text: number for number, text in enumerate(names)}
+    left_out = f" ({len(timeline.lanes) - MOST_LANES} lanes more)" if len(timeline.lanes) > MOST_LANES else ""
+    return {
+        "name": f"{name}, {format_seconds(timeline.span_s)}{left_out}",
+        "length": round(timeline.span_s * 1e9),
+        "lanes": [timeline.lanes[i] for i in lanes],
+        "kinds": timeline.kinds,
+        "names": names,
+        "lane": [r[0] for r in rows],
+        "start": [r[1] for r in rows],
+        "duration": [r[2] for r in rows],
+        "kind_of": [r[3] for r in rows],
+        "name_of": [place[r[4]] for r in rows],
+    }
+
+
+Row = tuple[int, int, int, int, str]
+"""Lane, start and duration in nanoseconds, kind, name."""
+
+
+def _rows(timeline: Timeline, begin: float) -> Iterator[Row]:
+    order = np.lexsort((timeline.start_s, timeline.lane))
+    for i in order.tolist():
+        start, end = (round((float(x) - begin) * 1e9) for x in (timeline.start_s[i], timeline.end_s[i]))
+        yield int(timeline.lane[i]), start, end - start, int(timeline.kind[i]), timeline.name[i][:NAME]
+
+
+def thinned(rows: Sequence[Row], most: int = MOST_SHOWN) -> list[Row]:
+    """The same picture of at most so many intervals: neighbours of one kind that no eye parts become one."""
+    span = max((r[1] + r[2] for r in rows), default=0)
+    gap, shown = max(1, span // FINEST), list(rows)
+    by_kind = sorted(rows, key=lambda r: (r[0], r[3], r[1]))
+    while len(shown) > max(most, len({(r[0], r[3]) for r in rows})):
+        shown, gap = list(_joined(by_kind, gap)), gap * 2
+    return shown
+
+
+def _joined(rows: Iterable[Row], gap: int) -> Iterator[Row]:
+    held: Row | None = None
+    count = 1
+    for row in rows:
+        if held and held[0] == row[0] and held[3] == row[3] and row[1] - (held[1] + held[2]) < gap and held[2] < gap * 4:
+            count += 1
+            held = (held[0], held[1], max(held[2], row[1] + row[2] - held[1]), held[3], held[4])
+            continue
+        if held:
+            yield _counted(held, count)
+        held, count = row, 1
+    if held:
+        yield _counted(held, count)
+
+
+def _counted(row: Row, count: int) -> Row:
+    return row if count == 1 else (*row[:4], f"{count} intervals")

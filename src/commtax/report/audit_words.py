@@ -1,0 +1,169 @@
+"""An audit in sentences: what ran, what binds, who is to blame, what it costs and what to change."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Cause, Culprit, Section
+from commtax.audit.typical import PARTS, by_rank, of_all
+from commtax.readers.trace import Usage
+from commtax.units import format_bytes, format_seconds, plural
+
+MOST_CAUSES = 5
+MOST_FILES = 3  # of a section, by name
+VERDICTS = {
+    AGREE: "the run agrees",
+    DISAGREE: "the run disagrees",
+    UNKNOWN: "nothing could be decided",
+    FAULT: "somebody is to blame",
+}
+"""Of an audit that was told what ran."""
+BINDING = {
+    "compute_s": "compute binds",
+    "exposed_s": "exposed communication binds",
+    "copy_s": "copies bind",
+    "idle_s": "the device idles most of it",
+}
+_FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
+
+
+def headline(audited: Audit) -> str:
+    """The verdict in one line: what ran, and how it went."""
+    if audited.claim is None:
+        return f"{what_ran(audited.sections)}: {_ended(audited)}"
+    asked, own = audited.claim.question, audited.claim.question.profile
+    place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
+    said = _blamed(audited.culprit) if audited.culprit else VERDICTS[audited.verdict]
+    return f"{asked.model.key} on {place}, TP {audited.claim.tp}: {said} ({_counts(audited)})"
+
+
+def summary(audited: Audit) -> list[str]:
+    """All that is said before any table."""
+    blamed = [f"To blame: {culprit_sentence(audited.culprit)}"] if audited.culprit else []
+    return [headline(audited), *blamed, *(cause_sentence(c) for c in causes(audited)[:MOST_CAUSES])]
+
+
+def causes(audited: Audit) -> list[Cause]:
+    """Of all sections, the dearest first; those without a price stay behind them, in their order."""
+    return sorted((c for s in audited.sections for c in s.causes), key=_dearest)
+
+
+def _dearest(cause: Cause) -> float:
+    return -cause.cost_s if cause.cost_s is not None and math.isfinite(cause.cost_s) else 0.0
+
+
+def cause_sentence(cause: Cause) -> str:
+    """
+    >>> cause_sentence(Cause("exposed", "all-reduces are exposed", 0.0013, 0.14, "--disable-eager", "up to 1.3 ms a step"))
+    'all-reduces are exposed: costs 1.3 ms (14%); change: --disable-eager; gain: up to 1.3 ms a step'
+    """
+    rest = "; ".join(filter(None, (priced(cause), *changed(cause))))
+    return f"{cause.said}: {rest}" if rest else cause.said
+
+
+def priced(cause: Cause) -> str:
+    """What it costs, and what share of a step or request that is."""
+    share = f"{cause.share:.0%}" if cause.share is not None and math.isfinite(cause.share) else ""
+    if cause.cost_s is None or not math.isfinite(cause.cost_s):
+        return f"costs {share}" if share else ""
+    return f"costs {format_seconds(cause.cost_s)}{f' ({share})' if share else ''}"
+
+
+def changed(cause: Cause) -> list[str]:
+    """What to change, and what that gains."""
+    return [*([f"change: {cause.change}"] if cause.change else []), *([f"gain: {cause.gain}"] if cause.gain else [])]
+
+
+def culprit_sentence(culprit: Culprit) -> str:
+    """In its own words, else in those of its kind.
+
+    >>> culprit_sentence(Culprit("late rank", 3, 12.4))
+    'rank 3 (late rank) since 12.4 s'
+    """
+    if culprit.said:
+        return culprit.said
+    since = f" since {format_seconds(culprit.since_s)}" if culprit.since_s is not None else ""
+    return (f"rank {culprit.rank} ({culprit.kind})" if culprit.rank is not None else culprit.kind) + since
+
+
+def what_ran(sections: Sequence[Section]) -> str:
+    """The job of a trace and what binds it, else which files were read."""
+    for section in sections:
+        if used := of_all(section):
+            return f"{job(section)}, {binding(used)}"
+    kinds = Counter(s.kind for s in sections)
+    return ", ".join(plural(count, kind) for kind, count in kinds.items()) or "no file"
+
+
+def job(section: Section) -> str:
+    """How many ranks and steps, and how long a step is."""
+    ranks = by_rank(section)
+    used, steps = of_all(section), max(count for _, count, _ in ranks)
+    length = format_seconds(used.total_s) if used else ""
+    return (
+        f"{plural(len(ranks), 'rank')}, {plural(steps, 'step')} of {length}" if steps else f"{plural(len(ranks), 'rank')}, {length}"
+    )
+
+
+def binding(used: Usage) -> str:
+    """The part of a step that most of it is."""
+    most = max(PARTS, key=lambda name: getattr(used, name))
+    return f"{BINDING[most]} ({getattr(used, most) / used.total_s:.0%})" if used.total_s > 0 else "nothing ran"
+
+
+def _ended(audited: Audit) -> str:
+    """How a run went that nobody made a claim about."""
+    if audited.culprit:
+        return _blamed(audited.culprit)
+    if audited.count(DISAGREE):
+        return f"something is off ({_counts(audited)})"
+    if not any(told(s) for s in audited.sections):
+        return "nothing could be told"
+    if count := len(causes(audited)):
+        return f"nobody is to blame; {plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
+    return "nobody is to blame, and nothing is off"
+
+
+def told(section: Section) -> bool:
+    """Whether a section says anything beyond notes."""
+    return any(
+        (section.findings, section.usage, section.causes, section.steps, section.collectives, section.kernels, section.facts)
+    )
+
+
+def _blamed(culprit: Culprit) -> str:
+    return f"rank {culprit.rank} is to blame ({culprit.kind})" if culprit.rank is not None else f"a {culprit.kind} is to blame"
+
+
+def _counts(audited: Audit) -> str:
+    return ", ".join(f"{audited.count(v)} {v}" for v in (AGREE, DISAGREE, UNKNOWN))
+
+
+def title(section: Section) -> str:
+    """Its kind and files, and whether some of them end too early."""
+    more = f" and {len(section.files) - MOST_FILES} more" if len(section.files) > MOST_FILES else ""
+    partial = " (partial)" if any(n.code == "partial" for n in section.notes) else ""
+    return f"{section.kind}: {', '.join(section.files[:MOST_FILES])}{more}{partial}"
+
+
+def remarks(section: Section) -> Iterator[str]:
+    """Notes, those on files that end too early first; and the facts that two runs may differ in."""
+    yield from sorted(section.notes, key=lambda n: n.code != "partial")
+    if section.facts:
+        yield "; ".join(f"{name} {value}" for name, value in section.facts.items())
+
+
+def value_text(value: float | None, unit: str) -> str:
+    """A figure with its unit."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if unit in _FORMATS:
+        return _FORMATS[unit](value)
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+
+
+def share_text(value: float | None, sign: str = "") -> str:
+    """A relative figure."""
+    if value is None or not math.isfinite(value):
+        return ""
+    return "exact" if value == 0 and not sign else f"{value:{sign}.1%}"

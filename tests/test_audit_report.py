@@ -1,0 +1,250 @@
+"""How an audit answers: a screen that is read from above, a document, a page; with a claim and without one."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+import browser
+from cli_run import run_here
+from commtax.audit.finding import AGREE, Audit, Cause, Claim, CollectiveRow, Culprit, Finding, KernelRow, Section, StepRow
+from commtax.audit.predicted import predicted_step, priced_step
+from commtax.audit.typical import length_s, of_all, typical
+from commtax.readers.trace import KINDS
+from commtax.report.audit_documents import audit_document
+from commtax.report.audit_page import MOST_SHOWN, audit_page, chart, thinned
+from commtax.report.auditing import bar, show_audit
+from commtax.statement import Note
+from commtax.timeline import Timeline
+from commtax.verbs.asking import unsettled
+from commtax.web.assets import offline
+from made_traces import decode_graphs, write
+from test_audit import FIXTURES, TINY
+
+DECODE = "execute_context_0(0)_generation_8(8)"
+LATE = Culprit("late rank", 3, 12.4, "rank 3 is late since 12.4 s: the others wait 900 us a step for it")
+CAUSES = (
+    Cause("launch", "the device waits for the host between kernels", 0.0012, 0.1, "capture CUDA graphs", "up to 1.2 ms"),
+    Cause("sockets", "all-reduces run over sockets", 0.0022, 0.18, "set NCCL_IB_HCA", "about 1.6 ms a step"),
+)
+
+
+def line(intervals=((0, 0.0, 0.008, 0), (1, 0.008, 0.011, 1))):
+    lane, start, end, kind = zip(*intervals, strict=True)
+    lanes = tuple(f"rank {i} gpu 0 stream 7" for i in range(max(lane) + 1))
+    names = tuple(f"kernel {i}" for i in range(len(lane)))
+    return Timeline(np.array(lane), np.array(start), np.array(end), np.array(kind), names, lanes, KINDS)
+
+
+def section(ranks=2, exposed=0.002, **others):
+    rows = [StepRow(r, i, DECODE, i * 0.0125, 0.008, exposed, 0.0004, 0.00005, 0.0012) for r in range(ranks) for i in range(8)]
+    told = {
+        "steps": tuple(rows),
+        "collectives": (CollectiveRow("all-reduce", "ring ll", "tp:0", ranks, 584, 584 * 131072.0, 0.012, 0.005, 0.003),),
+        "kernels": (KernelRow("void cutlass::Kernel2<" + "x" * 200, "compute", 144, 0.0051),),
+        "facts": {"nccl": "2.27.3"},
+        "measured": line(),
+        "findings": (),
+    }
+    return Section("trace", tuple(f"rank{r}.json.gz" for r in range(ranks)), **{**told, **others})
+
+
+def screen(audited, width=100):
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    with console.capture() as got:
+        show_audit(console, audited)
+    return got.get().splitlines()
+
+
+def test_words_come_first_dearest_cause_first():
+    lines = screen(Audit(None, (section(culprit=LATE, causes=CAUSES),)))
+    assert lines[0] == "2 ranks, 8 steps of 11.2 ms, compute binds (71%): rank 3 is to blame (late rank)"
+    assert lines[1] == f"To blame: {LATE.said}"
+    assert lines[2] == "1. all-reduces run over sockets: costs 2.2 ms (18%)"
+    assert lines[3] == "   change: set NCCL_IB_HCA · gain: about 1.6 ms a step"
+    assert lines[4].startswith("2. the device waits")
+    assert lines[6] == "trace: rank0.json.gz, rank1.json.gz"
+    assert max(map(len, lines)) <= 100
+    text = "\n".join(lines)
+    assert "predicted" not in text
+    assert " ██████████████▓▓▓▓░░ " in text  # 71 % of twenty signs are fourteen
+
+
+def test_a_sound_run_is_called_one():
+    (first, *_) = screen(Audit(None, (section(),)))
+    assert first.endswith("nobody is to blame, and nothing is off")
+    assert screen(Audit(None, (section(causes=CAUSES[:1]),)))[0].endswith("nobody is to blame; 1 cause of lost time is named")
+    assert screen(Audit(None, (Section("log", ("a.log",), ()),)))[0] == "1 log: nothing could be told"
+    off = Finding("failed requests", 0, 3, reason="what failed is not in the statistics").judged()
+    assert screen(Audit(None, (Section("bench", ("a.json",), (off,)),)))[0].startswith("1 bench: something is off (0 agree, 1 dis")
+
+
+def test_partial_files_are_marked():
+    cut = Note("partial", "rank1.json.gz ends at byte 77: from 0.84 s on it is missing")
+    text = "\n".join(screen(Audit(None, (section(notes=(Note("devices", "8 of them"), cut)),))))
+    assert "trace: rank0.json.gz, rank1.json.gz (partial)" in text
+    assert text.index("· rank1.json.gz ends") < text.index("· 8 of them")
+
+
+def test_reasons_that_would_fold_a_table_stand_below_it():
+    why = "seconds of this chip are assumed: " + "calibrate first " * 5
+    told = [Finding(f"figure {i}", 1.0, 2.0, "s", 0.1, why) for i in range(3)]
+    lines = screen(Audit(None, (Section("trace", ("a",), tuple(told)),)))
+    assert sum(why.strip() in x for x in lines) == 1
+    assert [x.split()[-1] for x in lines if x.startswith("figure")] == ["[1]"] * 3
+
+
+@given(st.lists(st.tuples(*(st.floats(0, 10) for _ in range(4))), min_size=1, max_size=12))
+def test_a_typical_step_is_the_sum_of_its_parts(parts):
+    rows = [StepRow(0, i, "", 0.0, c, e, 0.0, k, idle) for i, (c, e, k, idle) in enumerate(parts)]
+    used = typical(rows)
+    assert used.busy_s + used.idle_s == pytest.approx(used.total_s)
+    lengths = sorted(map(length_s, rows))
+    assert lengths[0] - 1e-9 <= used.total_s <= lengths[-1] + 1e-9
+    assert len(bar(used, used.total_s)) == (20 if used.total_s else 0)
+
+
+def test_document_of_an_audit():
+    odd = Finding("odd", 0.0, 1.0, "s", math.inf)
+    audited = Audit(None, (section(culprit=LATE, causes=(*CAUSES, Cause("x", "no price", math.nan)), findings=(odd,)),))
+    document = json.loads(json.dumps(audit_document(audited), allow_nan=False))
+    assert document["schema"] == "commtax.audit/2"
+    assert document["verdict"] == "fault"
+    assert document["culprit"] == {"kind": "late rank", "rank": 3, "since_s": 12.4, "said": LATE.said}
+    assert document["summary"][0].startswith("2 ranks")
+    assert {"rank", "index", "name", "start_s", "compute_s", "exposed_s", "hidden_s", "copy_s", "idle_s"} == set(
+        document["steps"][0]
+    )
+    wanted = {"op", "algorithm", "group", "ranks", "count", "bytes", "wire_s", "wait_s", "hidden_s"}
+    assert wanted == set(document["collectives"][0])
+    assert [c["code"] for c in document["causes"]][:2] == ["sockets", "launch"]
+    assert document["facts"] == {"nccl": "2.27.3"}
+    assert len(document["sections"][0]["steps"]) == 16
+    assert audit_document(Audit(None, (section(),)))["culprit"] is None
+
+
+def claim(**words):
+    return Claim(unsettled("llama-3.1-8b", "2xh100-sxm", {"tp": 2, **words}))
+
+
+@pytest.mark.parametrize("words", [{}, {"tp": 1}, {"engine": "sglang"}, {"eager": True}])
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_the_predicted_step_in_time_is_as_long_as_its_bill(phase, words):
+    b = claim(**words).bill(phase, 4, 512)
+    laid = predicted_step(b)
+    assert laid.begin_s == 0
+    assert laid.finish_s == pytest.approx(float(b.step_s))
+    exposed = sum(end - start for start, end in laid.uncovered("comm", "compute"))
+    assert exposed == pytest.approx(float(b.comm_fraction) * float(b.step_s), abs=1e-9)
+
+
+def test_the_predicted_step_is_the_one_that_was_measured():
+    priced = priced_step(claim(), section()).question
+    assert (priced.phase, int(priced.batch)) == ("decode", 8)
+    prompts = tuple(replace(s, name="execute_context_2(512)_generation_0(0)") for s in section().steps)
+    priced = priced_step(claim(), section(steps=prompts)).question
+    assert (priced.phase, int(priced.batch), int(priced.context)) == ("prefill", 2, 256)
+    priced = priced_step(replace(claim(), batch=3, context=77), section(steps=())).question
+    assert (priced.phase, int(priced.batch), int(priced.context)) == ("decode", 3, 77)
+
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10_000), st.integers(0, 50), st.integers(0, 2)), max_size=80)
+
+
+@given(INTERVALS, st.integers(9, 40))
+def test_a_thinned_picture_covers_what_it_stands_for(rows, most):
+    given_rows = sorted((*r, f"k{i}") for i, r in enumerate(rows))
+    shown = thinned(given_rows, most)
+    assert len(shown) <= most
+    for lane, start, duration, kind, _ in given_rows:
+        covering = [s for s in shown if s[0] == lane and s[3] == kind and s[1] <= start and s[1] + s[2] >= start + duration]
+        assert covering
+    if len(rows) <= most:
+        assert shown == given_rows
+
+
+def test_a_large_trace_makes_a_small_page():
+    many = line([(i % 8, i * 1e-6, i * 1e-6 + 8e-7, i % 3) for i in range(40_000)])
+    page = offline(audit_page(Audit(claim(), (section(measured=many),)), "commtax audit traces/"), "audit")
+    assert len(page) < 1_000_000
+    assert MOST_SHOWN // 4 < len(chart(many, "measured")["start"]) <= MOST_SHOWN
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
+def test_the_page_shows_measured_above_predicted(tmp_path):
+    hostile = replace(LATE, said="</script><script>document.title='owned'</script>")
+    page = audit_page(Audit(claim(), (section(culprit=hostile, causes=CAUSES),)), "commtax audit traces/ --html a.html")
+    file = tmp_path / "a.html"
+    file.write_text(offline(page, "audit"))
+    with browser.chromium() as chromium:
+        shown = chromium.new_page(viewport={"width": 1200, "height": 900})
+        faults = []
+        shown.on("pageerror", lambda error: faults.append(str(error)))
+        shown.goto(file.as_uri())
+        names = shown.locator(".chart-name").all_text_contents()
+        assert [n.split(",")[0].split(":")[0] for n in names] == ["measured", "predicted"]
+        assert shown.locator("canvas").count() == 2
+        assert shown.locator("#blamed").text_content() == hostile.said
+        assert shown.locator(".cause").count() == 2
+        shown.locator("#nearer").click()
+        shown.locator("canvas").first.hover(position={"x": 600, "y": 8})
+        shown.wait_for_function("document.getElementById('hover').textContent.includes('kernel')")
+        assert not faults
+
+
+def test_options_without_a_model_are_refused_not_ignored(tmp_path):
+    trace = write(tmp_path / "rank0.json", decode_graphs(4, 1))
+    for words in (("-tp", 2), ("--cluster", "2xh100-sxm"), ("--batch", 4), ("--baseline", trace), ("--tolerance", "10%")):
+        done = run_here("audit", trace, *words)
+        assert done.returncode == 2, words
+        assert "--model" in done.stderr
+    assert run_here("audit", trace).returncode == 0
+
+
+DEVICE = {"totalGlobalMem": 85_017_493_504, "numSms": 132, "name": "NVIDIA H100 80GB HBM3"}
+
+
+def test_the_machine_is_taken_from_the_trace(tmp_path):
+    listed = [{"id": i, **DEVICE} for i in range(2)]
+    trace = write(tmp_path / "rank0.json", decode_graphs(65, 1) | {"deviceProperties": listed})
+    done = run_here("audit", trace, "-m", "llama-3.1-8b", "-tp", 2, "--json")
+    document = json.loads(done.stdout)
+    assert document["cluster"] == "2xh100-sxm"
+    assert "as the trace lists its devices" in " ".join(document["notes"])
+    bare = write(tmp_path / "bare.json", decode_graphs(65, 1))
+    refused = run_here("audit", bare, "-m", "llama-3.1-8b")
+    assert (refused.returncode, "--cluster" in refused.stderr, refused.stderr.count("\n")) == (2, True, 1)
+
+
+def test_a_folder_is_all_that_is_in_it(tmp_path):
+    for r in (0, 1):
+        write(tmp_path / f"rank{r}.json.gz", decode_graphs(4, 1, rank=r))
+    (tmp_path / "readme.md").write_text("hello\n")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "inner").mkdir()
+    document = json.loads(run_here("audit", tmp_path, "--json").stdout)
+    assert document["sections"][0]["files"] == ["rank0.json.gz", "rank1.json.gz"]
+    assert document["notes"] == ["2 files of the folder not recognised, and left out: config.json, readme.md"]
+    empty = run_here("audit", tmp_path / "inner")
+    assert (empty.returncode, empty.stderr.count("\n")) == (2, 1)
+
+
+def test_a_page_of_a_real_log(tmp_path):
+    words = ("-m", TINY, "-c", "2xcpu", "-tp", 2, "--html", tmp_path / "a.html")
+    done = run_here("audit", FIXTURES / "vllm-cpu-tp2.log", *words)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "a.html").read_text()
+    assert '"verdict": "agree"' in text
+    assert str(tmp_path) not in text.split('"command"')[1][:400]
+
+
+def test_verdict_with_a_claim():
+    held = Audit(claim(), (replace(section(), findings=(Finding("x", 1, 1, verdict=AGREE),)),))
+    assert screen(held)[0] == "llama-3.1-8b on 2xh100-sxm, TP 2: the run agrees (1 agree, 0 disagree, 0 unknown)"
+    assert of_all(held.sections[0]).total_s == pytest.approx(0.01125)
