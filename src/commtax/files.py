@@ -23,9 +23,9 @@ CONFIG_BYTES = 16 * MiB  # a config.json, a launch command, a topology, a profil
 TABLE_BYTES = 32 * MiB  # a table of rows: a cell of three signs takes twenty times its text
 OUTPUT_BYTES = 64 * MiB  # an output of a benchmark
 LOG_BYTES = 128 * MiB  # a log of an engine
-TRACE_BYTES = 1024 * MiB  # a profiler's trace
+PIPE_BYTES = 1024 * MiB  # what comes through a pipe
+TRACE_BYTES = 16384 * MiB  # a profiler's trace, which is read in pieces
 JSON_MEMORY_BYTES = 800 * MiB  # what the parsed objects of a file may take
-TRACE_MEMORY_BYTES = 16384 * MiB  # … of a trace, at the most that its signs allow: about ten times its text
 DATASET_BYTES = 2048 * MiB  # conversations: the one that most benchmarks use has 640 MB …
 DATASET_MEMORY_BYTES = 16384 * MiB  # … of text that is full of commas
 MAX_DEPTH = 64  # lists and objects inside each other
@@ -103,6 +103,10 @@ class Stream:
         except (zlib.error, gzip.BadGzipFile, EOFError) as error:
             raise Refusal(f"{self.what} '{self.path}': the gzip file is damaged or cut off ({error})") from None
 
+    def judge(self, size: int, most: int) -> None:
+        """Refuse more bytes than are read of such a file."""
+        _within(size, most, self.path, self.what)
+
     def head(self, size: int) -> bytes:
         """Its first bytes, as many as are readable."""
         taken = b""
@@ -124,7 +128,7 @@ class Stream:
 
 
 @contextmanager
-def opened(path: Named, what: str = "file", *, most: int = TRACE_BYTES) -> Iterator[Stream]:
+def opened(path: Named, what: str = "file", *, most: int = PIPE_BYTES) -> Iterator[Stream]:
     """A regular file, or a pipe that the shell connected, of which ``most`` bytes are kept."""
     with _regular(path, what, most) as file:
         yield Stream(file, path, what)
