@@ -119,6 +119,10 @@ def take(columns: Columns, events: Sequence[Typed | Odd]) -> None:
                 held[kind].append(event)
         elif isinstance(event, Odd):
             columns.take(event.event)
+    if len(set(map(type, whole))) > 1:  # of pieces that were decoded one way and the other
+        for kept in (Event, Exact):
+            take(columns, [e for e in whole if isinstance(e, kept)])
+        return
     if whole:
         columns.begun(_earliest(whole), len(whole))
     for kind, found in held.items():

@@ -341,7 +341,7 @@ def without_strays(spans: Spans, host_s: Callable[[float, float], float] = lambd
 def until_the_next(steps: Sequence[Step]) -> list[Step]:
     """A step lasts until the next starts (sampling and scheduling are part of it), unless the gap is longer than the step."""
     starts = [*(s.start_s for s in steps[1:]), math.inf]
-    return [replace(s, end_s=at if at - s.end_s <= s.seconds else s.end_s) for s, at in zip(steps, starts, strict=True)]
+    return [replace(s, end_s=at if at - s.end_s <= s.seconds else s.end_s) for s, at in zip(steps, starts, strict=False)]
 
 
 def numbered(steps: Iterable[Step]) -> list[Step]:
