@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from commtax.readers.kineto_times import span
 from commtax.statement import Refusal
 from commtax.timeline import Column
 
+T = TypeVar("T")
 KERNEL, COPY, LAUNCH, ANNOTATION, OPERATOR, OTHER = range(6)
 """What an event is, by its category."""
 CALL, TORCH_CALL, RECORD, SHARED, OWN, WORK, STEP = range(7)
@@ -29,9 +30,10 @@ MOST_ROWS = 16_000_000  # about two gigabytes when all is told
 MOST_NAMES = 512 * MiB
 WRONG = (TypeError, AttributeError, KeyError, IndexError, ValueError, OverflowError, RecursionError)
 """What an event of the wrong form ends in."""
+_ROLE, _TRAINS = 15, 16  # of a host's event, and that it runs in training alone
 _OF_COLLECTIVES = ("Collective name", "In msg nelems", "Group size")
 _CATEGORIES: Mapping[str, Any] = TABLE["categories"]
-_COPY_KERNELS, _LAUNCH_ENDS = tuple(_CATEGORIES["copy_kernels"]), tuple(_CATEGORIES["launch_ends"])
+COPY_KERNELS, _LAUNCH_ENDS = tuple(_CATEGORIES["copy_kernels"]), tuple(_CATEGORIES["launch_ends"])
 _KINDS = {"kernel": KERNEL, "copy": COPY, "launch": LAUNCH, "annotation": ANNOTATION, "operator": OPERATOR}
 
 
@@ -55,10 +57,24 @@ class _Kinds(dict[str, int]):
 KIND_OF: Mapping[str, int] = _Kinds()
 
 
+class _Roles(dict[str, int]):
+    """Roles by name, of annotations or of operators; each name is looked at once."""
+
+    def __init__(self, of_operators: bool) -> None:
+        self._of_operators = of_operators
+
+    def __missing__(self, name: str) -> int:
+        self[name] = role = _role(name, self._of_operators)
+        return role
+
+
 class Interned(dict[Hashable, int]):
-    """Things numbered in the order in which they came."""
+    """Things numbered in the order in which they came; ``signs``: what their text takes."""
+
+    signs = 0
 
     def __missing__(self, thing: Hashable) -> int:
+        self.signs += len(thing) + 100 if isinstance(thing, str) else 200
         self[thing] = number = len(self)
         return number
 
@@ -68,27 +84,42 @@ class Interned(dict[Hashable, int]):
 
 
 class Rows:
-    """Columns that grow: whole numbers of eight bytes (q) or four (i)."""
+    """Columns that grow: whole numbers of eight bytes (q), four (i) or one (b)."""
 
     def __init__(self, **kinds: str) -> None:
-        self.columns = {name: array(kind) for name, kind in kinds.items()}
-        self._adders = [column.append for column in self.columns.values()]
+        self._columns = {name: array(kind) for name, kind in kinds.items()}
+        self._loose: list[tuple[int, ...]] = []
+        self.add = self._loose.append
+        """One row; rows become columns when they are settled."""
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        return len(next(iter(self._columns.values()))) + len(self._loose)
 
-    def add(self, *values: int) -> None:
-        for adder, value in zip(self._adders, values, strict=True):
-            adder(value)
+    def extend(self, *columns: Column | list[int]) -> None:
+        """Many rows, or none of them where a number does not fit."""
+        given = [
+            array(held.typecode, column.tobytes() if isinstance(column, np.ndarray) else column)
+            for held, column in zip(self._columns.values(), columns, strict=True)
+        ]
+        self.settle()
+        for held, column in zip(self._columns.values(), given, strict=True):
+            held.extend(column)
+
+    def settle(self) -> None:
+        for column, values in zip(self._columns.values(), zip(*self._loose, strict=True), strict=False):
+            column.extend(values)
+        self._loose.clear()
 
     def taken(self) -> dict[str, Column]:
         """All columns; what grew is empty afterwards."""
-        done = {name: np.array(column, dtype=column.typecode) for name, column in self.columns.items()}
+        self.settle()
+        done = {name: np.array(column, dtype=column.typecode) for name, column in self._columns.items()}
         self.clear()
         return done
 
     def clear(self) -> None:
-        for column in self.columns.values():
+        self._loose.clear()
+        for column in self._columns.values():
             del column[:]
 
 
@@ -105,9 +136,9 @@ class Columns:
         self.work = Rows(start="q", end="q", name="i", thread="i")
         self.trained = Rows(start="q")
         self.complete = self.wrong = 0
+        self.on_device = False
         self.origin_ns: int | None = None
-        self._roles: dict[int, int] = {}
-        self._signs = 0
+        self._roles = {ANNOTATION: _Roles(False), OPERATOR: _Roles(True)}
 
     def begun(self, start: int | None, events: int = 1) -> None:
         """So many complete events, the first of which begins then."""
@@ -131,54 +162,66 @@ class Columns:
         """An event whose arguments are told as JSON has them."""
         args = args or {}
         if kind in (ANNOTATION, OPERATOR):
-            self.hosted(kind, name, start, end, tid, lambda: args)
+            self.all_hosted(kind, [name], np.array([start]), np.array([end]), [tid], self.told, [args])
         elif kind == LAUNCH:
             if args.get("correlation") is not None:
                 self.launched(name, start, end, tid, correlation_of(args["correlation"]))
         elif kind != OTHER:
             device, stream = args.get("device"), args.get("stream")
             place = device, pid if device is None else device, tid if stream is None else stream
-            told = args if any(key in args for key in _OF_COLLECTIVES) else None
+            told = self.told(name, args) if any(key in args for key in _OF_COLLECTIVES) else 0
             self.ran(kind, name, start, end, place, correlation_of(args.get("correlation")), told)
 
-    def ran(self, kind: int, name: str, start: int, end: int, place: Place, correlation: int, args: Json) -> None:
+    def ran(self, kind: int, name: str, start: int, end: int, place: Place, correlation: int, told: int) -> None:
         """A device's event."""
-        told = self.facts[facts_of(name, args)] if args else 0
-        copies = kind == COPY or name.startswith(_COPY_KERNELS)
-        self.device.add(start, end, self._named(name), self.lanes[place], correlation, told, copies)
-        if self.work:
-            self.work.clear()
+        self.found_device()
+        self.device.add((start, end, self.names[name], self.lanes[place], correlation, told, kind == COPY))
+
+    def found_device(self) -> None:
+        """From now on what the host computes is not asked for."""
+        self.on_device = True
+        self.work.clear()
 
     def launched(self, name: str, start: int, end: int, thread: Hashable, correlation: int) -> None:
-        self.launches.add(start, end, self._named(name), self.threads[thread], correlation)
+        self.launches.add((start, end, self.names[name], self.threads[thread], correlation))
 
-    def hosted(self, kind: int, name: str, start: int, end: int, thread: Hashable, args: Callable[[], Json]) -> None:
-        """A host's event; its arguments are asked for where it is a collective's."""
-        number = self._named(name)
-        role = self._roles.get(2 * number + (kind == OPERATOR))
-        if role is None:
-            role = self._roles[2 * number + (kind == OPERATOR)] = _role(name, kind == OPERATOR)
-        if role >= 16:
-            role -= 16
-            self.trained.add(start)
-        if role < WORK:
-            self.host.add(start, end, number, self.threads[thread], role, self.facts[facts_of(name, args() or {})])
-        elif role == STEP:
-            self.host.add(start, end, number, self.threads[thread], role, 0)
-        elif kind == OPERATOR and not self.device:
-            self.work.add(start, end, number, self.threads[thread])
+    def all_hosted(
+        self,
+        kind: int,
+        names: list[str],
+        starts: Column,
+        ends: Column,
+        threads: list[Any],
+        told: Callable[[str, T], int],
+        args: list[T],
+    ) -> None:
+        """A host's events of one kind; what arguments tell is asked for where an event is a collective's."""
+        roles_of, number_of = self._roles[kind], self.names
+        numbers = [number_of[name] for name in names]
+        roles = np.array([roles_of[name] for name in names])
+        threads = [self.threads[thread] for thread in threads]
+        collective = np.flatnonzero(roles & _ROLE < WORK).tolist()
+        facts = [told(names[i], args[i]) for i in collective]
+        self.trained.extend(starts[roles >= _TRAINS])
+        kept = [*collective, *np.flatnonzero(roles & _ROLE == STEP).tolist()]
+        facts += [0] * (len(kept) - len(facts))
+        picked = [[numbers[i] for i in kept], [threads[i] for i in kept], (roles[kept] & _ROLE).tolist() if kept else []]
+        self.host.extend(starts[kept] if kept else [], ends[kept] if kept else [], *picked, facts)
+        if kind == OPERATOR and not self.on_device:
+            work = np.flatnonzero(roles & _ROLE == WORK)
+            self.work.extend(starts[work], ends[work], *([column[i] for i in work.tolist()] for column in (numbers, threads)))
 
-    def _named(self, name: str) -> int:
-        known = len(self.names)
-        number = self.names[name]
-        if number == known:
-            self._signs += len(name) + 100
-        return number
+    def told(self, name: str, args: Json) -> int:
+        """The number of what an event's arguments tell of a collective."""
+        return self.facts[facts_of(name, args)]
 
     def judge_size(self) -> None:
         """Refuse what would take more memory than an answer may."""
-        rows = sum(map(len, (self.device, self.launches, self.host, self.work, self.trained)))
-        if self._signs > MOST_NAMES:
+        kept = (self.device, self.launches, self.host, self.work, self.trained)
+        for one in kept:
+            one.settle()
+        rows = sum(map(len, kept))
+        if self.names.signs > MOST_NAMES:
             raise Refusal(f"trace '{self.file}': more than {MOST_NAMES // MiB} MiB of different names", "trace")
         if rows > MOST_ROWS:
             told = f"more than {MOST_ROWS:,} device events, launches and collectives"
@@ -197,7 +240,7 @@ def correlation_of(told: Any) -> int:
 
 def _role(name: str, is_op: bool) -> int:
     """What a host's event is by its name; 16 more where it runs in training alone."""
-    trains = 16 if trace.trains(name) else 0
+    trains = _TRAINS if trace.trains(name) else 0
     if is_call(name):
         return CALL + trains
     if not is_op:

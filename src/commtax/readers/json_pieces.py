@@ -18,9 +18,10 @@ from commtax.files import Json, MiB, parse_json
 from commtax.statement import Refusal
 
 Item = TypeVar("Item")
-PIECE_BYTES = 2 * MiB  # of objects that stay in a processor's cache
+PIECE_BYTES = MiB  # of objects that stay in a processor's cache
 MOST_AROUND = 64 * MiB  # of what stands before the list, of what follows it, and of one object in it
 _SCANNED = 256 * MiB  # of a file, searched sign by sign for where damaged objects end
+_NEAR = 16384  # bytes at the end of a piece, in which most events would end
 _FOLLOWING = 8  # pieces behind a damaged one that are looked at
 _CANDIDATES = 8  # places that may be the list's beginning
 _SPACE = b" \t\r\n"
@@ -78,6 +79,12 @@ class Listed(Generic[Item]):
             if tail is not None:
                 tail += piece[: max(0, MOST_AROUND - len(tail))]
                 continue
+            if not needed and (items := self._swiftly(held, piece)) is not None:
+                begin = _last_cut(piece, _NEAR)[1]
+                self.at += len(held) + begin
+                held = piece[begin:]
+                yield items
+                continue
             held += piece
             if piece and len(held) < needed:
                 continue
@@ -94,6 +101,16 @@ class Listed(Generic[Item]):
             if not piece:
                 break
         self._end(held, tail)
+
+    def _swiftly(self, held: bytes, piece: bytes) -> list[Item] | None:
+        """What is whole in what is held and a piece, without a copy of either; None where that is not so simple."""
+        end, _ = _last_cut(piece, _NEAR)
+        if not end:
+            return None
+        try:
+            return self._decode(b"".join((b"[", held.lstrip(_SPACE + b","), memoryview(piece)[:end], b"]")))
+        except (ValueError, RecursionError):
+            return None
 
     def _fed(self) -> Iterator[bytes]:
         """All pieces as UTF-8, and an empty one behind the last; a packed file that breaks off ends there."""
@@ -248,10 +265,10 @@ class Listed(Generic[Item]):
             text = text[: max(text.rfind(b","), 5)] + b"}"
 
 
-def _last_cut(held: bytes) -> tuple[int, int]:
-    """Where the last object that may be whole ends, and where the next begins; 0 and 0 where no such place is."""
-    for pattern in (_NEXT, _ANY_NEXT):
-        for window in (65536, len(held)):
+def _last_cut(held: bytes, near: int = 0) -> tuple[int, int]:
+    """Where the last object that may be whole ends, and where the next begins; 0 and 0 where no such place is (that near)."""
+    for pattern in (_NEXT,) if near else (_NEXT, _ANY_NEXT):
+        for window in (near,) if near else (_NEAR, len(held)):
             last = None
             for last in pattern.finditer(held, max(0, len(held) - window)):  # noqa: B007
                 pass

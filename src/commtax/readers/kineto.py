@@ -57,12 +57,13 @@ def _limited(stream: Stream) -> Iterator[bytes]:
 
 def from_pieces(pieces: Iterable[bytes], name: str = "trace") -> Trace:
     """A trace from the pieces of its text, however they are cut."""
-    from commtax.readers.kineto_events import Decoder, is_event, take  # and with it msgspec, for those who read a trace
+    from commtax.readers.kineto_events import Decoder, Known, is_event, take  # and with it msgspec, for those who read a trace
 
     columns = Columns(name)
+    known = Known(columns)
     listed = Listed(pieces, "traceEvents", Decoder(), is_event, name)
     for events in listed:
-        take(columns, events)
+        take(columns, events, known)
     columns.wrong += listed.damaged
     partial = ""
     if listed.partial:

@@ -16,6 +16,11 @@ TABLE = table("readers/kineto.toml")
 _SIZES = {name: int(size) for size, names in TABLE["sizes"].items() for name in names}
 _PRODUCT = re.compile(r"matmul|gemm|linear|_mm")  # fused with a collective: what is given is not what is sent
 _MOST_MEMBERS = 1 << 20  # signs of a list of ranks
+KEYS = (
+    *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size"),
+    *("Process Group Name", "Process Group Description", "Process Group Ranks", "Input Dims", "Input type", "Concrete Inputs"),
+)
+"""Of arguments, those that facts are made of."""
 _UNDESCRIBED = ("", "undefined")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from commtax.readers import trace
 from commtax.readers.algorithms import algorithm_of
 from commtax.readers.collective_names import UNNAMED, call_op, kernel_op, shared_memory_op
-from commtax.readers.columns import CALL, OWN, RECORD, SHARED, STEP, TORCH_CALL, Columns
+from commtax.readers.columns import CALL, COPY_KERNELS, OWN, RECORD, SHARED, STEP, TORCH_CALL, Columns
 from commtax.readers.kineto_facts import Facts
 from commtax.readers.trace import Collective, Span, Step
 from commtax.timeline import Column, Timeline, merged, pairs
@@ -57,9 +57,22 @@ class Run:
             for rows in (columns.device, columns.launches, columns.host, columns.work, columns.trained)
         )
         self.trained = trained["start"]
+        if len(self.device["start"]):
+            copies = columns.names.mapped(lambda name: name.startswith(COPY_KERNELS), bool)
+            self.device["copies"] = self.device["copies"].astype(bool) | copies[self.device["name"]]
+            self._order()
         self.on_device = bool(len(self.device["start"]))
         self.launches = _one_each(launches, columns.names.mapped(lambda name: "aunch" in name, bool))
         self.launch = self._launch() if self.on_device else np.empty(0, dtype=int)
+
+    def _order(self) -> None:
+        """The device's events by time, and its lanes as they begin, however the file was cut."""
+        order = np.lexsort((self.device["end"], self.device["correlation"], self.device["start"]))
+        self.device = {key: column[order] for key, column in self.device.items()}
+        used, first, lane = np.unique(self.device["lane"], return_index=True, return_inverse=True)
+        begun = np.argsort(first)
+        self.lanes = [self.lanes[i] for i in used[begun].tolist()]
+        self.device["lane"] = np.argsort(begun)[lane]
 
     def _launch(self) -> Column:
         """Which launch each device event has; -1: it is not in the trace."""
@@ -123,7 +136,7 @@ class Run:
 
     def _replays(self) -> Iterator[tuple[float, bytes, float, float]]:
         """Of each replayed graph: when it was launched, its kernels as one sign, and when it ran."""
-        rows = np.flatnonzero(self.graph & (self.device["copies"] == 0))
+        rows = np.flatnonzero(self.graph & ~self.device["copies"])
         rows = rows[np.argsort(self.launch[rows], kind="stable")]
         for begin, end in pairwise(_edges(self.launch[rows])):
             group = rows[begin:end]
@@ -170,7 +183,7 @@ class Run:
             by_name = np.array([bool(kernel_op(name)) for name in self.names], dtype=bool)
             by_facts = np.array([bool(f.collective) for f in self.facts], dtype=bool)
             found = by_name[self.device["name"]] | by_facts[self.device["facts"]]
-            return np.flatnonzero(found & (self.device["copies"] == 0))
+            return np.flatnonzero(found & ~self.device["copies"])
         records = self.of(RECORD)
         named = np.array([bool(self.facts[f].collective) for f in self.host["facts"][records].tolist()], dtype=bool)
         for rows in (self.of(CALL, SHARED), self.of(TORCH_CALL), records[named], self.of(OWN)):
@@ -235,7 +248,7 @@ class Run:
         """What the device ran, or collectives and leaves of operations on the host's threads."""
         if not self.on_device:
             return self._host_timeline(label)
-        kind = np.where(self.device["copies"] == 1, _COPY, _COMPUTE)
+        kind = np.where(self.device["copies"], _COPY, _COMPUTE)
         kind[self.sent] = _COMM
         lanes = tuple(f"{label} gpu {place[1]} stream {place[2]}" for place in self.lanes if isinstance(place, tuple))
         return self._drawn(self.device, kind, self.device["lane"], lanes)
@@ -279,7 +292,7 @@ def _in_seconds(rows: dict[str, Column], origin_ns: int) -> dict[str, Column]:
 
 def _one_each(launches: dict[str, Column], launching: Column) -> dict[str, Column]:
     """One call for each correlation, in its order: the last that launches, else the first."""
-    number = np.arange(len(launches["start"]))
+    number = np.argsort(np.argsort(launches["start"], kind="stable"))
     better = np.where(launching[launches["name"]], number + len(number), -number) if len(number) else number
     order = np.lexsort((better, launches["correlation"]))
     correlation = launches["correlation"][order]
