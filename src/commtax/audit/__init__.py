@@ -10,9 +10,11 @@ from typing import Any
 from commtax.audit.benches import audit_bench
 from commtax.audit.finding import Audit, Claim, Section
 from commtax.audit.logs import audit_log
+from commtax.audit.reading import read_all
 from commtax.audit.traces import audit_traces
-from commtax.files import LOG_BYTES, read_text
+from commtax.files import LOG_BYTES, Watch, read_text
 from commtax.readers import bench, formats
+from commtax.readers.ranks import distinct
 from commtax.readers.trace import Trace
 from commtax.readers.vllm_log import StartupLog
 from commtax.statement import Refusal
@@ -21,15 +23,25 @@ AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {StartupLog
 """By the kind of record: what it says, what was claimed, and the name of its file."""
 
 
-def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | None = None) -> Audit:
-    """All that the files say; traces of several ranks are read as one job."""
+def audit(
+    files: Sequence[Path],
+    claim: Claim | None = None,
+    baseline: Path | None = None,
+    *,
+    watch: Watch | None = None,
+    processes: int = 1,
+) -> Audit:
+    """All that the files say; traces of several ranks are read as one job.
+
+    ``watch`` is told of bytes as they are read; ``processes``: several read large files at once (0: as many as there are cores).
+    """
     if not files:
         raise Refusal("file: at least one log, trace or benchmark result is needed")
-    left = [(path.name, said) for path in files for said in formats.read(path)]
+    left = [(path.name, said) for path, all_said in zip(files, read_all(files, watch, processes), strict=True) for said in all_said]
     sections = [_section(name, said, claim, baseline) for name, said in left if not isinstance(said, Trace)]
     traces = [(name, said) for name, said in left if isinstance(said, Trace)]
     if traces:
-        sections.append(audit_traces([trace for _, trace in traces], claim, [name for name, _ in traces]))
+        sections.append(audit_traces(distinct([trace for _, trace in traces]), claim, [name for name, _ in traces]))
     return Audit(claim, tuple(sections))
 
 

@@ -10,6 +10,7 @@ from commtax.audit.finding import DISAGREE, FAULT, SECONDS_TOLERANCE, Claim
 from commtax.cli.options import Given, Verb, listed
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
+from commtax.cli.progress import reading
 from commtax.report import auditing
 from commtax.statement import Refusal
 from commtax.verbs.asking import unsettled
@@ -27,7 +28,8 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
     """
     output = Output(as_json)
     claim = _claim(model, output, options) if model or options["cluster"] else None
-    findings = audit(files, claim, baseline)
+    with reading(files) as watch:
+        findings = audit(files, claim, baseline, watch=watch, processes=0)
     code = 1 if findings.verdict in (DISAGREE, FAULT) else 0
     output.answer(auditing.audit_document, auditing.show_audit, findings, code=code)
 

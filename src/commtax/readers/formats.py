@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from commtax.files import LOG_BYTES, Stream, decoded, opened
+from commtax.files import LOG_BYTES, Stream, Watch, decoded, opened
 from commtax.readers import bench, kineto, prefixes, vllm_log
 from commtax.readers.bench import Bench
 from commtax.readers.trace import Trace
@@ -93,8 +93,8 @@ def kinds(path: Path) -> list[str]:
         return [f.kind for f in formats_of(Source(stream))]
 
 
-def read(path: Path) -> list[Left]:
+def read(path: Path, watch: Watch | None = None) -> list[Left]:
     """What a file says, unpacked where it is packed."""
-    with opened(path) as stream:
+    with opened(path, watch=watch) as stream:
         source = Source(stream)
         return [f.read(source) for f in formats_of(source)]
