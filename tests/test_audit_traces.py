@@ -13,7 +13,7 @@ from commtax import catalog
 from commtax.audit.traces import audit_traces
 from commtax.catalog import recognise
 from commtax.readers import kineto
-from commtax.readers.kineto import event_of
+from commtax.readers.kineto_facts import facts_of
 from commtax.readers.trace import KINDS, usage, without_strays
 from commtax.timeline import Timeline
 from made_traces import decode_graphs, document, event, kernel, launch, write
@@ -85,9 +85,9 @@ def test_operators_carry_sizes(operator, inner):
 )
 def test_the_full_tensor_of_every_operator(name, dims, concrete, op, expected, ranks):
     kinds = ["c10::BFloat16" if d else "" for d in dims]
-    made = event("cpu_op", name, 0, 1, **{"Input Dims": dims, "Input type": kinds, "Concrete Inputs": concrete})
-    assert event_of(made, 0).ranks == ranks
-    assert event_of(made, 0).nbytes(op, ranks) == expected
+    facts = facts_of(name, {"Input Dims": dims, "Input type": kinds, "Concrete Inputs": concrete})
+    assert facts.ranks == ranks
+    assert facts.nbytes(op, ranks) == expected
 
 
 # Shares and seconds

@@ -38,7 +38,7 @@ def test_a_gzip_bomb_costs_little_memory(tmp_path):
     code = (
         "import resource, sys; from commtax import files\n"
         "resource.setrlimit(resource.RLIMIT_AS, (600 * 2**20, 600 * 2**20))\n"  # Python's own included
-        "try: files.read_bytes(sys.argv[1], most=files.TRACE_BYTES)\n"
+        "try: files.read_bytes(sys.argv[1], most=files.PIPE_BYTES)\n"
         "except ValueError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)

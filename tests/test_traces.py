@@ -233,7 +233,7 @@ def test_nanoseconds_survive():
     events = [{"ph": "X", "cat": "kernel", "name": "k", "ts": 0, "dur": 0, "args": {"device": 0, "stream": 1}}] * 2
     text = json.dumps({"traceEvents": events}).replace('"ts": 0, "dur": 0', '"ts": 1712195495527376.234, "dur": 0.007', 1)
     text = text.replace('"ts": 0, "dur": 0', '"ts": 1712195495527376.241, "dur": 0.001', 1)
-    line = kineto.parse(kineto.load(text.encode())).timeline
+    line = kineto.from_pieces([text.encode()]).timeline
     assert line.start_s[1] - line.start_s[0] == pytest.approx(7e-9, rel=1e-9)
     assert clashes(line) == 0
 
@@ -278,7 +278,7 @@ def test_damaged_traces_are_refused_in_one_way(data):
         )
         place[key] = data.draw(JUNK)
     try:
-        trace = kineto.parse(kineto.load(json.dumps(made).encode()))
+        trace = kineto.from_pieces([json.dumps(made).encode()])
     except ValueError as error:
         assert str(error).startswith("trace 'trace'")  # noqa: PT017
     else:

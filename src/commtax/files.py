@@ -5,12 +5,11 @@ What cannot be read or written is a ``ValueError`` of one line that names the ar
 
 import errno
 import gc
-import gzip
 import json
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -23,21 +22,25 @@ CONFIG_BYTES = 16 * MiB  # a config.json, a launch command, a topology, a profil
 TABLE_BYTES = 32 * MiB  # a table of rows: a cell of three signs takes twenty times its text
 OUTPUT_BYTES = 64 * MiB  # an output of a benchmark
 LOG_BYTES = 128 * MiB  # a log of an engine
-TRACE_BYTES = 1024 * MiB  # a profiler's trace
+PIPE_BYTES = 1024 * MiB  # what comes through a pipe
+TRACE_BYTES = 16384 * MiB  # a profiler's trace, which is read in pieces
 JSON_MEMORY_BYTES = 800 * MiB  # what the parsed objects of a file may take
-TRACE_MEMORY_BYTES = 16384 * MiB  # … of a trace, at the most that its signs allow: about ten times its text
 DATASET_BYTES = 2048 * MiB  # conversations: the one that most benchmarks use has 640 MB …
 DATASET_MEMORY_BYTES = 16384 * MiB  # … of text that is full of commas
 MAX_DEPTH = 64  # lists and objects inside each other
 
 _GZIP = b"\x1f\x8b"
 _GZIP_MOST = 1032  # deflate packs no better than this
+_GZIP_WINDOW = 31  # what zlib calls a gzip file of any window
 _CHUNK = MiB
+_PACKED = MiB // 4
 _SIGN_BYTES = {",": 72, "[": 96, "{": 200, ":": 110}  # the most that what follows a sign costs as a Python object, text aside
 _STREAMS = ("/dev/", "/proc/")
 _CONNECTED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _KINDS = {"d": "a folder", "p": "a pipe", "c": "a device", "b": "a device", "s": "a socket"}  # as ``ls -l`` marks them
 Named = str | os.PathLike[str]
+Watch = Callable[[int], None]
+"""Whoever wants to know how many more bytes on the disk have been read."""
 Json = Any
 """A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks what it finds."""
 
@@ -76,15 +79,16 @@ def read_bytes(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> 
                     _within(total, most, path, what, " unpacked")
                 file.seek(0)
             return b"".join(_unpacked(file))
-        except (zlib.error, gzip.BadGzipFile, EOFError) as error:
+        except (zlib.error, EOFError) as error:
             raise Refusal(f"{what} '{path}': the gzip file is damaged or cut off ({error})") from None
 
 
 class Stream:
     """An open file from its beginning, unpacked where it is gzip, as often as it is asked for."""
 
-    def __init__(self, file: IO[bytes], path: Named, what: str) -> None:
+    def __init__(self, file: IO[bytes], path: Named, what: str, watch: Watch | None = None) -> None:
         self._file, self.path, self.what = file, Path(path), what
+        self._watch, self._told = watch, 0
         self.size = os.fstat(file.fileno()).st_size
         """Bytes on the disk, as packed as they are."""
 
@@ -99,9 +103,20 @@ class Stream:
         packed = self._file.read(2) == _GZIP
         self._file.seek(0)
         try:
-            yield from _unpacked(self._file, size) if packed else iter(lambda: self._file.read(size), b"")
-        except (zlib.error, gzip.BadGzipFile, EOFError) as error:
+            for piece in _unpacked(self._file, size) if packed else iter(lambda: self._file.read(size), b""):
+                self._tell()
+                yield piece
+        except (zlib.error, EOFError) as error:
             raise Refusal(f"{self.what} '{self.path}': the gzip file is damaged or cut off ({error})") from None
+
+    def _tell(self) -> None:
+        if self._watch and (further := self.done - self._told) > 0:
+            self._told += further
+            self._watch(further)
+
+    def judge(self, size: int, most: int) -> None:
+        """Refuse more bytes than are read of such a file."""
+        _within(size, most, self.path, self.what)
 
     def head(self, size: int) -> bytes:
         """Its first bytes, as many as are readable."""
@@ -124,10 +139,10 @@ class Stream:
 
 
 @contextmanager
-def opened(path: Named, what: str = "file", *, most: int = TRACE_BYTES) -> Iterator[Stream]:
-    """A regular file, or a pipe that the shell connected, of which ``most`` bytes are kept."""
+def opened(path: Named, what: str = "file", *, most: int = PIPE_BYTES, watch: Watch | None = None) -> Iterator[Stream]:
+    """A regular file, or what a pipe that the shell connected holds; ``watch`` is told of every further byte that is read."""
     with _regular(path, what, most) as file:
-        yield Stream(file, path, what)
+        yield Stream(file, path, what, watch)
 
 
 def read_text(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> str:
@@ -323,6 +338,7 @@ def _regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
     kind = _KINDS.get(stat.filemode(mode)[0], "")
     if stat.S_ISFIFO(mode) and os.path.abspath(path).startswith(_CONNECTED):
         handle = _kept(handle, most)
+        _within(os.fstat(handle).st_size, most, path, what)
     elif kind:
         os.close(handle)
         raise Refusal(f"{what} '{path}': is {kind}; a regular file is needed")
@@ -347,9 +363,16 @@ def _kept(pipe: int, most: int) -> int:
 
 def _unpacked(file: IO[bytes], size: int = _CHUNK) -> Iterator[bytes]:
     """Pieces of at most so many bytes."""
-    with gzip.GzipFile(fileobj=file) as stream:
-        while piece := stream.read(size):
+    engine, packed = zlib.decompressobj(_GZIP_WINDOW), file.read(_PACKED)
+    while packed:
+        if piece := engine.decompress(packed, size):
             yield piece
+        packed = engine.unused_data.lstrip(b"\0") if engine.eof else engine.unconsumed_tail  # a file may be padded with zeros
+        packed = packed or file.read(_PACKED)
+        if engine.eof and (packed := packed.lstrip(b"\0")):
+            engine = zlib.decompressobj(_GZIP_WINDOW)  # several files, one behind the other
+    if not engine.eof:
+        raise EOFError("its end is missing")
 
 
 def _within(size: int, most: int, path: Named, what: str, state: str = "") -> None:

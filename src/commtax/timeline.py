@@ -65,21 +65,21 @@ class Timeline:
 
     def uncovered(self, kind: str, *behind: str) -> list[tuple[float, float]]:
         """When one kind runs and nothing of the others does, in order."""
-        covered = self.covered(*behind)
-        edges = [-np.inf, *(x for span in covered for x in span), np.inf]
-        return _cross(self.covered(kind), list(zip(edges[::2], edges[1::2], strict=True)))
+        return pairs(self.uncovered_spans(kind, *behind))
 
     def covered(self, *kinds: str) -> list[tuple[float, float]]:
         """When something of any of these kinds runs, on any lane, in order."""
+        return pairs(self.covered_spans(*kinds))
+
+    def uncovered_spans(self, kind: str, *behind: str) -> Column:
+        """As ``uncovered``, a row for each span."""
+        edges = np.concatenate([[-np.inf], self.covered_spans(*behind).ravel(), [np.inf]])
+        return crossed(self.covered_spans(kind), edges.reshape(-1, 2))
+
+    def covered_spans(self, *kinds: str) -> Column:
+        """As ``covered``, a row for each span."""
         mask = np.isin(self.kind, [self.kinds.index(kind) for kind in kinds])
-        spans = sorted(zip(self.start_s[mask].tolist(), self.end_s[mask].tolist(), strict=True))
-        merged: list[tuple[float, float]] = []
-        for start, end in spans:
-            if merged and start <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-            else:
-                merged.append((start, end))
-        return merged
+        return merged(self.start_s[mask], self.end_s[mask])
 
     def to_chrome(self) -> str:
         """The trace-event JSON that Perfetto and chrome://tracing open; microseconds."""
@@ -98,14 +98,36 @@ class Timeline:
                 yield {"ph": "C", "pid": 0, "name": counter.name, "ts": at * 1e6, "args": {"value": value}}
 
 
-def _cross(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    crossed, i, j = [], 0, 0
-    while i < len(a) and j < len(b):
-        start, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
-        if start < end:
-            crossed.append((start, end))
-        if a[i][1] < b[j][1]:
-            i += 1
-        else:
-            j += 1
-    return crossed
+def pairs(spans: Column) -> list[tuple[float, float]]:
+    """Rows of two as tuples."""
+    return list(zip(spans[:, 0].tolist(), spans[:, 1].tolist(), strict=True))
+
+
+def merged(start_s: Column, end_s: Column) -> Column:
+    """Spans in any order as those that nothing overlaps or touches, in order.
+
+    >>> merged(np.array([3.0, 0.0, 1.0]), np.array([4.0, 2.0, 1.5])).tolist()
+    [[0.0, 2.0], [3.0, 4.0]]
+    """
+    if not len(start_s):
+        return np.empty((0, 2))
+    order = np.argsort(start_s, kind="stable")
+    start, until = start_s[order], np.maximum.accumulate(end_s[order])
+    first = np.concatenate([[True], start[1:] > until[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return np.stack([start[first], until[last]], axis=1)
+
+
+def crossed(a: Column, b: Column) -> Column:
+    """When a span of both runs; the spans of each are in order and do not overlap.
+
+    >>> crossed(np.array([[0.0, 4.0]]), np.array([[1.0, 2.0], [3.0, 9.0]])).tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
+    """
+    begin = np.searchsorted(b[:, 1], a[:, 0], side="right")
+    count = np.maximum(np.searchsorted(b[:, 0], a[:, 1], side="left") - begin, 0)
+    of_a = np.repeat(np.arange(len(a)), count)
+    of_b = np.arange(len(of_a)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(begin, count)
+    start, end = np.maximum(a[of_a, 0], b[of_b, 0]), np.minimum(a[of_a, 1], b[of_b, 1])
+    found: Column = np.stack([start, end], axis=1)[start < end]
+    return found

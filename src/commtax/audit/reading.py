@@ -1,12 +1,14 @@
 """What was handed over, read: files, and folders with all that is in them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from commtax.audit.at_once import read_runs
 from commtax.catalog.hardware import recognise
+from commtax.files import Watch
 from commtax.readers import formats
-from commtax.readers.shaped import UNNUMBERED
+from commtax.readers.ranks import distinct
 from commtax.readers.smi import Links
 from commtax.readers.trace import Trace
 from commtax.statement import Note, Refusal
@@ -28,23 +30,27 @@ class Read:
         return [(name, said) for name, said in self.left if isinstance(said, Trace)]
 
 
-def read_all(given: Sequence[Path], nsys: str = "nsys") -> Read:
-    """Files that are named must be read; of a folder those that are recognised are. ``nsys`` opens reports of Nsight Systems."""
+def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None = None, processes: int = 1) -> Read:
+    """Files that are named must be read; of a folder those that are recognised are.
+
+    ``nsys`` opens reports of Nsight Systems; ``watch`` is told of bytes as they are read; 0 processes: one for each core.
+    """
     if not given:
         raise Refusal("file: at least one log, trace or benchmark result is needed")
     named = dict(_files(given))
+    runs = formats.runs(named)
     left: list[tuple[str, formats.Left]] = []
     passed: list[str] = []
-    for paths in formats.runs(named):
-        try:
-            left += [(paths[0].name, said) for said in formats.read_run(paths, nsys)]
-        except Refusal:
-            if any(named[path] for path in paths):
-                raise
+    for paths, said in zip(runs, read_runs(runs, nsys, watch, processes), strict=True):
+        if not isinstance(said, Refusal):
+            left += [(paths[0].name, one) for one in said]
+        elif any(named[path] for path in paths):
+            raise said
+        else:
             passed += [path.name for path in paths]
     if not left:
         raise Refusal(f"file '{given[0]}': a folder in which no file of {len(passed)} is recognised", "file")
-    return Read(tuple(_numbered(_joined(left))), tuple(_passed_over(passed)))
+    return Read(tuple(_ranked(_joined(left))), tuple(_passed_over(passed)))
 
 
 def _joined(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Left]]:
@@ -58,13 +64,10 @@ def _joined(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Lef
     return [*((name, said) for name, said in left if not isinstance(said, Links)), (names, seen)]
 
 
-def _numbered(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Left]]:
-    """Traces of which none tells its rank are numbered in the order of their files."""
-    traces = [said for _, said in left if isinstance(said, Trace)]
-    if len({t.rank for t in traces}) == len(traces) or not all(any(n.code == UNNUMBERED.code for n in t.notes) for t in traces):
-        return left
-    ranks = iter(range(len(traces)))
-    return [(name, replace(said, rank=next(ranks)) if isinstance(said, Trace) else said) for name, said in left]
+def _ranked(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Left]]:
+    """Traces of distinct ranks."""
+    traces = iter(distinct([said for _, said in left if isinstance(said, Trace)]))
+    return [(name, next(traces) if isinstance(said, Trace) else said) for name, said in left]
 
 
 def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bool]]:

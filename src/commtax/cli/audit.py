@@ -14,6 +14,7 @@ from commtax.audit.told import model_of
 from commtax.cli.options import Given, Verb, listed
 from commtax.cli.order import cluster_of, profile_of, refuse
 from commtax.cli.output import Output, write_page
+from commtax.cli.progress import reading
 from commtax.files import check_writable, refuse_overwriting
 from commtax.report import audit_differences, audit_documents, auditing
 from commtax.statement import Refusal
@@ -53,7 +54,7 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **given: Any) -> None:
     if given["diff"]:
         _diff(files, output, given)
     refuse(given, () if claimed else ("tolerance",), "belongs to a comparison: --model, or --diff of two runs")
-    read = read_all(files, given["nsys"])
+    read = _read(files, given)
     claim = _claim(read, output, given) if claimed else None
     if given["anonymise"]:
         _share(read, files, output, given["anonymise"])
@@ -84,12 +85,18 @@ def _claim(read: Read, output: Output, given: Given) -> Claim:
     return Claim(unsettled(given["model"] or model_of(read), place, options).but(phase=phase), **said)
 
 
+def _read(files: tuple[Path, ...], given: Given) -> Read:
+    """What the files say, read on all cores and with a bar on a terminal."""
+    with reading(files) as watch:
+        return read_all(files, given["nsys"], watch=watch, processes=0)
+
+
 def _diff(files: tuple[Path, ...], output: Output, given: Given) -> NoReturn:
     """The second of two runs against the first."""
     if len(files) != 2:
         raise Refusal(f"diff: two runs are compared, each a file or a folder; {plural(len(files), 'path')} given", "diff")
     refuse(given, ("anonymise", "baseline"), "belongs to one run, not to --diff")
-    before, after = (read_all([path], given["nsys"]) for path in files)
+    before, after = (_read((path,), given) for path in files)
     claim = _claim(after, output, given) if given["model"] or given["cluster"] else None
     found = difference(audit_read(before, claim), audit_read(after, claim), given["tolerance"] or TOLERANCE)
     if given["html"]:

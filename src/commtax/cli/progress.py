@@ -1,15 +1,21 @@
-"""How far a long simulation is, on a terminal's standard error alone; Ctrl-C ends it with what it has."""
+"""How far a long simulation or the reading of large files is, on a terminal's standard error alone."""
 
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Event, Thread
 
+from commtax.files import MiB
 from commtax.question import Question
 from commtax.sim.serving.running import Run
 
 LONG = 25_000  # requests that take about two seconds
+LARGE = 32 * MiB  # bytes on the disk that take about as long
 EVERY_S = 0.5
+BAR_SIGNS = 24
 Watch = Callable[[Run], None]
 
 
@@ -49,3 +55,33 @@ def counted(many: Sequence[Question], what: str) -> Iterator[Question]:
         yield one
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
+
+
+@contextmanager
+def reading(files: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
+    """Who is told of bytes as they are read; None where nobody looks or little is to be read."""
+    whole = 0
+    for path in files:
+        with suppress(OSError, ValueError):
+            whole += os.stat(path).st_size
+    if whole < LARGE or not sys.stderr.isatty():
+        yield None
+        return
+    done, shown = 0, time.monotonic()
+
+    def watch(further: int) -> None:
+        nonlocal done, shown
+        done += further
+        if time.monotonic() - shown < EVERY_S:
+            return
+        shown = time.monotonic()
+        share = min(1.0, done / whole)
+        bar = "=" * round(share * BAR_SIGNS)
+        sys.stderr.write(f"\rreading [{bar:<{BAR_SIGNS}}] {done / 1e6:,.0f} of {whole / 1e6:,.0f} MB ({share:.0%})\x1b[K")
+        sys.stderr.flush()
+
+    try:
+        yield watch
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from commtax.files import LOG_BYTES, Stream, decoded, opened
+from commtax.files import LOG_BYTES, Stream, Watch, decoded, opened
 from commtax.readers import (
     bench,
     chrome,
@@ -221,14 +221,14 @@ def runs(files: Iterable[Path]) -> list[list[Path]]:
     return list(found.values())
 
 
-def read_run(paths: Sequence[Path], program: str = "nsys") -> list[Left]:
-    """What files say that belong together; ``program`` opens reports of Nsight Systems."""
-    return read(paths[0], program) if len(paths) == 1 else list(rocprof.read_tables(paths))
+def read_run(paths: Sequence[Path], program: str = "nsys", watch: Watch | None = None) -> list[Left]:
+    """What files say that belong together; ``program`` opens reports of Nsight Systems, ``watch`` is told of bytes read."""
+    return read(paths[0], program, watch) if len(paths) == 1 else list(rocprof.read_tables(paths))
 
 
-def read(path: Path, program: str = "nsys") -> list[Left]:
-    """What a file says, unpacked where it is packed; ``program`` opens reports of Nsight Systems."""
-    with opened(path) as stream:
+def read(path: Path, program: str = "nsys", watch: Watch | None = None) -> list[Left]:
+    """What a file says, unpacked where it is packed."""
+    with opened(path, watch=watch) as stream:
         source = Source(stream, program)
         found = [f.read(source) for f in formats_of(source)]
     return [said for one in found for said in (one if isinstance(one, list) else [one])]

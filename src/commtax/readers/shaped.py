@@ -45,4 +45,4 @@ def _event(category: str, name: str, span_ns: tuple[int, int], thread: object, p
 
 def assembled(head: Document, events: Iterable[Json], name: str) -> Trace:
     """The trace of one rank. ``head`` holds what stands before the events: who it is (distributedInfo), its GPUs, its clock."""
-    return kineto.parse({**head, "traceEvents": list(events)}, name)
+    return kineto.assemble(head, events, name)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from commtax.statement import Note, Refusal
-from commtax.timeline import Timeline
+from commtax.timeline import Column, Timeline
 
 KINDS = ("compute", "comm", "copy")
 Span = tuple[float, float]
+Spans = Sequence[Span] | Column
+"""Starts and ends, as tuples or as rows of two."""
 EVER: Span = (-math.inf, math.inf)
 _PROFILER = re.compile(r"^ProfilerStep#\d+")
 _VLLM = re.compile(r"^execute_(?:\d+_)?context_(?P<prefills>\d+)\((?P<tokens>\w+)\)_generation_(?P<decodes>\d+)\(\w+\)")
@@ -62,24 +63,33 @@ class Usage:
 
 def usage(timeline: Timeline, windows: Sequence[Span]) -> Usage:
     """How the windows of a rank were spent."""
-    exposed = within(timeline.uncovered("comm", "compute"), windows)
+    exposed = within(timeline.uncovered_spans("comm", "compute"), windows)
     return Usage(
         total_s=sum(end - start for start, end in windows),
-        compute_s=within(timeline.covered("compute"), windows),
+        compute_s=within(timeline.covered_spans("compute"), windows),
         exposed_s=exposed,
-        hidden_s=max(0.0, within(timeline.covered("comm"), windows) - exposed),
-        copy_s=within(timeline.uncovered("copy", "compute", "comm"), windows),
+        hidden_s=max(0.0, within(timeline.covered_spans("comm"), windows) - exposed),
+        copy_s=within(timeline.uncovered_spans("copy", "compute", "comm"), windows),
     )
 
 
-def within(spans: Sequence[Span], windows: Sequence[Span]) -> float:
+def within(spans: Spans, windows: Sequence[Span]) -> float:
     """Seconds of spans (in order, none over another) that lie inside the windows."""
-    if not spans or not windows:
-        return 0.0
-    edges = np.array(spans).ravel()
-    sums = np.concatenate([[0.0], np.cumsum(np.diff(edges)[::2])])
-    so_far = np.interp(np.array(windows), edges, np.repeat(sums, 2)[1:-1])  # it grows inside a span and rests between
-    return float(np.sum(so_far[:, 1] - so_far[:, 0]))
+    return measure(spans)(windows)
+
+
+def measure(spans: Spans) -> Callable[[Sequence[Span]], float]:
+    """``within`` for many windows one after the other: what they are taken from is added up once."""
+    edges = np.array(spans, dtype=float).ravel()
+    sums = np.repeat(np.concatenate([[0.0], np.cumsum(np.diff(edges)[::2])]), 2)[1:-1]
+
+    def inside(windows: Sequence[Span]) -> float:
+        if not len(edges) or not len(windows):
+            return 0.0
+        so_far = np.interp(np.array(windows), edges, sums)  # it grows inside a span and rests between
+        return float(np.sum(so_far[:, 1] - so_far[:, 0]))
+
+    return inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +286,15 @@ def named_steps(annotations: Sequence[tuple[str, float, float]]) -> list[Step]:
     return []
 
 
+def names_step(name: str) -> bool:
+    """Whether an annotation is somebody's name of a step.
+
+    >>> names_step("ProfilerStep#3"), names_step("forward")
+    (True, False)
+    """
+    return any(pattern.match(name) for pattern in (_PROFILER, _VLLM, _VLLM_OLD, _SGLANG))
+
+
 def trains(name: str) -> bool:
     """Whether a host event runs in training alone: the backward pass, or the optimizer.
 
@@ -285,18 +304,17 @@ def trains(name: str) -> bool:
     return name.startswith(_TRAINING)
 
 
-def trained(steps: Sequence[Step], moments: Sequence[float]) -> list[Step]:
+def trained(steps: Sequence[Step], moments: Sequence[float] | Column) -> list[Step]:
     """Steps that nobody described and in whose host window something of training ran; replays have none, and any moment counts."""
-    at = sorted(moments)
+    at = np.sort(np.asarray(moments, dtype=float))
+    begin, end = (np.searchsorted(at, [step.host[i] for step in steps]) for i in (0, 1))
+    return [
+        replace(s, phase="train") if not s.phase and last > first else s
+        for s, first, last in zip(steps, begin.tolist(), end.tolist(), strict=True)
+    ]
 
-    def is_trained(step: Step) -> bool:
-        begin, end = step.host
-        return not step.phase and bisect_left(at, end) > bisect_left(at, begin)
 
-    return [replace(s, phase="train") if is_trained(s) else s for s in steps]
-
-
-def without_strays(spans: Sequence[Span], host_s: Callable[[float, float], float] = lambda *_: 0.0) -> tuple[float, float, int]:
+def without_strays(spans: Spans, host_s: Callable[[float, float], float] = lambda *_: 0.0) -> tuple[float, float, int]:
     """From the first start to the last end of what belongs together, and how many are set apart from it.
 
     Strays stand behind (or, where an engine plans ahead, before) a pause that is long beside the step and far longer than they are.
@@ -305,24 +323,25 @@ def without_strays(spans: Sequence[Span], host_s: Callable[[float, float], float
     >>> without_strays([(0.0, 4.0), (5.0, 9.0), (500.0, 501.0)])
     (0.0, 9.0, 1)
     """
-    ordered = sorted(spans)
-    total = sum(end - start for start, end in ordered)
-    groups: list[list[Span]] = [[ordered[0]]]
-    until, before = ordered[0][1], ordered[0][1] - ordered[0][0]
-    for start, end in ordered[1:]:
-        least = max(total * STRAY_PAUSE, min(before, total - before) * STRAY_TIMES)
-        if start - until > least and start - until - host_s(until, start) > least:
-            groups.append([])
-        groups[-1].append((start, end))
-        until, before = max(until, end), before + end - start
-    kept = max(groups, key=lambda g: sum(end - start for start, end in g))
-    return kept[0][0], max(end for _, end in kept), len(ordered) - len(kept)
+    given = np.asarray(spans, dtype=float).reshape(-1, 2)
+    ordered = given[np.lexsort((given[:, 1], given[:, 0]))]
+    start, end = ordered[:, 0], ordered[:, 1]
+    until, before = np.maximum.accumulate(end), np.cumsum(end - start)
+    total = before[-1]
+    pause = start[1:] - until[:-1]
+    least = np.maximum(total * STRAY_PAUSE, np.minimum(before, total - before)[:-1] * STRAY_TIMES)
+    long = np.flatnonzero(pause > least).tolist()
+    cuts = [i + 1 for i in long if pause[i] - host_s(float(until[i]), float(start[i + 1])) > least[i]]
+    groups = [0, *cuts]
+    kept = int(np.argmax(np.add.reduceat(end - start, groups)))
+    first, last = groups[kept], [*cuts, len(ordered)][kept]
+    return float(start[first]), float(end[first:last].max()), len(ordered) - (last - first)
 
 
 def until_the_next(steps: Sequence[Step]) -> list[Step]:
     """A step lasts until the next starts (sampling and scheduling are part of it), unless the gap is longer than the step."""
     starts = [*(s.start_s for s in steps[1:]), math.inf]
-    return [replace(s, end_s=at if at - s.end_s <= s.seconds else s.end_s) for s, at in zip(steps, starts, strict=True)]
+    return [replace(s, end_s=at if at - s.end_s <= s.seconds else s.end_s) for s, at in zip(steps, starts, strict=False)]
 
 
 def numbered(steps: Iterable[Step]) -> list[Step]:
@@ -345,7 +364,7 @@ def _described(step: Step) -> Step:
     return step
 
 
-def graph_steps(launches: Iterable[tuple[float, tuple[str, ...], float, float]]) -> list[Step]:
+def graph_steps(launches: Iterable[tuple[float, Hashable, float, float]]) -> list[Step]:
     """Steps from replayed graphs: (launch, kernels, start, end) of each; the shortest period that repeats is one step.
 
     A whole step in one graph has period 1; a graph for each piece of the model has as many as the model has pieces.
@@ -359,7 +378,7 @@ def graph_steps(launches: Iterable[tuple[float, tuple[str, ...], float, float]])
     return numbered(until_the_next(steps))
 
 
-def _period(signs: Sequence[tuple[str, ...]]) -> int:
+def _period(signs: Sequence[Hashable]) -> int:
     """The smallest period with which a sequence repeats at least once in full; 0 if there is none."""
     borders = [0] * len(signs)  # how much of the beginning ends here (Knuth, Morris and Pratt)
     for at in range(1, len(signs)):
