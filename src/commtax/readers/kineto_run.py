@@ -13,8 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from commtax.readers import trace
-from commtax.readers.algorithms import algorithm_of
-from commtax.readers.collective_names import UNNAMED, call_op, kernel_op, shared_memory_op
+from commtax.readers.collective_names import UNNAMED, algorithm_of, call_op, kernel_op, shared_memory_op
 from commtax.readers.columns import CALL, COPY_KERNELS, OWN, RECORD, SHARED, STEP, TORCH_CALL, Columns
 from commtax.readers.kineto_facts import Facts
 from commtax.readers.trace import Collective, Span, Step
