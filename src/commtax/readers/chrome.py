@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from commtax.files import TRACE_BYTES, Json, Stream
+from commtax.files import OUTPUT_BYTES, Json, Stream, parse_json
 from commtax.readers import kineto
 from commtax.readers.trace import KINDS, Step, Trace, timeline_of
 from commtax.statement import Note, Refusal
@@ -30,7 +30,7 @@ def is_own(head: bytes) -> bool:
 def read_own(stream: Stream) -> list[Trace]:
     """Each lane of a trace of ours."""
     name = stream.path.name
-    document = kineto.load(stream.whole(TRACE_BYTES), name)
+    document = parse_json(stream.whole(OUTPUT_BYTES), f"trace '{name}'")
     try:
         events = [e for e in document["traceEvents"] if isinstance(e, dict)]
         lanes = {e["tid"]: str(e["args"]["name"]) for e in events if e.get("name") == "thread_name"}
