@@ -30,7 +30,7 @@ def is_own(head: bytes) -> bool:
 def read_own(stream: Stream) -> list[Trace]:
     """Each lane of a trace of ours."""
     name = stream.path.name
-    document = parse_json(stream.whole(OUTPUT_BYTES * 4), f"trace '{name}'")
+    document = parse_json(stream.whole(OUTPUT_BYTES), f"trace '{name}'")
     try:
         events = [e for e in document["traceEvents"] if isinstance(e, dict)]
         lanes = {e["tid"]: str(e["args"]["name"]) for e in events if e.get("name") == "thread_name"}

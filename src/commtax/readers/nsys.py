@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -147,8 +148,9 @@ class _Export:
 
     def trace(self, place: Place, number: int, name: str) -> Trace | None:
         """One process on one GPU; None where nothing in it has a time."""
-        ran = list(self._on_device(place))
-        if not ran:
+        ran = self._on_device(place)
+        first = next(ran, None)
+        if first is None:
             return None
         calls = self._nccl(place)
         known = nccl_ranges.place(calls)
@@ -157,8 +159,8 @@ class _Export:
             head["distributedInfo"] = {"rank": known[0], "world_size": known[1]}
         elif len(self.places) > 1:
             head["distributedInfo"] = {"rank": number}
-        events = [*ran, *self._launches(place), *self._ranges(place), *nccl_ranges.events(calls)]
-        made = assembled(head, events, name)
+        others = self._launches(place), self._ranges(place), nccl_ranges.events(calls)
+        made = assembled(head, chain([first], ran, *others), name)
         notes = (*made.notes, *([] if known else [UNNUMBERED]), *self._notes(place))
         return replace(made, host=self._host, notes=notes, partial=self._database.broken)
 

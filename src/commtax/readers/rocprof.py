@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,7 @@ class _Run:
         return [self._trace(agent, number, len(agents), name) for number, agent in enumerate(agents or [""])]
 
     def _trace(self, agent: str, number: int, many: int, name: str) -> Trace:
-        events = [*self._on_device(agent), *self.launches, *self.ranges, *nccl_ranges.events(self.calls)]
+        events = chain(self._on_device(agent), self.launches, self.ranges, nccl_ranges.events(self.calls))
         head: Document = {"deviceProperties": [g | {"id": 0} for g in self.gpus if g["id"] == agent]}
         if many > 1:
             head["distributedInfo"] = {"rank": number}
