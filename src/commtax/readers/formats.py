@@ -35,8 +35,9 @@ class Source:
 
     @cached_property
     def begins(self) -> str:
-        """The first sign of the text that is no space, behind whatever a launcher wrote."""
-        return prefixes.plain(decoded(self.head[:8192])).lstrip()[:1]
+        """The first sign of the text that is no space, behind whatever a launcher wrote; "" before what a log has in brackets."""
+        text = prefixes.plain(decoded(self.head[:8192])).lstrip()
+        return text[:1] if not text.startswith("[") or text[1:].lstrip()[:1] in ("", "{", "[", "]") else ""
 
     @cached_property
     def text(self) -> str:
