@@ -150,6 +150,8 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     if len(versions) > 1:
         many = ", ".join(f"{version} in {n}" for version, n in versions.most_common())
         yield _cause("versions", f"versions differ between processes: {many}")
+    if differing := _differing(log):
+        yield _cause("mismatch", differing[0])
     if log.timeouts:
         yield _timed_out(log)
 
@@ -244,18 +246,23 @@ def _late(log: NcclLog) -> Culprit | None:
     return None
 
 
-def _desync(log: NcclLog) -> Culprit | None:
-    """The rank that called something else than the others under the same number."""
+def _differing(log: NcclLog) -> tuple[str, list[int]] | None:
+    """The first number under which ranks called different things: in words, and the ranks that most did not follow."""
     for (size, number), calls in sorted(log.issued.items()):
         for members in _together(log, size, calls):
-            kinds = Counter(calls[who] for who in members)
-            (usual, many), *others = kinds.most_common()
-            if others and many > len(members) / 2:
+            (usual, many), *others = Counter(calls[who] for who in members).most_common()
+            if others:
                 odd = [who for who in members if calls[who] != usual]
-                names = sorted(_rank(log, who) for who in odd)
-                said = f"{_ranks(names)} called {calls[odd[0]][0]} as number {number:x}, the others {usual[0]}"
-                return Culprit("late rank", names[0], None, said)
+                names, rest = (sorted(_rank(log, who) for who in group) for group in (odd, set(members) - set(odd)))
+                said = f"{_ranks(names)} called {calls[odd[0]][0]} as number {number:x}, {_ranks(rest)} {usual[0]}"
+                return said, names if many > len(members) / 2 else []
     return None
+
+
+def _desync(log: NcclLog) -> Culprit | None:
+    """The rank that called something else than most under the same number."""
+    found = _differing(log)
+    return Culprit("late rank", found[1][0], None, found[0]) if found and found[1] else None
 
 
 def _together(log: NcclLog, size: int, calls: dict[Who, tuple[str, ...]]) -> list[list[Who]]:

@@ -156,10 +156,9 @@ def _priced(code: str, said: str, cost: tuple[float, float] | None, claim: Claim
         return Cause(code, said, change=change)
     more, plain = cost
     batch = claim.batch or 1
-    gain = (
-        f"{format_seconds(more)} of each decode step at batch {batch} ({more / (plain + more):.1%}); for each request's every token"
-    )
-    return Cause(code, said, more, more / (plain + more), change, gain)
+    share = more / (plain + more)
+    gain = f"{format_seconds(more)} of each token at batch {batch} ({share:.1%} of a decode step)"
+    return Cause(code, said, more, share, change, gain)
 
 
 def replicated(loaded: float, whole: float) -> str:

@@ -27,6 +27,11 @@ _MADE: Mapping[str, Callable[[], Any]] = {
     "MARK": lambda: _MARK,
 }
 _GETS, _PUTS = frozenset(("BINGET", "LONG_BINGET", "GET")), frozenset(("BINPUT", "LONG_BINPUT", "PUT"))
+_GATHERED: Mapping[str, Callable[[list[Any]], Any]] = {
+    "TUPLE": tuple,
+    "LIST": list,
+    "DICT": lambda items: dict(zip(items[::2], items[1::2], strict=False)),
+}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
@@ -75,9 +80,8 @@ def _run(op: str, arg: Any, stack: Stack, memo: dict[int, Any], name: str) -> No
         memo[len(memo)] = stack[-1]
     elif op in _TUPLES:
         stack[-_TUPLES[op] :] = [tuple(stack[-_TUPLES[op] :])]
-    elif op == "TUPLE":
-        items = _since_mark(stack)
-        stack.append(tuple(items))
+    elif op in _GATHERED:
+        stack.append(_GATHERED[op](_since_mark(stack)))
     elif op in ("APPENDS", "APPEND"):
         items = _since_mark(stack) if op == "APPENDS" else [stack.pop()]
         stack[-1].extend(items)

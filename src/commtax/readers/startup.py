@@ -19,7 +19,7 @@ MOST_VALUE = 200  # signs of a setting that are kept
 MOST_MOMENTS = 100_000
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
-_SETTING = re.compile(r"['\"]?\b([a-z][a-z_]{1,60})['\"]?\s{0,4}[=:]\s{0,4}('[^']*+'|\"[^\"]*+\"|[\w./+-]++)")
+_SETTING = re.compile(r"(?:['\"]([a-z][a-z_]{1,60})['\"]\s{0,4}:|\b([a-z][a-z_]{1,60})=)\s{0,4}('[^']*+'|\"[^\"]*+\"|[\w./+-]++)")
 _PLAIN_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?")
 
 
@@ -161,7 +161,8 @@ class Wordings:
 
     def _settings(self, heard: Heard, line: str) -> None:
         """A printed configuration; the first value of a key counts, and the last is kept to compare runs by."""
-        for key, raw in _SETTING.findall(line):
+        for quoted, bare, raw in _SETTING.findall(line):
+            key = quoted or bare
             value = raw.strip("'\"").rstrip(".").removeprefix("torch.")[:MOST_VALUE]
             if (name := self.table["numbers"].get(key)) and _PLAIN_NUMBER.fullmatch(value):
                 number = float(value)
@@ -183,6 +184,7 @@ _READ: Mapping[str, Callable[[str], float]] = {
     "gib": lambda text: number(text) * GiB,
     "count": lambda text: int(number(text)),
     "share": lambda text: number(text),
+    "bytes": lambda text: number(text),
 }
 """What a line's number is, and how it is read."""
 
