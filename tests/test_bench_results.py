@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 
 from commtax.readers import bench, formats
 from commtax.readers.benches import prometheus
+from commtax.readers.benches.cut import readable
 from commtax.statement import Refusal
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -201,6 +202,41 @@ def test_json_that_ends_early_gives_its_whole_fields():
     lines = json.dumps(SERVE) + "\n" + json.dumps(SERVE)[:200]
     (found,) = bench.parse(lines)
     assert "result 2" in found.notes[0]
+
+
+PLAIN = some.none() | some.integers() | some.text()
+
+
+@given(some.recursive(PLAIN, lambda x: some.lists(x) | some.dictionaries(some.text(), x)), some.data())
+def test_any_beginning_of_json_is_a_part_of_it(value, data):
+    text = json.dumps({"a": value, "b": [value, value]})
+    cut = data.draw(some.integers(0, len(text)))
+
+    def inside(part, whole):
+        if isinstance(part, dict):
+            return all(key in whole and inside(held, whole[key]) for key, held in part.items())
+        return part[:-1] == whole[: len(part) - 1] if isinstance(part, list) and part else part == whole or not part
+
+    found, _ = readable(text[:cut])
+    assert found is None or inside(found, json.loads(text))
+    assert readable(text)[0] == json.loads(text)
+
+
+def test_benchmarks_before_the_cut_are_read():
+    whole = next(real["text"] for real in REAL if real["kind"] == "GuideLLM JSON")
+    document = json.loads(whole)
+    text = json.dumps({**document, "benchmarks": document["benchmarks"] * 2})
+    found = bench.parse(text[: text.rindex("time_to_first_token_ms")])
+    assert [r.seconds("ttft", "mean") for r in found] == [pytest.approx(0.0488436508), None]
+    assert [note.code for r in found for note in r.notes] == ["partial"]
+
+
+def test_options_above_a_printed_result_say_its_load():
+    options = "Namespace(model='m', tensor_parallel_size=2, input_len=32, output_len=128, batch_size=8, num_prompts=100)"
+    (latency,) = bench.read(f"{options}\nAvg latency: 0.5 seconds\n")
+    assert (latency.batch, latency.input_len, latency.output_len, latency.tp) == (8, 32, 128, 2)
+    (offline,) = bench.read(f"{options}\nThroughput: 10.00 requests/s, 1600.00 total tokens/s, 1280.00 output tokens/s\n")
+    assert (offline.requests, offline.input_len, offline.output_len, offline.tp) == (100, 32, 128, 2)
 
 
 def test_a_sweep_is_one_result_a_row():

@@ -8,7 +8,6 @@ them; ITL is the list of gaps between chunks of a stream, which may hold several
 """
 
 import csv
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from statistics import fmean, median
 
 from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
 from commtax.readers.benches import aiperf, guidellm, lines, mlperf, prometheus, tables
+from commtax.readers.benches.cut import readable
 from commtax.readers.benches.record import METRICS, TABLE, Bench, number, result, spread_among
 from commtax.statement import Note, Refusal
 
@@ -105,38 +105,11 @@ def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
                 break
         if whole and isinstance(whole[0], dict):
             return whole, Note("partial", f"result {len(whole) + 1} is cut off or no JSON: those before it are read")
-        fields = _fields(text) if memory_of(text) <= JSON_MEMORY_BYTES else {}
-        if not fields:
+        value, last = readable(text) if memory_of(text) <= JSON_MEMORY_BYTES else (None, "")
+        if not value:
             raise
-        return [fields], Note("partial", f"cut off after its key '{list(fields)[-1][:40]}': the fields before it are read")
-
-
-def _fields(text: str) -> dict[str, Json]:
-    """Keys and values of an object that does not end, as far as they are whole."""
-    held: dict[str, Json] = {}
-    decoder, at = json.JSONDecoder(), text.find("{") + 1
-    try:
-        while at:
-            key, at = decoder.raw_decode(text, _past(text, at))
-            at = _past(text, at)
-            if not isinstance(key, str) or text[at : at + 1] != ":":
-                break
-            value, at = decoder.raw_decode(text, _past(text, at + 1))
-            held[key] = value
-            at = _past(text, at)
-            if text[at : at + 1] != ",":
-                break
-            at += 1
-    except (ValueError, RecursionError):
-        pass
-    return held
-
-
-def _past(text: str, at: int) -> int:
-    """Where the next sign is that is no space."""
-    while text[at : at + 1] in (" ", "\n", "\r", "\t"):
-        at += 1
-    return at
+        note = Note("partial", f"cut off or damaged after its key '{last[:40]}': what is whole before it is read")
+        return value if isinstance(value, list) else [value], note
 
 
 def _each(d: Json) -> Iterator[Bench]:
