@@ -204,10 +204,15 @@ def test_json_that_ends_early_gives_its_whole_fields():
     assert "result 2" in found.notes[0]
 
 
-PLAIN = some.none() | some.integers() | some.text()
+PLAIN = some.none() | some.integers() | some.text(max_size=4)
 
 
-@given(some.recursive(PLAIN, lambda x: some.lists(x) | some.dictionaries(some.text(), x)), some.data())
+@given(
+    some.recursive(
+        PLAIN, lambda x: some.lists(x, max_size=3) | some.dictionaries(some.text(max_size=3), x, max_size=3), max_leaves=6
+    ),
+    some.data(),
+)
 def test_any_beginning_of_json_is_a_part_of_it(value, data):
     text = json.dumps({"a": value, "b": [value, value]})
     cut = data.draw(some.integers(0, len(text)))
@@ -304,8 +309,8 @@ UNITS = ("Mean TTFT (ms): 1\n", 'vllm:a{b="c"} 1\n', "│ a │ 1 │\n", "MLPer
 def test_time_grows_with_the_text(unit):
     began = time.process_time()
     with suppress(Refusal):
-        bench.read(unit * (2_000_000 // len(unit)))
-    assert time.process_time() - began < 4
+        bench.read(unit * (400_000 // len(unit)))
+    assert time.process_time() - began < 2
 
 
 def test_too_many_results():

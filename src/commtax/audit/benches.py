@@ -139,7 +139,8 @@ def _judged(
     if near or (_inside(figure, measured) and not claim.strict):
         return replace(finding, verdict=AGREE, reason=ranged)
     longer = (measured > figure.value) == (unit == "s")
-    why = SLOW.get("tpot" if metric in ("itl", "decode") else metric, SLOW["tpot"]) if longer else FAST
+    parts = metric == "e2el" and "ttft" in result.stats
+    why = FAST if not longer else SLOW[metric if metric in SLOW and (metric != "e2el" or parts) else "tpot"]
     return replace(finding, verdict=DISAGREE, reason=f"{ranged}; {why}")
 
 
