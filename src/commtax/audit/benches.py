@@ -9,6 +9,7 @@ from functools import partial
 from commtax.audit import terms
 from commtax.audit.expected import Expected, Figure, Load, expected, lengths_of, load_of
 from commtax.audit.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
+from commtax.cost.train_kernels import forward_flops
 from commtax.readers.benches.record import Bench
 from commtax.statement import Note
 from commtax.units import format_seconds, plural
@@ -51,13 +52,12 @@ class _Run:
 
 def audit_bench(results: Sequence[Bench], claim: Claim | None, name: str, baseline: Bench | None = None) -> Section:
     """Every result of one file; ``baseline`` is the same benchmark at TP 1."""
-    known: dict[Load, Expected | str] = {}  # equal loads are predicted once
     findings: list[Finding] = []
     causes: list[Cause] = []
     notes: list[Note] = []
     for number, result in enumerate(results, 1):
         label = f"run {number}: " if len(results) > 1 else ""
-        run = _told(result) if claim is None else _compared(result, claim, baseline, known)
+        run = _told(result) if claim is None else _compared(result, claim, baseline)
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in run.findings]
         causes += [replace(c, said=label + c.said) for c in run.causes]
         notes += [Note(n.code, label + n) for n in (*result.notes, *run.notes)]
@@ -74,11 +74,9 @@ def _told(result: Bench) -> _Run:
     return _Run(found, terms.told(result), ())
 
 
-def _compared(result: Bench, claim: Claim, baseline: Bench | None, known: dict[Load, Expected | str]) -> _Run:
+def _compared(result: Bench, claim: Claim, baseline: Bench | None) -> _Run:
     load = load_of(result, claim)
-    if isinstance(load, Load) and load not in known:
-        known[load] = _expected(load, claim)
-    predicted = load if isinstance(load, str) else known[load]
+    predicted = load if isinstance(load, str) else _expected(load, claim)
     checks = (*_suspicious(result, claim), *_against(result, claim, baseline))
     if isinstance(predicted, str):
         left = [f.undecided(predicted) for f in (*_times(result, _plain), *_rates(result, _plain))]
@@ -141,7 +139,8 @@ def _judged(
     if near or (_inside(figure, measured) and not claim.strict):
         return replace(finding, verdict=AGREE, reason=ranged)
     longer = (measured > figure.value) == (unit == "s")
-    why = SLOW.get("tpot" if metric in ("itl", "decode") else metric, SLOW["tpot"]) if longer else FAST
+    parts = metric == "e2el" and "ttft" in result.stats
+    why = FAST if not longer else SLOW[metric if metric in SLOW and (metric != "e2el" or parts) else "tpot"]
     return replace(finding, verdict=DISAGREE, reason=f"{ranged}; {why}")
 
 
@@ -222,8 +221,8 @@ def _ceiling(result: Bench, claim: Claim) -> Iterator[Finding]:
     if not rate or result.hit_rate:
         return
     bill = claim.bill("prefill", 1, 1024)
-    peak = bill.peak_flops_per_s * float(claim.plan.all_gpus)
-    most = peak / (float(bill.model_flops("causal")) / 1024)
+    each = float(forward_flops(bill.question.model, 1, True)[0])  # of the layers alone: only last tokens of prompts pass the head
+    most = bill.peak_flops_per_s * float(claim.plan.all_gpus) / each
     if rate > most / FLOOR_SLACK:
         reason = f"{BEATS}: more tokens than its chips can multiply: a cached prefix, other hardware, or another model"
         yield Finding("total tokens/s, at most those of the peak", most, rate, "", math.inf, reason, verdict=DISAGREE)

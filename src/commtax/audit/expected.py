@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from commtax.arrays import remembered
 from commtax.audit.finding import Claim
 from commtax.ledger import Z80
 from commtax.question import AS_IT_IS
@@ -141,6 +142,7 @@ def request_seconds(claim: Claim, batch: int, context: int, output: int) -> tupl
     return prefill + (output - 1) * decode, decode
 
 
+@remembered
 def expected(load: Load, claim: Claim) -> Expected:
     """All figures of a load; a refusal where it does not fit."""
     if load.batch is not None:

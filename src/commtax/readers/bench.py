@@ -8,17 +8,19 @@ them; ITL is the list of gaps between chunks of a stream, which may hold several
 """
 
 import csv
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from statistics import fmean, median
 
 from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
 from commtax.readers.benches import aiperf, guidellm, lines, mlperf, prometheus, tables
+from commtax.readers.benches.cut import readable
 from commtax.readers.benches.record import METRICS, TABLE, Bench, number, result, spread_among
 from commtax.statement import Note, Refusal
 
+MOST_RESULTS = 2_000  # of one file
 LONGEST_LINE = 1 << 20  # signs of a row of a sweep
 KEYS = (b'"avg_latency"', b'"latencies"', b'"total_output_tokens"', b'"completed"', b'"elapsed_time"', b'"time_to_first_token"')
 MORE_KEYS = (b'"inter_token_latency"', b'"request_latency"', b'"benchmarks"', b'"output_throughput"', b'"prefill_latency"')
@@ -45,26 +47,29 @@ def read(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
 
 def parse_text(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
     """All results that a text holds, kind by kind."""
-    found: list[Bench] = []
+    found = list(islice(_found(text), MOST_RESULTS + 1))
+    return _checked(found, name, "a benchmark's title, but no figure of it found")
+
+
+def _found(text: str) -> Iterator[Bench]:
     if aiperf.is_csv(text):
-        found += aiperf.from_csv(text)
+        yield from aiperf.from_csv(text)
     elif _is_sweep(text):
-        found += _sweep(text)
+        yield from _sweep(text)
     else:
-        found += tables.parse(text, _printed)
+        yield from tables.parse(text, _printed)
         for module in (mlperf, prometheus, lines):
             if module.looks_like(text):
-                found += module.parse(text)
+                yield from module.parse(text)
         if aiperf.looks_printed(text):
-            found += aiperf.from_text(text)
-    return _checked(found, name, "a benchmark's title, but no figure of it found")
+            yield from aiperf.from_text(text)
 
 
 def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
     """All results of JSON: one object, a list of them, or one a line; of what is cut off, all that is whole."""
     documents, cut = _documents(text, f"benchmark '{name}'")
     try:
-        found = [one for d in documents if isinstance(d, dict) for one in _each(d)]
+        found = list(islice((one for d in documents if isinstance(d, dict) for one in _each(d)), MOST_RESULTS + 1))
     except (TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Refusal(f"benchmark '{name}': a field has the wrong form ({error})") from None
     results = _checked(found, name, f"{NOTHING}{_keys(documents)}")
@@ -79,6 +84,8 @@ def _keys(documents: list[Json]) -> str:
 def _checked(found: list[Bench], name: str, nothing: str) -> tuple[Bench, ...]:
     if not found:
         raise Refusal(f"benchmark '{name}': {nothing}")
+    if len(found) > MOST_RESULTS:
+        raise Refusal(f"benchmark '{name}': more than {MOST_RESULTS:,} results; split it")
     if not all(math.isfinite(x) and x >= 0 for b in found for stats in b.stats.values() for x in stats.values()):
         raise Refusal(f"benchmark '{name}': a time is negative or not a number")
     return tuple(found)
@@ -98,38 +105,11 @@ def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
                 break
         if whole and isinstance(whole[0], dict):
             return whole, Note("partial", f"result {len(whole) + 1} is cut off or no JSON: those before it are read")
-        fields = _fields(text) if memory_of(text) <= JSON_MEMORY_BYTES else {}
-        if not fields:
+        value, last = readable(text) if memory_of(text) <= JSON_MEMORY_BYTES else (None, "")
+        if not value:
             raise
-        return [fields], Note("partial", f"cut off after its key '{list(fields)[-1][:40]}': the fields before it are read")
-
-
-def _fields(text: str) -> dict[str, Json]:
-    """Keys and values of an object that does not end, as far as they are whole."""
-    held: dict[str, Json] = {}
-    decoder, at = json.JSONDecoder(), text.find("{") + 1
-    try:
-        while at:
-            key, at = decoder.raw_decode(text, _past(text, at))
-            at = _past(text, at)
-            if not isinstance(key, str) or text[at : at + 1] != ":":
-                break
-            value, at = decoder.raw_decode(text, _past(text, at + 1))
-            held[key] = value
-            at = _past(text, at)
-            if text[at : at + 1] != ",":
-                break
-            at += 1
-    except (ValueError, RecursionError):
-        pass
-    return held
-
-
-def _past(text: str, at: int) -> int:
-    """Where the next sign is that is no space."""
-    while text[at : at + 1] in (" ", "\n", "\r", "\t"):
-        at += 1
-    return at
+        note = Note("partial", f"cut off or damaged after its key '{last[:40]}': what is whole before it is read")
+        return value if isinstance(value, list) else [value], note
 
 
 def _each(d: Json) -> Iterator[Bench]:

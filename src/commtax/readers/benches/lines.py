@@ -7,6 +7,7 @@ from commtax.files import Json
 from commtax.readers.benches.record import Bench, number, result
 
 LONGEST_LINE = 400
+OPTIONS_SIGNS = 8000  # of a line with all options of the command
 _FIGURE = r"([\d.]{1,24}+)"
 _AVERAGE = re.compile(rf"Avg latency:\s*+{_FIGURE} seconds")
 _PERCENTILE = re.compile(rf"(\d{{1,3}})% percentile latency:\s*+{_FIGURE} seconds")
@@ -17,6 +18,7 @@ _TOTAL = re.compile(r"Total num (prompt|output) tokens:\s*+(\d{1,15})")
 _PART = re.compile(
     rf"(Prefill|Decode|Total)\.\s*+(?:median )?latency:\s*+{_FIGURE} s, (?:median )?throughput:\s*+{_FIGURE} token/s"
 )
+_OPTION = re.compile(r"\b(batch_size|input_len|output_len|num_prompts|tensor_parallel_size)=(\d{1,9})\b")
 _BATCH_KEYS, _BATCH_TIMES = ("batch_size", "input_len", "output_len"), ("latency", "total_latency", "prefill_latency")
 
 
@@ -30,16 +32,19 @@ def parse(text: str) -> Iterator[Bench]:
     rates: dict[str, float] = {}
     parts: dict[str, tuple[float, float]] = {}
     warming = False
+    asked: dict[str, int] = {}
     for line in text.splitlines():
+        if "Namespace(" in line[:OPTIONS_SIGNS]:
+            asked = {name: int(figure) for name, figure in _OPTION.findall(line[:OPTIONS_SIGNS])}
         if len(line) > LONGEST_LINE:
             continue
         if match := _AVERAGE.search(line):
-            yield from _latency(latency)
+            yield from _latency(latency, asked)
             latency = {"mean": _seen(match[1])}
         elif latency and (match := _PERCENTILE.search(line)):
             latency["median" if match[1] == "50" else f"p{match[1]}"] = _seen(match[2])
         elif match := _THROUGHPUT.search(line):
-            yield from _throughput(rates)
+            yield from _throughput(rates, asked)
             rates = {k: _seen(v) for k, v in zip(("requests", "total", "output"), match.groups(), strict=True) if v}
         elif rates and (match := _TOTAL.search(line)):
             rates[f"{match[1]} tokens"] = _seen(match[2])
@@ -50,8 +55,8 @@ def parse(text: str) -> Iterator[Bench]:
                 parts = {}
         elif line.strip() in ("Warmup ...", "Benchmark ..."):
             parts, warming = {}, line.strip() == "Warmup ..."
-    yield from _latency(latency)
-    yield from _throughput(rates)
+    yield from _latency(latency, asked)
+    yield from _throughput(rates, asked)
 
 
 def _seen(figure: str) -> float:
@@ -59,25 +64,32 @@ def _seen(figure: str) -> float:
     return number(figure) or 0.0
 
 
-def _latency(stats: dict[str, float]) -> Iterator[Bench]:
+def _latency(stats: dict[str, float], asked: dict[str, int]) -> Iterator[Bench]:
+    """With the lengths of its batch, where the command's options are printed above."""
     if stats.get("mean"):
-        yield result("vllm", "latency", {}, {"e2el": stats})
+        lengths = asked.get("input_len"), asked.get("output_len")
+        yield result("vllm", "latency", asked, {"e2el": stats}, batch=asked.get("batch_size"), lengths=lengths)
 
 
-def _throughput(rates: dict[str, float]) -> Iterator[Bench]:
+def _throughput(rates: dict[str, float], asked: dict[str, int]) -> Iterator[Bench]:
     """Totals, where they are printed, tell how long it took and how many requests there were."""
     if not rates.get("requests"):
         return
     whole = {side: rates.get(f"{side} tokens") for side in ("prompt", "output")}
     duration = whole["output"] / rates["output"] if whole["output"] and rates.get("output") else None
-    requests = round(rates["requests"] * duration) if duration else None
+    requests = round(rates["requests"] * duration) if duration else asked.get("num_prompts")
     lengths = tuple(n / requests if n and requests else None for n in (whole["prompt"], whole["output"]))
-    if not requests and rates.get("output"):
+    if not any(lengths) and rates.get("output"):
         answer = rates["output"] / rates["requests"]
         lengths = max(0.0, rates["total"] / rates["requests"] - answer) or None, answer
-    said = {"requests_per_second": rates["requests"], "tokens_per_second": rates["total"], "output_throughput": rates.get("output")}
+    said = {
+        **asked,
+        "requests_per_second": rates["requests"],
+        "tokens_per_second": rates["total"],
+        "output_throughput": rates.get("output"),
+    }
     totals = {"total_input_tokens": whole["prompt"], "total_output_tokens": whole["output"], "num_requests": requests}
-    yield result("vllm", "throughput", {**said, **totals}, duration_s=duration, request_rate=float("inf"), lengths=lengths)
+    yield result("vllm", "throughput", {**asked, **said, **totals}, duration_s=duration, request_rate=float("inf"), lengths=lengths)
 
 
 def _batch(parts: dict[str, tuple[float, float]]) -> Iterator[Bench]:
