@@ -42,8 +42,11 @@ SPELLED = {
     "symmetric multimem one-shot": "AGxLLMC",
     "symmetric two-shot": "RSx",
     "symmetric multimem two-shot": "RSxLDMC",
+    "symmetric multimem": "STMC",
 }
 """How kernels spell those algorithms that they do not call by name."""
+FAMILIES = {"symmetric": "ncclSymDevKernel", "msccl": "mscclKernel"}
+"""Kernels of NCCL that begin otherwise, by the first word of their algorithm."""
 MODES = {"prefill": "EXTEND", "decode": "DECODE", "mixed": "MIXED"}
 
 
@@ -215,8 +218,9 @@ def _kernel_name(c: Collective) -> str:
     >>> _kernel_name(Collective("all-reduce", None, 8, 0.0, 1.0, "x", algorithm="tree ll128"))
     'ncclDevKernel_AllReduce_TREE_LL128'
     """
-    spelled = SPELLED.get(c.algorithm) or c.algorithm.upper().replace(" ", "_").replace("-", "_")
-    family = "ncclSymDevKernel" if c.algorithm.startswith("symmetric") else "ncclDevKernel"
+    plain = c.algorithm.removeprefix("msccl").strip().upper().replace(" ", "_").replace("-", "_")
+    spelled = SPELLED.get(c.algorithm, plain)
+    family = next((family for word, family in FAMILIES.items() if c.algorithm.startswith(word)), "ncclDevKernel")
     return "_".join(filter(None, (family, NAMES.get(c.op, "Generic"), spelled)))
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Cause, Culprit, Section
-from commtax.audit.typical import PARTS, by_rank, of_all
+from commtax.audit.typical import PARTS, by_rank, of_all, usual_phase
 from commtax.readers.trace import Usage
 from commtax.units import format_bytes, format_seconds, plural
 
@@ -100,9 +100,8 @@ def job(section: Section) -> str:
     ranks = by_rank(section)
     used, steps = of_all(section), max(count for _, count, _ in ranks)
     length = format_seconds(used.total_s) if used else ""
-    return (
-        f"{plural(len(ranks), 'rank')}, {plural(steps, 'step')} of {length}" if steps else f"{plural(len(ranks), 'rank')}, {length}"
-    )
+    many, kind = plural(len(ranks), "rank"), f"{usual_phase(section)} step".strip()
+    return f"{many}, {plural(steps, kind)} of {length}" if steps else f"{many}, {length}"
 
 
 def binding(used: Usage) -> str:
