@@ -76,7 +76,7 @@ def _charts(audited: Audit) -> Iterator[Record]:
     if section is None or section.measured is None:
         return
     yield chart(section.measured, "measured")
-    if audited.claim is not None:
+    if audited.claim is not None and not audited.claim.question.trains:
         b = priced_step(audited.claim, section)
         q = b.question
         yield chart(predicted_step(b), f"predicted: {q.phase}, batch {int(q.batch)}, {int(q.context):,} tokens")
