@@ -43,17 +43,16 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **given: Any) -> None:
     output = Output(as_json)
     if given["tolerance"] is not None and not given["tolerance"] > 0:
         raise Refusal(f"tolerance={given['tolerance']}: a fraction above 0 is needed", "tolerance")
-    claimed = bool(given["model"] or given["cluster"])
-    if not claimed:
+    if not given["model"]:
         told = [p.name for p in click.get_current_context().command.params if p.name and p.name not in ALONE]
         refuse(given, told, "belongs to a prediction: say with --model what ran")
     if given["html"]:
         check_writable(given["html"], "html")
     if given["diff"]:
         _diff(files, output, given)
-    refuse(given, () if claimed else ("tolerance",), "belongs to a comparison: --model, or --diff of two runs")
+    refuse(given, () if given["model"] else ("tolerance",), "belongs to a comparison: --model, or --diff of two runs")
     read = read_all(files)
-    claim = _claim(read, output, given) if claimed else None
+    claim = _claim(read, output, given) if given["model"] else None
     if given["anonymise"]:
         _share(read, files, output, given["anonymise"])
     findings = audit_read(read, claim, given["baseline"])
@@ -67,8 +66,6 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **given: Any) -> None:
 
 def _claim(read: Read, output: Output, given: Given) -> Claim:
     """What the command line says ran; where it does not say on which machine, the one that the trace names."""
-    if not given["model"]:
-        raise Refusal("model: name what ran with --model; the files do not tell it", "model")
     options = {name: value for name, value in given.items() if name not in (*ALONE, "baseline")}
     own = profile_of(options)
     if not options["cluster"] and (named := place_of(read)):
@@ -86,7 +83,7 @@ def _diff(files: tuple[Path, ...], output: Output, given: Given) -> NoReturn:
         raise Refusal(f"diff: two runs are compared, each a file or a folder; {plural(len(files), 'path')} given", "diff")
     refuse(given, ("anonymise", "baseline"), "belongs to one run, not to --diff")
     before, after = (read_all([path]) for path in files)
-    claim = _claim(after, output, given) if given["model"] or given["cluster"] else None
+    claim = _claim(after, output, given) if given["model"] else None
     found = difference(audit_read(before, claim), audit_read(after, claim), given["tolerance"] or TOLERANCE)
     if given["html"]:
         from commtax.report.audit_page import difference_page
