@@ -81,7 +81,18 @@ def test_a_sound_run_is_called_one():
     assert screen(Audit(None, (section(causes=CAUSES[:1]),)))[0].endswith("nobody is to blame; 1 cause of lost time is named")
     assert screen(Audit(None, (Section("log", ("a.log",), ()),)))[0] == "1 log: nothing could be told"
     off = Finding("failed requests", 0, 3, reason="what failed is not in the statistics").judged()
-    assert screen(Audit(None, (Section("bench", ("a.json",), (off,)),)))[0].startswith("1 bench: something is off (0 agree, 1 dis")
+    assert screen(Audit(None, (Section("bench", ("a.json",), (off,)),)))[0].startswith(
+        "1 benchmark result: something is off (0 agree, 1 dis"
+    )
+
+
+def test_a_result_is_told_and_its_books_are_checked():
+    told = [Finding(Note(f"tpot_{s}", f"TPOT ({s})"), None, t, "s") for s, t in (("mean", 0.08), ("p99", 0.089))]
+    books = Finding("E2E = TTFT + (n - 1) TPOT", 71.5, 71.5, "s", 0.05).judged()
+    lines = screen(Audit(None, (Section("bench", ("a.json",), (*told, books)),)))
+    assert lines[0] == "1 benchmark result, TPOT 80 ms: nobody is to blame, and nothing is off"
+    assert [x.split() for x in lines[2:4]] == [["item", "measured"], ["TPOT", "(mean)", "80", "ms"]]
+    assert lines[5].split() == ["item", "expected", "measured", "difference", "tolerance", "verdict"]
 
 
 def test_partial_files_are_marked():

@@ -218,9 +218,10 @@ def _kernel_name(c: Collective) -> str:
     >>> _kernel_name(Collective("all-reduce", None, 8, 0.0, 1.0, "x", algorithm="tree ll128"))
     'ncclDevKernel_AllReduce_TREE_LL128'
     """
-    plain = c.algorithm.removeprefix("msccl").strip().upper().replace(" ", "_").replace("-", "_")
-    spelled = SPELLED.get(c.algorithm, plain)
-    family = next((family for word, family in FAMILIES.items() if c.algorithm.startswith(word)), "ncclDevKernel")
+    word, _, rest = c.algorithm.partition(" ")
+    plain = rest if word in FAMILIES else c.algorithm
+    spelled = SPELLED.get(c.algorithm, plain.upper().replace(" ", "_").replace("-", "_"))
+    family = FAMILIES.get(word, "ncclDevKernel")
     return "_".join(filter(None, (family, NAMES.get(c.op, "Generic"), spelled)))
 
 

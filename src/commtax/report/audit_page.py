@@ -31,7 +31,7 @@ def audit_page(audited: Audit, command: str) -> Record:
         "culprit": culprit_sentence(audited.culprit) if audited.culprit else "",
         "causes": [_cause(audited, i) for i in range(min(MOST_CAUSES, len(causes(audited))))],
         "charts": list(_charts(audited)),
-        "tables": [_table(t) for s in audited.sections for t in auditing.tables(s)],
+        "tables": [_table(t) for s in audited.sections for t in auditing.tables(s, audited.claim is not None)],
         "notes": [n for s in audited.sections for n in (title(s), *remarks(s))] + list(audited.notes),
     }
 

@@ -18,6 +18,28 @@ VERDICTS = {
     FAULT: "somebody is to blame",
 }
 """Of an audit that was told what ran."""
+KINDS = {
+    "bench": "benchmark result",
+    "training": "training log",
+    "flight": "flight record",
+    "links": "record of links",
+    "monitor": "record of clocks",
+    "collectives": "test of collectives",
+}
+"""What sections are called whose kind says too little."""
+HEADED = {
+    "step": "step",
+    "tpot_mean": "TPOT",
+    "ttft_mean": "TTFT",
+    "output_tokens_per_s": "output tokens/s",
+    "e2el_mean": "E2E",
+    "total_tokens_per_s": "tokens/s",
+    "MFU": "MFU",
+    "TFLOP/s a GPU": "TFLOP/s a GPU",
+}
+"""Codes of figures that a headline tells, and their short names."""
+MOST_FIGURES = 3
+MOST_FACTS = 10  # in a note
 BINDING = {
     "compute_s": "compute binds",
     "exposed_s": "exposed communication binds",
@@ -92,7 +114,17 @@ def what_ran(sections: Sequence[Section]) -> str:
         if used := of_all(section):
             return f"{job(section)}, {binding(used)}"
     kinds = Counter(s.kind for s in sections)
-    return ", ".join(plural(count, kind) for kind, count in kinds.items()) or "no file"
+    read = ", ".join(plural(count, KINDS.get(kind, kind)) for kind, count in kinds.items()) or "no file"
+    figures = [figure for s in sections for figure in _figures(s)][:MOST_FIGURES]
+    return f"{read}, {', '.join(figures)}" if figures else read
+
+
+def _figures(section: Section) -> Iterator[str]:
+    """The figures that stand for a result, in the order of ``HEADED``."""
+    told = {f.code: f for f in reversed(section.findings) if f.measured is not None}
+    for code, name in HEADED.items():
+        if found := told.get(code):
+            yield f"{name} {value_text(found.measured, found.unit)}"
 
 
 def job(section: Section) -> str:
@@ -148,8 +180,10 @@ def title(section: Section) -> str:
 def remarks(section: Section) -> Iterator[str]:
     """Notes, those on files that end too early first; and the facts that two runs may differ in."""
     yield from sorted(section.notes, key=lambda n: n.code != "partial")
-    if section.facts:
-        yield "; ".join(f"{name} {value}" for name, value in section.facts.items())
+    told = [f"{name} {value}" for name, value in section.facts.items()]
+    if told:
+        more = f"; and {len(told) - MOST_FACTS} more (--json)" if len(told) > MOST_FACTS else ""
+        yield f"{'; '.join(told[:MOST_FACTS])}{more}"
 
 
 def value_text(value: float | None, unit: str) -> str:
