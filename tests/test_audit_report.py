@@ -63,7 +63,7 @@ def screen(audited, width=100):
 
 def test_words_come_first_dearest_cause_first():
     lines = screen(Audit(None, (section(culprit=LATE, causes=CAUSES),)))
-    assert lines[0] == "2 ranks, 8 steps of 11.2 ms, compute binds (71%): rank 3 is to blame (late rank)"
+    assert lines[0] == "2 ranks, 8 decode steps of 11.2 ms, compute binds (71%): rank 3 is to blame (late rank)"
     assert lines[1] == f"To blame: {LATE.said}"
     assert lines[2] == "1. all-reduces run over sockets: costs 2.2 ms (18%)"
     assert lines[3] == "   change: set NCCL_IB_HCA · gain: about 1.6 ms a step"
@@ -81,7 +81,18 @@ def test_a_sound_run_is_called_one():
     assert screen(Audit(None, (section(causes=CAUSES[:1]),)))[0].endswith("nobody is to blame; 1 cause of lost time is named")
     assert screen(Audit(None, (Section("log", ("a.log",), ()),)))[0] == "1 log: nothing could be told"
     off = Finding("failed requests", 0, 3, reason="what failed is not in the statistics").judged()
-    assert screen(Audit(None, (Section("bench", ("a.json",), (off,)),)))[0].startswith("1 bench: something is off (0 agree, 1 dis")
+    assert screen(Audit(None, (Section("bench", ("a.json",), (off,)),)))[0].startswith(
+        "1 benchmark result: something is off (0 agree, 1 dis"
+    )
+
+
+def test_a_result_is_told_and_its_books_are_checked():
+    told = [Finding(Note(f"tpot_{s}", f"TPOT ({s})"), None, t, "s") for s, t in (("mean", 0.08), ("p99", 0.089))]
+    books = Finding("E2E = TTFT + (n - 1) TPOT", 71.5, 71.5, "s", 0.05).judged()
+    lines = screen(Audit(None, (Section("bench", ("a.json",), (*told, books)),)))
+    assert lines[0] == "1 benchmark result, TPOT 80 ms: nobody is to blame, and nothing is off"
+    assert [x.split() for x in lines[2:4]] == [["item", "measured"], ["TPOT", "(mean)", "80", "ms"]]
+    assert lines[5].split() == ["item", "expected", "measured", "difference", "tolerance", "verdict"]
 
 
 def test_partial_files_are_marked():
@@ -107,6 +118,12 @@ def test_a_typical_step_is_the_sum_of_its_parts(parts):
     lengths = sorted(map(length_s, rows))
     assert lengths[0] - 1e-9 <= used.total_s <= lengths[-1] + 1e-9
     assert len(bar(used, used.total_s)) == (20 if used.total_s else 0)
+
+
+def test_prompts_between_tokens_are_not_in_the_typical_step():
+    made = section()
+    prompts = tuple(replace(s, name="execute_context_1(512)_generation_0(0)", compute_s=1.0) for s in made.steps[:3])
+    assert of_all(replace(made, steps=(*made.steps, *prompts))) == of_all(made)
 
 
 def test_document_of_an_audit():

@@ -35,15 +35,22 @@ NAMES = {
     "send-recv": "SendRecv",
 }
 """What NCCL's kernels call the operations."""
+NCCL, SYMMETRIC, MSCCL = "ncclDevKernel", "ncclSymDevKernel", "mscclKernel"
 SPELLED = {
-    "ring or nvls": "RING_LL",
-    "user buffers": "USERBUFFERS",
-    "symmetric one-shot": "AGxLL",
-    "symmetric multimem one-shot": "AGxLLMC",
-    "symmetric two-shot": "RSx",
-    "symmetric multimem two-shot": "RSxLDMC",
+    "ring or nvls": (NCCL, "RING_LL"),
+    "user buffers": (NCCL, "USERBUFFERS"),
+    "symmetric": (SYMMETRIC, ""),
+    "symmetric multimem": (SYMMETRIC, "STMC"),
+    "symmetric one-shot": (SYMMETRIC, "AGxLL"),
+    "symmetric multimem one-shot": (SYMMETRIC, "AGxLLMC"),
+    "symmetric two-shot": (SYMMETRIC, "RSx"),
+    "symmetric multimem two-shot": (SYMMETRIC, "RSxLDMC"),
+    "msccl": (MSCCL, ""),
+    "msccl ll": (MSCCL, "LL"),
+    "msccl ll128": (MSCCL, "LL128"),
+    "msccl simple": (MSCCL, "Simple"),
 }
-"""How kernels spell those algorithms that they do not call by name."""
+"""How kernels begin and end whose algorithm is not a word of their name."""
 MODES = {"prefill": "EXTEND", "decode": "DECODE", "mixed": "MIXED"}
 
 
@@ -215,8 +222,7 @@ def _kernel_name(c: Collective) -> str:
     >>> _kernel_name(Collective("all-reduce", None, 8, 0.0, 1.0, "x", algorithm="tree ll128"))
     'ncclDevKernel_AllReduce_TREE_LL128'
     """
-    spelled = SPELLED.get(c.algorithm) or c.algorithm.upper().replace(" ", "_").replace("-", "_")
-    family = "ncclSymDevKernel" if c.algorithm.startswith("symmetric") else "ncclDevKernel"
+    family, spelled = SPELLED.get(c.algorithm, (NCCL, c.algorithm.upper().replace(" ", "_").replace("-", "_")))
     return "_".join(filter(None, (family, NAMES.get(c.op, "Generic"), spelled)))
 
 

@@ -1,9 +1,11 @@
 """The step that stands for all: what most of the steps of a run took, part by part."""
 
+from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from commtax.audit.finding import Section, StepRow
-from commtax.readers.trace import Usage
+from commtax.readers.trace import Usage, named_steps
 
 PARTS = ("compute_s", "exposed_s", "copy_s", "idle_s")
 """Of a step, each second once: together they are the step."""
@@ -27,13 +29,31 @@ def typical(rows: Sequence[StepRow]) -> Usage:
     )
 
 
+@lru_cache(maxsize=4096)
+def phase_of(name: str) -> str:
+    """The phase that a step's name tells, or "".
+
+    >>> phase_of("execute_context_0(0)_generation_4(4)"), phase_of("ProfilerStep#3")
+    ('decode', '')
+    """
+    return next((step.phase for step in named_steps([(name, 0.0, 1.0)])), "")
+
+
+def usual_phase(section: Section) -> str:
+    """The phase of most steps: an engine's prompts and tokens between them are not of one length."""
+    counted = Counter(phase_of(row.name) for row in section.steps)
+    return counted.most_common(1)[0][0] if counted else ""
+
+
 def by_rank(section: Section) -> list[tuple[int, int, Usage]]:
-    """Rank, how many steps of it are told, and its typical one; the mean step where steps are not told one by one."""
+    """Rank, how many steps of the usual phase it has, and a typical one; the mean step where steps are not told one by one."""
     if not section.steps:
         return [(rank, 0, used) for rank, used in section.usage]
+    usual = usual_phase(section)
     ranks: dict[int, list[StepRow]] = {}
     for row in section.steps:
-        ranks.setdefault(row.rank, []).append(row)
+        if phase_of(row.name) == usual:
+            ranks.setdefault(row.rank, []).append(row)
     return [(rank, len(rows), typical(rows)) for rank, rows in sorted(ranks.items())]
 
 

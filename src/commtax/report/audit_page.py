@@ -31,7 +31,7 @@ def audit_page(audited: Audit, command: str) -> Record:
         "culprit": culprit_sentence(audited.culprit) if audited.culprit else "",
         "causes": [_cause(audited, i) for i in range(min(MOST_CAUSES, len(causes(audited))))],
         "charts": list(_charts(audited)),
-        "tables": [_table(t) for s in audited.sections for t in auditing.tables(s)],
+        "tables": [_table(t) for s in audited.sections for t in auditing.tables(s, audited.claim is not None)],
         "notes": [n for s in audited.sections for n in (title(s), *remarks(s))] + list(audited.notes),
     }
 
@@ -76,7 +76,7 @@ def _charts(audited: Audit) -> Iterator[Record]:
     if section is None or section.measured is None:
         return
     yield chart(section.measured, "measured")
-    if audited.claim is not None:
+    if audited.claim is not None and not audited.claim.question.trains:
         b = priced_step(audited.claim, section)
         q = b.question
         yield chart(predicted_step(b), f"predicted: {q.phase}, batch {int(q.batch)}, {int(q.context):,} tokens")

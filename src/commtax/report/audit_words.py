@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Cause, Culprit, Section
-from commtax.audit.typical import PARTS, by_rank, of_all
+from commtax.audit.typical import PARTS, by_rank, of_all, usual_phase
 from commtax.readers.trace import Usage
 from commtax.units import format_bytes, format_seconds, plural
 
@@ -18,6 +18,28 @@ VERDICTS = {
     FAULT: "somebody is to blame",
 }
 """Of an audit that was told what ran."""
+KINDS = {
+    "bench": "benchmark result",
+    "training": "training log",
+    "flight": "flight record",
+    "links": "record of links",
+    "monitor": "record of clocks",
+    "collectives": "test of collectives",
+}
+"""What sections are called whose kind says too little."""
+HEADED = {
+    "step": "step",
+    "tpot_mean": "TPOT",
+    "ttft_mean": "TTFT",
+    "output_tokens_per_s": "output tokens/s",
+    "e2el_mean": "E2E",
+    "total_tokens_per_s": "tokens/s",
+    "MFU": "MFU",
+    "TFLOP/s a GPU": "TFLOP/s a GPU",
+}
+"""Codes of figures that a headline tells, and their short names."""
+MOST_FIGURES = 3
+MOST_FACTS = 10  # in a note
 BINDING = {
     "compute_s": "compute binds",
     "exposed_s": "exposed communication binds",
@@ -92,7 +114,17 @@ def what_ran(sections: Sequence[Section]) -> str:
         if used := of_all(section):
             return f"{job(section)}, {binding(used)}"
     kinds = Counter(s.kind for s in sections)
-    return ", ".join(plural(count, kind) for kind, count in kinds.items()) or "no file"
+    read = ", ".join(plural(count, KINDS.get(kind, kind)) for kind, count in kinds.items()) or "no file"
+    figures = [figure for s in sections for figure in _figures(s)][:MOST_FIGURES]
+    return f"{read}, {', '.join(figures)}" if figures else read
+
+
+def _figures(section: Section) -> Iterator[str]:
+    """The figures that stand for a result, in the order of ``HEADED``."""
+    told = {f.code: f for f in reversed(section.findings) if f.measured is not None}
+    for code, name in HEADED.items():
+        if found := told.get(code):
+            yield f"{name} {value_text(found.measured, found.unit)}"
 
 
 def job(section: Section) -> str:
@@ -100,9 +132,8 @@ def job(section: Section) -> str:
     ranks = by_rank(section)
     used, steps = of_all(section), max(count for _, count, _ in ranks)
     length = format_seconds(used.total_s) if used else ""
-    return (
-        f"{plural(len(ranks), 'rank')}, {plural(steps, 'step')} of {length}" if steps else f"{plural(len(ranks), 'rank')}, {length}"
-    )
+    many, kind = plural(len(ranks), "rank"), f"{usual_phase(section)} step".strip()
+    return f"{many}, {plural(steps, kind)} of {length}" if steps else f"{many}, {length}"
 
 
 def binding(used: Usage) -> str:
@@ -149,8 +180,10 @@ def title(section: Section) -> str:
 def remarks(section: Section) -> Iterator[str]:
     """Notes, those on files that end too early first; and the facts that two runs may differ in."""
     yield from sorted(section.notes, key=lambda n: n.code != "partial")
-    if section.facts:
-        yield "; ".join(f"{name} {value}" for name, value in section.facts.items())
+    told = [f"{name} {value}" for name, value in section.facts.items()]
+    if told:
+        more = f"; and {len(told) - MOST_FACTS} more (--json)" if len(told) > MOST_FACTS else ""
+        yield f"{'; '.join(told[:MOST_FACTS])}{more}"
 
 
 def value_text(value: float | None, unit: str) -> str:

@@ -41,7 +41,7 @@ def show_audit(console: Console, audited: Audit) -> None:
     show_causes(console, audited)
     for section in audited.sections:
         say(console, title(section), "dim")
-        for columns, rows in tables(section):
+        for columns, rows in tables(section, audited.claim is not None):
             below = _lowered(columns, rows, console.width // 4)
             show_table(console, columns, rows)
             for number, reason in enumerate(below, 1):
@@ -60,10 +60,10 @@ def _lowered(columns: Sequence[str], rows: list[list[Cell]], most: int) -> list[
     return reasons
 
 
-def tables(section: Section) -> list[Table]:
-    """What was compared or told, typical steps, collectives, kernels: those that there are."""
-    made = (_findings(section.findings), _steps(section), _collectives(section.collectives), _kernels(section.kernels))
-    return [table for table in made if table[1]]
+def tables(section: Section, claimed: bool) -> list[Table]:
+    """What was told or compared, typical steps, collectives, kernels: those that there are."""
+    rest = _steps(section), _collectives(section.collectives), _kernels(section.kernels)
+    return [table for table in (*_findings(section.findings, claimed), *rest) if table[1]]
 
 
 def show_causes(console: Console, audited: Audit) -> None:
@@ -78,13 +78,13 @@ def show_causes(console: Console, audited: Audit) -> None:
         say(console, f"   and {plural(len(all_of_them) - MOST_CAUSES, 'cheaper cause')} (--json)", "dim")
 
 
-def _findings(findings: Sequence[Finding]) -> Table:
-    columns = ["item", ">predicted", ">measured", ">difference", ">tolerance", "verdict", "why"]
-    rows = [_cells(f) for f in findings]
-    if any(f.predicted is not None for f in findings):
-        return columns, [list(row) for row in rows]
-    judged = any(f.verdict != UNKNOWN for f in findings)  # without a prediction: where something contradicts itself
-    return without_empty(columns, ([*row[:5], row[5] if judged else "", row[6]] for row in rows))
+def _findings(findings: Sequence[Finding], claimed: bool) -> Iterator[Table]:
+    """What was compared; without a claim, only what a file contradicts or confirms by itself, after what it tells."""
+    heads = ["item", ">predicted" if claimed else ">expected", ">measured", ">difference", ">tolerance", "verdict", "why"]
+    told = [f for f in findings if not claimed and f.predicted is None and f.verdict == UNKNOWN]
+    yield without_empty(("item", ">measured", "why"), ((f.item, value_text(f.measured, f.unit), f.reason) for f in told))
+    compared = [f for f in findings if f not in told]
+    yield (heads, [list(_cells(f)) for f in compared]) if claimed else without_empty(heads, map(_cells, compared))
 
 
 def _cells(f: Finding) -> tuple[Cell, ...]:
