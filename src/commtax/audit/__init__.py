@@ -11,10 +11,10 @@ from commtax.audit.benches import audit_bench
 from commtax.audit.collective_tests import audit_collectives
 from commtax.audit.finding import Audit, Claim, Section
 from commtax.audit.flight import audit_flight
-from commtax.audit.links import audit_links, audit_monitor
 from commtax.audit.logs import audit_log
 from commtax.audit.nccl import audit_nccl
 from commtax.audit.reading import Read, read_all
+from commtax.audit.smi import audit_links, audit_monitor
 from commtax.audit.traces import audit_traces
 from commtax.audit.training import audit_training
 from commtax.files import LOG_BYTES, read_text
