@@ -9,7 +9,8 @@ from statistics import median
 from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Section
 from commtax.catalog.hardware import MEMORY_SPREAD, is_like, recognise
 from commtax.readers.collective_names import UNNAMED
-from commtax.readers.trace import Collective, Device, Meetings, Step, Trace, Usage, meet
+from commtax.readers.meeting import Meetings, meet
+from commtax.readers.trace import Collective, Device, Step, Trace, Usage
 from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.billing import StepBill, sent
