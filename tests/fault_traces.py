@@ -118,10 +118,9 @@ def meet(ranks):
                 if any(h is None for h in heads):
                     break
                 starts = [max(h[0][1], o.free.get(h[0][0].lane, 0.0)) for o, h in zip(others, heads)]
-                end = max(starts) + op.us
                 for o, h, start in zip(others, heads, starts):
                     own = h[0][0]
-                    own_end = start + op.us if own.buffered else end
+                    own_end = start + own.us if own.buffered else max(starts) + own.us
                     o.events.append(("kernel", NCCL[own.name], start, own_end - start, own.lane, own, h[0][1]))
                     o.free[own.lane] = own_end
                     o.ends[own.handle] = own_end
@@ -356,7 +355,9 @@ def _sized(p):
     if p.fault == "lost overlap":
         p.everyone = rng.random() < 0.5
         p.since = rng.randint(2, p.steps - 3) if p.everyone else p.since
-        p.wire_us = max(p.wire_us, 0.4 * p.compute_us)
+        buckets = -(-p.layers // 2)
+        whole = (3 * p.layers + 0.5) * p.compute_us
+        p.wire_us = rng.uniform(0.1, 0.25) * whole / (buckets - 1 if p.job == "ddp" else 3 * p.layers - 3)
 
 
 def document(rank, plan, rng, skew_us, base_us, told, named):

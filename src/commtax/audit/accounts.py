@@ -17,7 +17,8 @@ from commtax.readers.trace import Trace
 from commtax.timeline import Column
 
 USUAL = 0.5  # of the steps that must have equally many collectives to leave the others out
-MOST_BEATS = 60  # steps that are looked at one by one; more are put together
+MOST_BEATS = 40  # steps that are looked at one by one; more are put together
+SOON_S = 2e-6  # a kernel that begins so soon before a collective's end (rounding) has waited for it
 QUICKEST = 0.1  # of messages whose other end is not here: they did not wait
 
 
@@ -33,6 +34,7 @@ class Accounts:
     hidden_s: Column  # wire under compute
     copy_s: Column
     idle_s: Column
+    host_s: Column  # no compute, and no collective whose end was waited for: idle, or communication beside a device with nothing to do
     starved_s: Column  # waiting in messages whose other end was done before
 
     @property
@@ -159,11 +161,12 @@ class Job:
     def _account(self, place: int) -> Accounts:
         """One rank's, of all its steps."""
         ran, (begin, end) = self.covered[place], self.windows[place]
-        compute, comm, either, anything = (c.within(begin, end) for c in (ran.compute, ran.comm, ran.either, ran.anything))
+        compute, either, anything = (c.within(begin, end) for c in (ran.compute, ran.either, ran.anything))
         start, finish = spans(self.traces[place])
         waited = np.where(np.isnan(self.waiting[place]), self.alone[place], self.waiting[place])
         waited = np.where(np.isnan(waited), 0.0, waited)
-        under = ran.compute.within(start, start + waited)
+        # Without waiting it would have ended so much earlier: what is exposed of it is waiting first.
+        shown = np.minimum(waited, finish - start - ran.compute.within(start, finish))
         at = self.step_of(place, start)
         inside = (at >= 0) & (start < (end[-1] if len(end) else 0.0))
 
@@ -172,9 +175,24 @@ class Job:
 
         alone = np.where(np.isnan(self.alone[place]), 0.0, self.alone[place])
         exposed = np.maximum(0.0, either - compute)
-        wait = np.minimum(exposed, summed(waited - under))
-        hidden = np.maximum(0.0, comm + compute - either - summed(under))
+        wait = np.minimum(exposed, summed(shown))
+        hidden = np.maximum(0.0, summed(finish - start - waited) - (exposed - wait))
         job_s = self.meetings.job_s(place, begin) if self.meetings else begin - self.traces[place].timeline.begin_s
         total, copy = end - begin, np.maximum(0.0, anything - either)
         idle = np.maximum(0.0, total - anything)
-        return Accounts(job_s, total, compute, exposed - wait, wait, hidden, copy, idle, summed(alone))
+        return Accounts(job_s, total, compute, exposed - wait, wait, hidden, copy, idle, self._host(place, finish), summed(alone))
+
+    def _host(self, place: int, ends: Column) -> Column:
+        """Of each step the pauses of compute that no collective's end explains.
+
+        Behind the last collective that ended in a pause, compute could have gone on; so it could where nothing ran at all.
+        """
+        ran, (begin, _) = self.covered[place], self.windows[place]
+        since, length = ran.compute.gaps
+        if not len(since):
+            return np.zeros(len(begin))
+        until, ordered = since + length, np.concatenate([[-np.inf], np.sort(ends)])
+        ended = ordered[np.searchsorted(ordered, until + SOON_S, side="right") - 1]
+        free = np.maximum(until - np.clip(ended, since, until), length - ran.comm.within(since, until))
+        at = self.step_of(place, since)
+        return np.bincount(at[at >= 0], weights=free[at >= 0], minlength=len(begin))[: len(begin)]

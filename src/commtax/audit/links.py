@@ -122,13 +122,13 @@ def _stretch(step: Column, common: Column, first: Column) -> Column:
 
 
 def _exposed(job: Job) -> Column:
-    """Of each collective the wire that compute does not cover, on the rank where that is most."""
+    """Of each collective the wire that compute does not cover, on the rank where that is most: what is exposed but for waiting."""
     met = job.meetings
     assert met is not None
     shown = np.zeros(len(met.place))
     for place, trace in enumerate(job.traces):
         mine = met.place == place
-        _, end = spans(trace)
-        until, wire = end[met.index[mine]], met.wire_s[met.of[mine]]
-        shown[mine] = wire - job.covered[place].compute.within(until - wire, until)
-    return np.maximum.reduceat(shown, met.first)
+        start, end = (x[met.index[mine]] for x in spans(trace))
+        waited = end - start - met.wire_s[met.of[mine]]
+        shown[mine] = end - start - job.covered[place].compute.within(start, end) - waited
+    return np.maximum(0.0, np.maximum.reduceat(shown, met.first))

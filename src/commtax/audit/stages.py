@@ -91,7 +91,7 @@ def starved(job: Job, accounts: Accounts) -> Iterator[Suspect]:
     step_s = accounts.step_s
     if not step_s > 0:
         return
-    idle = (accounts.idle_s + accounts.copy_s) / step_s
+    idle = accounts.host_s / step_s
     excess = idle - of_others(idle)
     risen = [rise(x, LEAST) for x in excess]
     found = [(r.level, place, r) for place, r in enumerate(risen) if r is not None]

@@ -32,12 +32,12 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
     since = (risen[at] or risen[0]).since  # type: ignore[union-attr]
     if any(np.median(x[since:]) > ALONE * level for i, x in enumerate(late) if i != at):
         return
-    excess = {name: _excess(getattr(accounts, name)[chosen], at, since) / step_s for name in ("compute_s", "idle_s", "copy_s", "wire_s")}
+    excess = {name: _excess(getattr(accounts, name)[chosen], at, since) / step_s for name in ("compute_s", "host_s")}
     place, rank = chosen[at], ranks[chosen[at]]
-    idle = excess["idle_s"] + excess["copy_s"]
-    most = max(excess["compute_s"], idle, excess["wire_s"])
+    idle, exposed = excess["host_s"], level - excess["compute_s"] - excess["host_s"]
+    most = max(excess["compute_s"], idle, exposed)
     waits = f"the others wait {level:.0%} of a step for rank {rank}"
-    if most == excess["wire_s"]:
+    if most == exposed:
         yield from _unhidden(accounts, chosen, at, since, level, waits)
     elif most == excess["compute_s"]:
         own = _excess(accounts.compute_s[chosen], at, since, relative=True)
@@ -53,10 +53,8 @@ def _excess(x: Column, row: int, since: int, relative: bool = False) -> float:
 
 
 def _unhidden(accounts: Accounts, chosen: list[int], at: int, since: int, level: float, waits: str) -> Iterator[Suspect]:
-    """One rank's communication that others hide."""
-    exposed = _excess(accounts.wire_s[chosen], at, since)
-    hidden = _excess(accounts.hidden_s[chosen], at, since)
-    if hidden <= -LOST * exposed:
+    """One rank's communication that others hide: as much wire as theirs, and more of it exposed."""
+    if _excess((accounts.wire_s + accounts.hidden_s)[chosen], at, since, relative=True) <= SAME_WIRE:
         said = f"{waits}, whose communication does not hide under its compute as theirs does"
         yield Suspect("lost overlap", chosen[at], level, since, said)
 

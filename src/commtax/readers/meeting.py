@@ -20,9 +20,12 @@ from commtax.timeline import Column
 
 MESSAGE = "send-recv"
 PAIRED_S = 5e-6  # two ends of one message
+PARTED = 0.1  # of a collective's time: ranks whose ends are farther apart than this were not in it together
 SAMPLED = 400  # ends of a list that tell who shares its collectives
 SHIFTS = 400  # most places that two lists are moved against each other
-APART_S, APART_SHARE, APART_TIMES = 1e-6, 0.03, 3.0  # of the time between two collectives; of the nearest rank's distance
+TICK_S = 1e-9  # of a profiler's clock
+APART_TIMES = 20.0  # the distance of the nearest rank: ranks that are farther apart share no collectives
+APART_S = 1e-6  # of the ends of two lists: less tells no shift from another
 Key = tuple[str, str, tuple[int, ...], int, int]
 
 
@@ -149,6 +152,7 @@ def meet(traces: Sequence[Trace]) -> Meetings:
             together[pair] = ends if before is None else (np.append(before[0], ends[0]), np.append(before[1], ends[1]))
     messages = [np.flatnonzero([c.op == MESSAGE for c in t.collectives]) for t in ordered]
     clocks = aligned(len(lists), together, [x.end[m] for x, m in zip(lists, messages, strict=True)])
+    matches = [part for match in matches for part in _parted(lists, match, clocks)]
     matches += _messages(lists, messages, clocks)
     return _joined(ordered, lists, matches, clocks)
 
@@ -174,6 +178,23 @@ def _joined(ordered: tuple[Trace, ...], lists: list[_List], matches: list[_Rows]
     return Meetings(ranks, ordered, place[taken], index[taken], starts, tuple(clocks), shifts, lost, inside)
 
 
+def _parted(lists: list[_List], match: _Rows, clocks: list[Clock]) -> Iterator[_Rows]:
+    """A match as it is, where its group was told or ends together on the aligned clocks; else those that do."""
+    places, rows = match
+    if len(places) < 3 or len(rows) < 2 or lists[places[0]].told[rows[0, 0]]:
+        yield match
+        return
+    ends = np.column_stack([clocks[p].job_s(lists[p].end[rows[:, i]]) for i, p in enumerate(places)])
+    lasted = np.median([lists[p].end[rows[:, i]] - lists[p].start[rows[:, i]] for i, p in enumerate(places)])
+    left = list(range(len(places)))
+    while left:
+        apart = np.median(np.abs(ends[:, left] - ends[:, left[:1]]), axis=0)
+        group = [i for i, far in zip(left, apart.tolist(), strict=True) if far <= max(PAIRED_S, PARTED * lasted)]
+        left = [i for i in left if i not in group]
+        if len(group) > 1:
+            yield tuple(places[i] for i in group), rows[:, group]
+
+
 def _raw(lists: list[_List], place: Column, index: Column) -> tuple[Column, Column]:
     """Starts and ends of rows, on the ranks' own clocks."""
     base = np.concatenate([[0], np.cumsum([len(x.start) for x in lists])])[:-1]
@@ -193,6 +214,7 @@ class _List:
     start: Column
     end: Column
     signs: Column  # of what kind and size
+    told: Column  # whether its group's members are
     shift: float
     keyed: dict[Key, Column]  # by group and kind: their indices, in order
 
@@ -207,7 +229,8 @@ class _List:
                 keyed.setdefault((c.op, c.group, c.members, c.ranks, lane), []).append(i)
         sizes = (-1.0 if c.nbytes is None or c.op == "all-to-all" else c.nbytes for c in trace.collectives)
         signs = np.fromiter(sizes, float, len(start))
-        return _List(trace.rank, start + shift, end + shift, signs, shift, {k: np.array(v) for k, v in keyed.items()})
+        told = np.fromiter((len(c.members) > 1 for c in trace.collectives), bool, len(start))
+        return _List(trace.rank, start + shift, end + shift, signs, told, shift, {k: np.array(v) for k, v in keyed.items()})
 
 
 def _lanes(trace: Trace, start: Column, end: Column) -> list[int]:
@@ -243,11 +266,11 @@ def _groups(lists: Sequence[_List], key: Key, places: list[int]) -> Iterable[lis
         return [places] if len(places) > 1 else []
     if len(places) == 2 or size == len(places):
         return [places]
-    apart, usual = _distances([lists[p].end[lists[p].keyed[key]] for p in places])
-    if apart.max() <= max(APART_S, APART_SHARE * usual):
-        return [places] if size in (0, len(places)) else [places[i : i + size] for i in range(0, len(places), size)]
+    apart = _distances([lists[p].end[lists[p].keyed[key]] for p in places])
     nearest = np.where(np.eye(len(places), dtype=bool), np.inf, apart).min(axis=1)
-    near = apart <= np.maximum(APART_S, APART_TIMES * np.minimum(nearest[:, None], nearest[None, :]))
+    near = apart <= APART_TIMES * np.maximum(TICK_S, np.minimum(nearest[:, None], nearest[None, :]))
+    if near.all() and 0 < size < len(places):
+        return [places[i : i + size] for i in range(0, len(places), size)]
     left, found = list(range(len(places))), []
     while left:
         group = [i for i in left if near[left[0], i]]
@@ -256,15 +279,14 @@ def _groups(lists: Sequence[_List], key: Key, places: list[int]) -> Iterable[lis
     return [g for g in found if len(g) > 1]
 
 
-def _distances(ends: list[Column]) -> tuple[Column, float]:
-    """How differently the time between two collectives goes by on each two ranks, and how long it usually is.
+def _distances(ends: list[Column]) -> Column:
+    """How differently the time between two collectives goes by on each two ranks.
 
     Offsets of clocks do not matter: where ranks share collectives, these times are the same.
     """
     count = min(SAMPLED, *(len(e) for e in ends))
     steps = np.array([np.diff(e[-count:]) for e in ends]) if count > 1 else np.zeros((len(ends), 1))
-    apart = np.abs(steps[:, None, :] - steps[None, :, :]).mean(axis=2)
-    return apart, float(np.median(steps))
+    return np.array([np.abs(steps - own).mean(axis=1) for own in steps])
 
 
 def _aligned_rows(lists: Sequence[_List], key: Key, group: list[int]) -> Column:

@@ -42,15 +42,17 @@ def _repeated(trace: Trace) -> list[Step]:
     seen = [([line.name[i] for i in chosen.tolist()], line.start_s[chosen])]
     called = sorted(trace.collectives, key=lambda c: c.start_s)
     seen.append(([f"{c.op} {c.nbytes} {c.group}" for c in called], np.array([c.start_s for c in called])))
-    for names, starts in seen:
-        length = period_of(names)
-        if length > 1:
-            begins = starts[::length].tolist()
-            ends = [*begins[1:], trace.timeline.finish_s]
-            whole = len(names) // length
-            last = ends[whole - 1] if whole < len(begins) else trace.timeline.finish_s
-            return [Step(i, REPEATED, b, e) for i, (b, e) in enumerate(zip(begins[:whole], [*ends[: whole - 1], last], strict=True))]
-    return []
+    # A layer may repeat as well as a step does: what takes longest is the step.
+    found = [(length, starts) for names, starts in seen if (length := period_of(names)) > 1]
+    return min((_steps(starts, length, line.finish_s) for length, starts in found), key=len, default=[])
+
+
+def _steps(starts: Column, length: int, finish_s: float) -> list[Step]:
+    """Whole periods: each lasts until the next begins."""
+    begins = starts[::length].tolist()
+    whole = len(starts) // length
+    ends = [*begins[1:], finish_s][:whole]
+    return [Step(i, REPEATED, b, e) for i, (b, e) in enumerate(zip(begins[:whole], ends, strict=True))]
 
 
 def period_of(names: Sequence[str]) -> int:
