@@ -16,11 +16,10 @@ from fault_traces import KINDS, case
 from commtax.audit.accounts import Job
 from commtax.audit.blame import culprit
 from commtax.readers import kineto
-from commtax.readers.repetition import with_steps
 
 
 def blamed(made):
-    return culprit(Job.of([with_steps(kineto.parse(d)) for d in made.documents]))
+    return culprit(Job.of([kineto.parse(d) for d in made.documents]))
 
 
 def is_right(made, found):

@@ -13,6 +13,7 @@ import numpy as np
 
 from commtax.readers.coverage import Covered, covered
 from commtax.readers.meeting import MESSAGE, Meetings, meet, spans
+from commtax.readers.repetition import in_steps, likeliest, repeated, whole
 from commtax.readers.trace import Trace
 from commtax.timeline import Column
 
@@ -61,8 +62,13 @@ class Job:
 
     @staticmethod
     def of(traces: Sequence[Trace]) -> Job:
+        """All traces with steps: what somebody named, what repeats, or all of a trace as one."""
         ordered = tuple(sorted(traces, key=lambda t: t.rank))
-        return Job(ordered, meet(ordered) if len(ordered) > 1 else None)
+        met = meet(ordered) if len(ordered) > 1 else None
+        if not all(t.steps for t in ordered):
+            ordered = _stepped(ordered, met)
+            met = replace(met, traces=ordered) if met else None
+        return Job(ordered, met)
 
     @cached_property
     def covered(self) -> tuple[Covered, ...]:
@@ -196,3 +202,18 @@ class Job:
         free = np.maximum(until - np.clip(ended, since, until), length - ran.comm.within(since, until))
         at = self.step_of(place, since)
         return np.bincount(at[at >= 0], weights=free[at >= 0], minlength=len(begin))[: len(begin)]
+
+
+def _stepped(traces: tuple[Trace, ...], met: Meetings | None) -> tuple[Trace, ...]:
+    """Traces with one rank's steps, at the same moments of the job: those that its names tell, else those that repeat."""
+    named = next((place for place, t in enumerate(traces) if t.steps), None)
+    found = [(place, steps) for place, t in enumerate(traces) for steps in repeated(t)] if named is None else []
+    chosen = likeliest([steps for _, steps in found])
+    lead = named if named is not None else next((place for place, steps in found if steps is chosen), 0)
+    steps = list(traces[lead].steps) or chosen
+    if not steps or met is None:
+        return tuple(t if t.steps else in_steps(t, steps or whole(t)) for t in traces)
+    moments = met.job_s(lead, np.array([(s.start_s, s.end_s) for s in steps]))
+    own = [met.own_s(place, moments).tolist() for place in range(len(traces))]
+    moved = ([replace(s, start_s=b, end_s=e) for s, (b, e) in zip(steps, at, strict=True)] for at in own)
+    return tuple(t if t.steps else in_steps(t, there) for t, there in zip(traces, moved, strict=True))

@@ -33,6 +33,9 @@ class Clock:
     def job_s(self, own_s: Column) -> Column:
         return own_s + self.offset_s + self.drift * (own_s - self.at_s)
 
+    def own_s(self, job_s: Column) -> Column:
+        return (job_s - self.offset_s + self.drift * self.at_s) / (1 + self.drift)
+
 
 def between(ours: Column, theirs: Column) -> tuple[Clock, float]:
     """The clock that moves their ends onto ours, and how far they then still are apart (median)."""

@@ -64,6 +64,10 @@ class Meetings:
         """The job's time of moments of one trace."""
         return self.clocks[place].job_s(np.asarray(own_s) + self.shifts[place]) - self.zero_s
 
+    def own_s(self, place: int, job_s: Column) -> Column:
+        """Moments of the job in one trace's own time."""
+        return self.clocks[place].own_s(job_s + self.zero_s) - self.shifts[place]
+
     @cached_property
     def zero_s(self) -> float:
         begins = [c.job_s(np.array(t.timeline.begin_s + s)) for t, c, s in zip(self.traces, self.clocks, self.shifts, strict=True)]

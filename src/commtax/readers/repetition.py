@@ -16,15 +16,39 @@ EXACT = 20_000  # names that are compared one by one; beyond them what is rare t
 LIKE = 0.9  # of all names that must come back one period later
 REGULAR = 0.8  # of a name's distances that must be equal
 RARE = 40  # names, the rarest first, that are asked
-FEWEST = 3  # steps that a rare name must have been seen in
+FEWEST = 3  # steps that make a repetition more than chance
 
 
-def with_steps(trace: Trace) -> Trace:
-    """The trace with steps: its own, else what repeats, else all of it as one."""
-    if trace.steps or not len(trace.timeline.start_s):
-        return trace
-    steps = _repeated(trace) or [Step(0, WHOLE, trace.timeline.begin_s, trace.timeline.finish_s)]
-    steps = [replace(s, phase="train") for s in steps] if trace.training else steps
+def repeated(trace: Trace) -> list[list[Step]]:
+    """Steps by the period of the busiest lane's names, and by that of the collectives' kinds and sizes, where they have one."""
+    line = trace.timeline
+    if not len(line.start_s):
+        return []
+    busiest = int(np.argmax(np.bincount(line.lane[line.kind != line.kinds.index("copy")], minlength=len(line.lanes))))
+    chosen = np.flatnonzero(line.lane == busiest)
+    chosen = chosen[np.argsort(line.start_s[chosen], kind="stable")]
+    called = sorted(trace.collectives, key=lambda c: c.start_s)
+    seen = [
+        ([line.name[i] for i in chosen.tolist()], line.start_s[chosen]),
+        ([f"{c.op} {c.nbytes} {c.group}" for c in called], np.array([c.start_s for c in called])),
+    ]
+    return [_steps(starts, length, line.finish_s) for names, starts in seen if (length := period_of(names)) > 1]
+
+
+def likeliest(found: Sequence[list[Step]]) -> list[Step]:
+    """Of several the fewest, since layers repeat as well as steps do; but not so few that chance has made them."""
+    enough = [steps for steps in found if len(steps) >= FEWEST] or list(found)
+    return min(enough, key=len, default=[])
+
+
+def whole(trace: Trace) -> list[Step]:
+    """All of a trace as one step."""
+    return [Step(0, WHOLE, trace.timeline.begin_s, trace.timeline.finish_s)]
+
+
+def in_steps(trace: Trace, steps: Sequence[Step]) -> Trace:
+    """The trace with these steps, and its collectives in them."""
+    steps = [replace(s, phase="train") for s in steps] if trace.training else list(steps)
     begins, ends = np.array([s.start_s for s in steps]), np.array([s.end_s for s in steps])
     starts = np.array([c.start_s for c in trace.collectives])
     at = np.searchsorted(begins, starts, side="right") - 1
@@ -33,26 +57,12 @@ def with_steps(trace: Trace) -> Trace:
     return replace(trace, steps=tuple(steps), collectives=collectives)
 
 
-def _repeated(trace: Trace) -> list[Step]:
-    """Steps by the period of the busiest lane's names, else of the collectives' kinds and sizes."""
-    line = trace.timeline
-    busiest = int(np.argmax(np.bincount(line.lane[line.kind != line.kinds.index("copy")], minlength=len(line.lanes))))
-    chosen = np.flatnonzero(line.lane == busiest)
-    chosen = chosen[np.argsort(line.start_s[chosen], kind="stable")]
-    seen = [([line.name[i] for i in chosen.tolist()], line.start_s[chosen])]
-    called = sorted(trace.collectives, key=lambda c: c.start_s)
-    seen.append(([f"{c.op} {c.nbytes} {c.group}" for c in called], np.array([c.start_s for c in called])))
-    # A layer may repeat as well as a step does: what takes longest is the step.
-    found = [(length, starts) for names, starts in seen if (length := period_of(names)) > 1]
-    return min((_steps(starts, length, line.finish_s) for length, starts in found), key=len, default=[])
-
-
 def _steps(starts: Column, length: int, finish_s: float) -> list[Step]:
     """Whole periods: each lasts until the next begins."""
     begins = starts[::length].tolist()
-    whole = len(starts) // length
-    ends = [*begins[1:], finish_s][:whole]
-    return [Step(i, REPEATED, b, e) for i, (b, e) in enumerate(zip(begins[:whole], ends, strict=True))]
+    count = len(starts) // length
+    ends = [*begins[1:], finish_s][:count]
+    return [Step(i, REPEATED, b, e) for i, (b, e) in enumerate(zip(begins[:count], ends, strict=True))]
 
 
 def period_of(names: Sequence[str]) -> int:
