@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fault_traces import KINDS, case
 
 from commtax.audit.accounts import Job
-from commtax.audit.blame import culprit
+from commtax.audit.blame import blame
 from commtax.readers import kineto
 
 
 def blamed(made):
-    return culprit(Job.of([kineto.parse(d) for d in made.documents]))
+    return blame(Job.of([kineto.parse(d) for d in made.documents]))[0]
 
 
 def is_right(made, found):

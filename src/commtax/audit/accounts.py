@@ -70,6 +70,10 @@ class Job:
             met = replace(met, traces=ordered) if met else None
         return Job(ordered, met)
 
+    def job_s(self, place: int, own_s: Column) -> Column:
+        """The job's time, from its first event, of moments of one trace."""
+        return self.meetings.job_s(place, own_s) if self.meetings else own_s - self.traces[place].timeline.begin_s
+
     @cached_property
     def covered(self) -> tuple[Covered, ...]:
         return tuple(covered(t.timeline) for t in self.traces)
@@ -183,10 +187,9 @@ class Job:
         exposed = np.maximum(0.0, either - compute)
         wait = np.minimum(exposed, summed(shown))
         hidden = np.maximum(0.0, summed(finish - start - waited) - (exposed - wait))
-        job_s = self.meetings.job_s(place, begin) if self.meetings else begin - self.traces[place].timeline.begin_s
         total, copy = end - begin, np.maximum(0.0, anything - either)
         idle = np.maximum(0.0, total - anything)
-        return Accounts(job_s, total, compute, exposed - wait, wait, hidden, copy, idle, self._host(place, finish), summed(alone))
+        return Accounts(self.job_s(place, begin), total, compute, exposed - wait, wait, hidden, copy, idle, self._host(place, finish), summed(alone))
 
     def _host(self, place: int, ends: Column) -> Column:
         """Of each step the pauses of compute that no collective's end explains.

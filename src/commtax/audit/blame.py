@@ -30,14 +30,15 @@ def suspects(job: Job) -> list[Suspect]:
     return sorted((s for s in found if s.cost >= LEAST), key=lambda s: -s.cost)
 
 
-def culprit(job: Job) -> Culprit | None:
-    """The dearest suspect, with when it began on the job's clock."""
+def blame(job: Job) -> tuple[Culprit | None, float]:
+    """The dearest suspect, with when it began on the job's clock, and what it costs a step in seconds."""
     found = suspects(job)
     if not found:
-        return None
-    first = job.accounts.together()[1]
+        return None, 0.0
+    accounts, first = job.accounts.together()
     worst = found[0]
     begins = job.accounts.begin_s[:, first[worst.since]]
     since = float(begins[worst.place] if worst.place is not None else np.min(begins))
     rank = job.traces[worst.place].rank if worst.place is not None else None
-    return Culprit(worst.kind, rank, max(0.0, since), worst.said)
+    steps = max(1, round(job.accounts.total_s.shape[1] / len(first)))
+    return Culprit(worst.kind, rank, max(0.0, since), worst.said), worst.cost * accounts.step_s / steps
