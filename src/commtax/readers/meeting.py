@@ -26,6 +26,8 @@ SHIFTS = 400  # most places that two lists are moved against each other
 TICK_S = 1e-9  # of a profiler's clock
 APART_TIMES = 20.0  # the distance of the nearest rank: ranks that are farther apart share no collectives
 APART_S = 1e-6  # of the ends of two lists: less tells no shift from another
+NOISE_S = 3e-6  # by which ends of one collective differ from rank to rank
+SHIFTED, ORDERED = 0.05, 0.5  # of the time between two collectives: ends that differ more are of other ones; lists alike are believed
 Key = tuple[str, str, tuple[int, ...], int, int]
 
 
@@ -320,21 +322,20 @@ def _shifted(a: _List, ours: Column, b: _List, theirs: Column, alike: bool) -> t
     """Lists moved against each other until kinds and sizes agree and the ends are at a constant distance; None where none fits."""
     m, n = len(ours), len(theirs)
     least = max(1, min(m, n) // 2)
-    best: tuple[float, float, int] | None = None
-    straight: float | None = None
+    usual = float(np.mean(np.abs(np.diff(a.end[ours])))) if m > 1 else 0.0
+    found: list[tuple[float, int]] = []
     for shift in sorted(range(-(n - least), m - least + 1), key=lambda d: (abs(d), abs(d - (m - n))))[:SHIFTS]:
         lo, hi = max(0, shift), min(m, n + shift)
         i, j = ours[lo:hi], theirs[lo - shift : hi - shift]
         if not np.array_equal(a.signs[i], b.signs[j]):
             continue
-        apart = a.end[i] - b.end[j]
-        spread = float(np.mean(np.abs(np.diff(apart)))) if len(apart) > 1 else 0.0
-        straight = spread if shift == 0 else straight
-        if best is None or spread < best[0] / 1.5 - APART_S:
-            best = spread, 0.0, shift
-    if best is None:
+        spread = float(np.mean(np.abs(np.diff(a.end[i] - b.end[j])))) if len(i) > 1 else 0.0
+        if spread <= NOISE_S + usual * (ORDERED if alike and shift == 0 else SHIFTED):
+            found.append((spread, shift))
+    if not found:
         return None
-    shift = 0 if alike and straight is not None and straight <= 1.5 * best[0] + APART_S else best[2]
+    best = min(found)[0]
+    shift = next(shift for spread, shift in found if spread <= 1.5 * best + APART_S)  # the least that is as good as any
     lo, hi = max(0, shift), min(m, n + shift)
     return np.arange(lo, hi), np.arange(lo - shift, hi - shift)
 
