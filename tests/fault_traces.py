@@ -73,6 +73,7 @@ class Plan:
     everyone: bool = True
     flavour: int = 0
     stage_layers: tuple = ()
+    moving: float = 0.0  # more work for one rank after another, as experts get it
 
 
 class Rank:
@@ -144,6 +145,7 @@ class Writer:
 
     def __init__(self, plan):
         self.plan, self.programs, self.handle, self.step = plan, [[] for _ in range(plan.ranks)], 0, 0
+        self.busy = 0
         self.pace = [1.0] * plan.ranks
 
     def is_at_fault(self, kind):
@@ -153,6 +155,7 @@ class Writer:
         p = self.plan
         self.step = step
         warm = p.rng.choice([1.0, 1.6]) if step == 0 else 1.0
+        self.busy = p.rng.randrange(p.ranks)
         self.pace = [warm * (1 + p.jitter * 0.3 * p.rng.uniform(-1, 1)) for _ in range(p.ranks)]
         for r in range(p.ranks):
             self.programs[r].append(Op("step", f"ProfilerStep#{step}"))
@@ -169,6 +172,7 @@ class Writer:
         if self.is_at_fault("late rank") and p.flavour == 1 and r == p.culprit:
             self.programs[r].append(Op("idle", us=p.size * us))
         slow = 1 + p.size if self.is_at_fault("slow rank") and r == p.culprit else 1.0
+        slow *= 1 + p.moving * (r == self.busy)
         for part, share in ((f"{name}_gemm", 0.7), (f"{name}_elementwise", 0.3)):
             self.programs[r].append(Op("compute", part, us * share * slow * self.pace[r] * (1 + p.jitter * p.rng.uniform(-1, 1))))
 
@@ -327,6 +331,8 @@ def chosen(rng, fault, job=None):
     p.width = rng.choice([2, ranks // 2])
     p.micro = rng.choice([4, 8])
     p.stage_layers = tuple(rng.choice([3, 3, 3, 4]) if job == "pp" else 1 for _ in range(ranks))
+    if not fault and job != "pp" and rng.random() < 0.3:
+        p.moving = rng.uniform(0.1, 0.6)
     _sized(p)
     return p
 
@@ -415,6 +421,6 @@ def case(seed, fault=None, skew_ms=0.0, job=None):
     if plan.fault == "slow link" and plan.job == "tp-dp":
         who = (plan.culprit,)
     says = {"told": told, "named": named, "ranks": plan.ranks, "steps": plan.steps, "since": plan.since, "size": round(plan.size, 2),
-            "jitter": plan.jitter, "flavour": plan.flavour, "everyone": plan.everyone}  # fmt: skip
+            "jitter": plan.jitter, "flavour": plan.flavour, "everyone": plan.everyone, "moving": plan.moving}  # fmt: skip
     span = max(e[2] + e[3] for e in ranks[0].events)
     return Case(documents, fault, who, (steps[plan.since] - first) * 1e-6, span / plan.steps * 1e-6, plan.job, says)

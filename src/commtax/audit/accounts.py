@@ -20,6 +20,7 @@ from commtax.timeline import Column
 USUAL = 0.5  # of the steps that must have equally many collectives to leave the others out
 MOST_BEATS = 40  # steps that are looked at one by one; more are put together
 SOON_S = 2e-6  # a kernel that begins so soon before a collective's end (rounding) has waited for it
+LAUNCH_S, LAUNCH_SHARE = 10e-6, 0.1  # so soon behind a collective, or so much of the pause: it was waited for
 QUICKEST = 0.1  # of messages whose other end is not here: they did not wait
 
 
@@ -35,7 +36,7 @@ class Accounts:
     hidden_s: Column  # wire under compute
     copy_s: Column
     idle_s: Column
-    host_s: Column  # no compute, and no collective whose end was waited for: idle, or communication beside a device with nothing to do
+    host_s: Column  # no compute, and no collective whose end was waited for: idle, whether communication runs or not
     starved_s: Column  # waiting in messages whose other end was done before
 
     @property
@@ -173,28 +174,33 @@ class Job:
         ran, (begin, end) = self.covered[place], self.windows[place]
         compute, either, anything = (c.within(begin, end) for c in (ran.compute, ran.either, ran.anything))
         start, finish = spans(self.traces[place])
-        waited = np.where(np.isnan(self.waiting[place]), self.alone[place], self.waiting[place])
-        waited = np.where(np.isnan(waited), 0.0, waited)
+        alone = np.nan_to_num(self.alone[place])
+        waited = np.where(np.isnan(self.waiting[place]), alone, self.waiting[place])
         # Without waiting it would have ended so much earlier: what is exposed of it is waiting first.
         shown = np.minimum(waited, finish - start - ran.compute.within(start, finish))
-        at = self.step_of(place, start)
-        inside = (at >= 0) & (start < (end[-1] if len(end) else 0.0))
-
-        def summed(x: Column) -> Column:
-            return np.bincount(at[inside], weights=x[inside], minlength=len(begin))[: len(begin)]
-
-        alone = np.where(np.isnan(self.alone[place]), 0.0, self.alone[place])
         exposed = np.maximum(0.0, either - compute)
-        wait = np.minimum(exposed, summed(shown))
-        hidden = np.maximum(0.0, summed(finish - start - waited) - (exposed - wait))
+        wait = np.minimum(exposed, self._summed(place, start, start + waited, shown))
+        hidden = np.maximum(0.0, self._summed(place, start, finish, finish - start - waited) - (exposed - wait))
         total, copy = end - begin, np.maximum(0.0, anything - either)
-        idle = np.maximum(0.0, total - anything)
-        return Accounts(self.job_s(place, begin), total, compute, exposed - wait, wait, hidden, copy, idle, self._host(place, finish), summed(alone))
+        idle, starved = np.maximum(0.0, total - anything), self._summed(place, start, finish, alone)
+        return Accounts(
+            self.job_s(place, begin), total, compute, exposed - wait, wait, hidden, copy, idle, self._host(place, finish), starved
+        )
+
+    def _summed(self, place: int, start: Column, end: Column, seconds: Column) -> Column:
+        """Seconds of spans in each step, shared by time between the steps in which a span begins and ends."""
+        begin, until = self.windows[place]
+        first, last = self.step_of(place, start), self.step_of(place, end)
+        length = np.maximum(end - start, 1e-12)
+        share = np.where(first == last, 1.0, np.clip((until[np.maximum(first, 0)] - start) / length, 0.0, 1.0))
+        inside = np.append(share * seconds, (1 - share) * seconds)
+        at = np.append(first, last)
+        return np.bincount(at[at >= 0], weights=inside[at >= 0], minlength=len(begin))[: len(begin)]
 
     def _host(self, place: int, ends: Column) -> Column:
         """Of each step the pauses of compute that no collective's end explains.
 
-        Behind the last collective that ended in a pause, compute could have gone on; so it could where nothing ran at all.
+        A pause that ends soon behind a collective has waited for it, and is the host's from there on; any other is the host's.
         """
         ran, (begin, _) = self.covered[place], self.windows[place]
         since, length = ran.compute.gaps
@@ -202,7 +208,9 @@ class Job:
             return np.zeros(len(begin))
         until, ordered = since + length, np.concatenate([[-np.inf], np.sort(ends)])
         ended = ordered[np.searchsorted(ordered, until + SOON_S, side="right") - 1]
-        free = np.maximum(until - np.clip(ended, since, until), length - ran.comm.within(since, until))
+        behind = until - np.clip(ended, since, until)
+        behind = np.where(behind <= np.maximum(LAUNCH_S, LAUNCH_SHARE * length), behind, length)
+        free = np.maximum(behind, length - ran.comm.within(since, until))
         at = self.step_of(place, since)
         return np.bincount(at[at >= 0], weights=free[at >= 0], minlength=len(begin))[: len(begin)]
 

@@ -13,6 +13,7 @@ SURE = 4.5
 FLOOR = 0.004  # of a step: no series is less noisy than this
 STEADY = 0.75  # of the steps since then that must show it
 TO_MEDIAN = 1.2533  # standard error of a median, in those of a mean
+ENOUGH = 5  # steps of which one may stand out for a reason of its own
 FEWEST = 2  # steps before and after a change
 
 
@@ -53,9 +54,10 @@ def _steady(x: Column, level: float) -> bool:
 
 
 def _noise(x: Column) -> float:
-    """How far values are from their median on average, as a standard deviation; a tenth, the farthest, is left out."""
+    """How far values are from their median on average, as a standard deviation; a tenth (of five or more one) is left out."""
     apart = np.sort(np.abs(x - np.median(x)))
-    return float(TO_MEDIAN * np.mean(apart[: max(1, len(apart) - len(apart) // 10)]))
+    strange = max(len(apart) // 10, int(len(apart) >= ENOUGH))
+    return float(TO_MEDIAN * np.mean(apart[: len(apart) - strange]))
 
 
 def _split(x: Column) -> int:
