@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from commtax.readers import kineto
 from commtax.readers.collective_names import call_op, kernel_op
-from commtax.readers.trace import graph_steps, meet
+from commtax.readers.meeting import meet
+from commtax.readers.trace import graph_steps
 from commtax.timeline import Timeline
 from made_traces import clashes, decode_graphs, document, event, exposed, kernel, launch, per_step, write
 

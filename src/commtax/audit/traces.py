@@ -1,269 +1,127 @@
-"""Profiler traces against what is sent (counts and bytes, exactly) and what it should take (seconds)."""
+"""Traces of a job: what happened in it, what that costs and who is to blame; and whether it is what was claimed."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Section
-from commtax.catalog.hardware import MEMORY_SPREAD, is_like, recognise
-from commtax.readers.collective_names import UNNAMED
-from commtax.readers.trace import Collective, Device, Meetings, Step, Trace, Usage, meet
+import numpy as np
+
+from commtax.audit.accounts import Job
+from commtax.audit.blame import blame
+from commtax.audit.causes import causes
+from commtax.audit.compared import NO_DEVICE, compared, place_notes, waiting
+from commtax.audit.finding import Claim, Finding, Section
+from commtax.audit.happened import collective_rows, kernel_rows, step_rows, typical_step
+from commtax.audit.layers import layer_notes, per_step
+from commtax.readers.repetition import REPEATED, WHOLE
+from commtax.readers.trace import Trace, Usage
 from commtax.statement import Note
-from commtax.units import format_bytes, format_seconds, plural
-from commtax.verbs.billing import StepBill, sent
+from commtax.units import format_seconds, plural
 
-NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
-IDLE_SHARE = 0.10  # of a step: more than this idle on the device is worth naming
-TRAINING = "training (a backward pass or an optimizer ran): only serving steps are compared"
-NO_DEVICE = "the trace has no device: times are the host's, profiler included"
-OWN_STAGE = "a rank of a pipeline holds its own stage's only"
-WAITING_SHARE = 0.10  # of a step: more than this spent waiting for one rank is a straggler
-
-
-@dataclass(frozen=True, slots=True)
-class _Workload:
-    """The steps that are compared and what ran in them."""
-
-    phase: str
-    batch: int
-    context: int
-    named: bool  # by the trace, not by the user
-
-    def __str__(self) -> str:
-        tokens = f"{self.context} {'cached' if self.phase == 'decode' else 'prompt'} tokens"
-        return f"batch {self.batch} ({'as its steps are named' if self.named else 'as was said'}), {tokens}"
-
-
-@dataclass(frozen=True)  # without slots: matching is done once
-class _Job:
-    """The ranks of one job in order, and of each the steps that are compared."""
-
-    traces: Sequence[Trace]
-    chosen: Sequence[list[Step]]
-
-    @property
-    def first(self) -> Trace:
-        return self.traces[0]
-
-    @property
-    def steps(self) -> list[Step]:
-        """Of the first rank."""
-        return self.chosen[0]
-
-    @property
-    def usage(self) -> tuple[tuple[int, Usage], ...]:
-        """How a mean step of each rank was spent."""
-        pairs = zip(self.traces, self.chosen, strict=True)
-        return tuple((t.rank, t.usage(steps).of(len(steps))) for t, steps in pairs if steps)
-
-    @property
-    def exposed_s(self) -> float:
-        """Of the rank that waits least."""
-        return min(u.exposed_s for _, u in self.usage)
-
-    @cached_property
-    def meetings(self) -> Meetings | None:
-        return meet(self.traces) if len(self.traces) > 1 else None
+_FUSED = re.compile(r"fusion|fused|norm", re.I)
+SKEW_S = 1e-3  # clocks that differ by more are told
 
 
 def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[str]) -> Section:
     """All ranks of one job (or one of them)."""
-    traces = sorted(traces, key=lambda t: t.rank)
-    if claim is None:
-        return Section("trace", tuple(names), (), tuple(place_notes(traces)))
-    # A trace may hold an engine's steps beside those that train, and then the former are compared.
-    trains = traces[0].training and not any(s.phase not in ("", "train") for s in traces[0].steps)
-    work = _workload(traces[0], claim)
-    job = _Job(traces, [[s for s in t.steps if trains or _is(s, work)] for t in traces])
-    head, notes = traces[0], [*traces[0].notes, *place_notes(traces)]
-    place = [_chip(head.device, claim)] if head.device else []
-    place += [_world(head.world, claim)] if head.world and not head.training else []
-    wrong = tuple(f for f in place if f.verdict != AGREE)  # where no step agrees, the right chip alone is no agreement of the run
-    if not job.steps:
-        why = TRAINING if trains else f"no {work.phase} steps of {plural(work.batch, 'sequence')} in the trace"
-        return Section("trace", tuple(names), (*wrong, Finding("steps", None, None, reason=why)), tuple(notes))
-    spent = job.usage if traces[0].on_device else ()
-    if trains:
-        notes.append(Note("steps", plural(len(job.steps), "training step")))
-        return Section("trace", tuple(names), (*wrong, *_trained(job)), tuple(notes), spent)
-    notes.append(Note("steps", f"{plural(len(job.steps), work.phase + ' step')} of {work}"))
-    priced = claim.bill(work.phase, work.batch, work.context)
-    trusted = job.first.on_device or claim.distrust
-    timed = (f if trusted else f.undecided(NO_DEVICE) for f in _seconds(job, priced, claim))
-    compared = (*_sent(job, work, claim), *timed, *_waiting(job, claim.tp))
-    ran = place if any(f.verdict == AGREE for f in compared) else wrong
-    return Section("trace", tuple(names), (*ran, *compared), tuple(notes), spent)
+    job = Job.of(traces)
+    culprit, cost_s = blame(job)
+    findings, notes, usage = compared(job, claim) if claim else (tuple(_told(job)), (), _usage(job))
+    return Section(
+        "trace",
+        tuple(names),
+        findings,
+        (*job.traces[0].notes, *place_notes(job.traces), *notes, *_notes(job), *layer_notes(job)),
+        usage,
+        causes(job, culprit, cost_s),
+        culprit,
+        step_rows(job),
+        collective_rows(job),
+        kernel_rows(job),
+        _facts(job),
+        typical_step(job),
+    )
 
 
-def _trained(job: _Job) -> Iterator[Finding]:
-    """Steps with a backward pass or an optimizer are no serving steps: they are shown, and not compared."""
-    yield Finding("training step", None, median(s.seconds for s in job.steps), "s", reason=TRAINING)
-    yield Finding("exposed communication a step", None, job.exposed_s, "s", reason=TRAINING)
-    yield from (f.undecided(f.reason) for f in _waiting(job, 1))
+def _usage(job: Job) -> tuple[tuple[int, Usage], ...]:
+    """How a mean step of each rank was spent."""
+    return tuple((t.rank, t.usage(t.steps).of(len(t.steps))) for t in job.traces if t.steps and t.on_device)
 
 
-def _workload(trace: Trace, claim: Claim) -> _Workload:
-    """The user's words, else the commonest decode step (or the commonest step at all) of the trace."""
-    described = [s for s in trace.steps if s.phase not in ("", "train")]
-    context = claim.context or 1024
-    if not described:
-        return _Workload(claim.question.phase, claim.batch or 1, context, False)
-    pool = [s for s in described if s.phase == claim.question.phase] or described
-    phase = pool[0].phase
-    if phase != "decode":
-        common = Counter((s.prefill_seqs, s.prefill_tokens) for s in pool if s.phase == phase).most_common(1)[0][0]
-        length = claim.context or (common[1] // common[0] if common[0] and common[1] else context)
-        return _Workload(phase, claim.batch or max(1, common[0]), length, True)
-    batch = claim.batch or Counter(s.decode_seqs for s in pool).most_common(1)[0][0]
-    return _Workload(phase, batch, context, True)
-
-
-def _is(step: Step, work: _Workload) -> bool:
-    if not step.phase:
-        return True
-    size = step.decode_seqs if step.phase == "decode" else step.prefill_seqs
-    return step.phase == work.phase and (step.phase == "mixed" or size == work.batch)
-
-
-def _sent(job: _Job, work: _Workload, claim: Claim) -> Iterator[Finding]:
-    """How many collectives a step has, and how many bytes they hold."""
-    step = claim.question.but(phase=work.phase, batch=work.batch, context=work.context)
-    lines = [i for i in sent(step).items if i.is_sent]
-    measured = {c.op for t in job.traces for c in t.collectives if c.step >= 0} - set(NOT_SENT)
-    steps = [(t, s) for t, steps in zip(job.traces, job.chosen, strict=True) for s in steps]
-    kinds = [("", measured)] if UNNAMED in measured else [(op, {op}) for op in sorted({i.op for i in lines} | measured)]
-    for op, taken in kinds:
-        issued = [i for i in lines if not op or i.op == op]
-        per_step = [[c for c in t.collectives if c.step == s.index and c.op in taken] for t, s in steps]
-        count = float(sum(i.count for i in issued))
-        findings = [_count(op or "collectives", count, [len(p) for p in per_step], work.phase, job.first)]
-        if op and any(per_step) and issued:
-            findings.append(_bytes(op, float(sum(i.count * i.nbytes for i in issued)), per_step))
-        yield from (f.undecided(OWN_STAGE) if int(claim.plan.pp) > 1 else f for f in findings)
-    groups = {c.ranks for t in job.traces for c in t.collectives if c.ranks and c.op == "all-reduce"}
-    if len(groups) == 1:
-        yield Finding("ranks of an all-reduce", claim.tp, groups.pop(), reason="another group than tensor parallelism's").judged()
-
-
-def _count(op: str, predicted: float, counts: list[int], phase: str, trace: Trace) -> Finding:
-    least, most = min(counts), max(counts)
-    reason = f"steps differ: {least} to {most}" if least != most else "other collectives than this plan issues"
-    if most == 0 and trace.issued.get(op):
-        reason = "the host called some, and none ran on the device"
-    elif most == 0:
-        reason = "none in the trace: TP was not applied, or kernels under a name that is not known"
-    finding = Finding(Note("count", f"{op} a {phase} step"), predicted, median(counts), reason=reason).judged()
-    return finding if least == most else replace(finding, verdict=DISAGREE, reason=reason)
-
-
-def _bytes(op: str, predicted: float, steps: list[list[Collective]]) -> Finding:
-    sizes = [[c.nbytes for c in step] for step in steps]
-    item = Note("bytes", f"{op} bytes a step")
-    if any(n is None for step in sizes for n in step):
-        graph = any(c.graph for step in steps for c in step)
-        why = "kernels replayed from a CUDA graph carry no size" if graph else "the trace has no message sizes (record_shapes)"
-        return Finding(item, predicted, None, "bytes", reason=why)
-    sums = [sum(n for n in step if n is not None) for step in sizes]
-    why = "other rows (padding, batch) or another type than was said"
-    return Finding(item, predicted, median(sums), "bytes", reason=why).judged()
-
-
-def _seconds(job: _Job, priced: StepBill, claim: Claim) -> Iterator[Finding]:
-    for op in sorted({x.item.op for x in priced.items if x.kind == "comm"}):
-        lines = [x for x in priced.items if x.kind == "comm" and x.item.op == op]
-        yield _one(op, float(sum(x.total_s for x in lines)) / float(sum(x.item.count for x in lines)), job, claim)
-    idle, step_s = job.usage[0][1].idle_share, float(priced.step_s)
-    why = "profiling itself, host time, or other hardware than was said"
-    if idle > IDLE_SHARE and job.first.on_device:
-        why = f"the device idles {idle:.0%} of it: host time, profiling included"
-    yield claim.seconds(Note("step", f"{priced.question.phase} step"), step_s, median(s.seconds for s in job.steps), why)
-    why = "other collectives, links or sizes than was said, or waiting"
-    predicted = float(priced.comm_fraction) * step_s
-    yield claim.seconds("exposed communication, of the step", predicted, job.exposed_s, why, step_s)
-
-
-def _one(op: str, predicted: float, job: _Job, claim: Claim) -> Finding:
-    """One collective: the least over ranks is the wire, where every rank of its group is here; else the wire is at most that."""
-    steps, ranks = {s.index for s in job.steps}, len(job.traces)
-    own = [c for c in job.first.collectives if c.op == op and c.step in steps]
-    met = job.meetings.matched if job.meetings else ()
-    times = [m.wire_s for m in met if m.op == op and m.step in steps] if job.meetings else [c.seconds for c in own]
-    measured = median(times) if times else None
-    how = "least over ranks" if job.meetings else "one rank, waiting included"
-    why = "another path, link or size than was said" if times else "none in these steps"
-    finding = claim.seconds(Note("collective", f"one {op} ({how})"), predicted, measured, why)
-    group = _group(own, claim.tp)
-    if finding.verdict == DISAGREE and group > ranks and (measured or 0.0) > predicted:
-        return finding.undecided(f"{ranks} of its {group} ranks here: the time may hold waiting for the others")
-    return finding
-
-
-def _waiting(job: _Job, tp: int) -> Iterator[Finding]:
-    """Waiting is not transfer: who comes last, and what the others lose."""
-    met, steps = job.meetings, job.steps
-    if met is None:
+def _told(job: Job) -> Iterator[Finding]:
+    """What a usual step holds and takes, where nobody says what it should."""
+    head = job.traces[0]
+    why = "" if head.on_device else NO_DEVICE
+    if not head.steps:
         return
-    if not met.matched:
-        yield Finding("waiting for the slowest rank", 0.0, None, "share", reason="no collective could be matched over the ranks")
-        return
-    indices = {s.index for s in steps}
-    waited = [sum(m.seconds[i] - m.wire_s for m in met.matched if m.step in indices) for i in range(len(job.traces))]
-    worst = max(waited) / sum(s.seconds for s in steps)
-    each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in zip(met.ranks, waited, strict=True))
-    matched = f"{plural(len(met.matched), 'collective')} matched by {'clock' if met.by_clock else 'order'}"
-    lost = f", {met.unmatched} not" if met.unmatched else ""
-    reason = f"rank {met.ranks[waited.index(min(waited))]} comes last; waited a step: {each}; {matched}{lost}"
-    verdict = AGREE if worst <= WAITING_SHARE else DISAGREE if job.first.on_device else UNKNOWN
-    group = _group(job.first.collectives, tp)
-    if verdict == AGREE and group > len(job.traces):
-        verdict, reason = UNKNOWN, f"{len(job.traces)} of {group} ranks here: others may come later still; {reason}"
-    yield Finding("waiting for the slowest rank, of the step", 0.0, worst, "share", WAITING_SHARE, reason, verdict=verdict)
+    named = "whole trace" if head.steps[0].name == WHOLE else f"{head.steps[0].phase} step".strip()
+    yield Finding(Note("step", named), None, median(s.seconds for s in head.steps), "s", reason=why)
+    for op, count in sorted(per_step(job).items()):
+        yield Finding(Note("count", f"{op} a step"), None, count)
+        sizes = [c.nbytes for c in head.collectives if c.op == op and c.step >= 0]
+        if all(n is not None for n in sizes):
+            yield Finding(Note("bytes", f"{op} bytes a step"), None, sum(n or 0.0 for n in sizes) / len(head.steps), "bytes")
+        yield Finding(Note("collective", f"one {op} ({_how(job)})"), None, _wire(job, op), "s", reason=why)
+    if head.on_device:
+        shares = [t.usage(t.steps) for t in job.traces]
+        yield Finding("exposed communication, of the step", None, min(u.exposed_share for u in shares), "share")
+        yield Finding("idle device, of the step", None, median(u.idle_share for u in shares), "share")
+    yield from (f.undecided(f.reason) for f in waiting(job, [t.steps for t in job.traces], 1))
 
 
-def _group(collectives: Iterable[Collective], tp: int) -> int:
-    """Ranks that meet, as the trace tells them or else as was said."""
-    return max((c.ranks for c in collectives), default=0) or tp
+def _how(job: Job) -> str:
+    return "least over ranks" if job.meetings else "one rank, waiting included"
 
 
-def _chip(device: Device, claim: Claim) -> Finding:
-    known, possible = claim.question.cluster.chip, recognise(device.name, device.memory_bytes, device.num_sms)
-    item = Note("chip", f"memory of {device.name or 'its device'}")
-    finding = Finding(item, known.visible_bytes, device.memory_bytes, "bytes", MEMORY_SPREAD).judged()
-    if known.key in possible:
-        return replace(finding, verdict=AGREE)
-    if possible:
-        return replace(finding, verdict=DISAGREE, reason=f"the trace is of {' or '.join(possible)}, not of {known.key}")
-    if not is_like(known, device.memory_bytes, device.num_sms):
-        return replace(finding, verdict=DISAGREE, reason=f"{_sizes(device, ' and ')} are not those of {known.key}")
-    return finding.undecided(f"as large as {known.key}, under a name that the catalogue does not know")
+def _wire(job: Job, op: str) -> float:
+    """The median of a kind's wire."""
+    met = job.meetings
+    times = [m for m, c in zip(met.wire_s.tolist(), met.calls, strict=True) if c.op == op] if met else []
+    return median(times or [c.seconds for c in job.traces[0].collectives if c.op == op])
 
 
-def _sizes(device: Device, joined: str) -> str:
-    return f"{format_bytes(device.memory_bytes)}{joined}{device.num_sms} multiprocessors"
+def _notes(job: Job) -> Iterator[Note]:
+    """How steps were found, clocks that differ, kernels that hold compute, files that end early."""
+    head = job.traces[0]
+    if head.steps and head.steps[0].name == REPEATED:
+        each = format_seconds(median(s.seconds for s in head.steps))
+        yield Note("repetition", f"{plural(len(head.steps), 'step')} of {each} found by repetition: nobody named them")
+    fused = {c.name.split("<")[0].split("(")[0] for c in head.collectives if _FUSED.search(c.name[:300])}
+    if fused:
+        number = sum(bool(_FUSED.search(c.name[:300])) for c in head.collectives)
+        yield Note("fused", f"{number} collectives are fused with what follows ({', '.join(sorted(fused)[:3])}): their time holds compute")
+    if job.meetings and (most := max(abs(o) for o in offsets(job))) > SKEW_S:
+        yield Note("clocks", f"clocks of the ranks differ by up to {format_seconds(most)}: aligned by what ends on all of them")
+    for t in job.traces:
+        if t.partial:
+            yield Note("partial", f"rank {t.rank}: {t.partial}")
 
 
-def _world(world: int, claim: Claim) -> Finding:
-    """Ranks of the job; a whole multiple of the plan may be replicas, or a trainer's job around an engine."""
-    one = claim.tp * int(claim.plan.pp)
-    whole = int(claim.plan.num_gpus)
-    worlds = {one, one * int(claim.plan.dp), whole // int(claim.plan.dp), whole}
-    predicted = world if world in worlds else one
-    finding = Finding("ranks in the job", predicted, world, reason="more or fewer processes than the plan has").judged()
-    if finding.verdict == DISAGREE and world % one == 0:
-        return finding.undecided(f"{world // one} times the plan's: replicas, or a larger job around it")
-    return finding
+def offsets(job: Job) -> list[float]:
+    """What is added to each rank's clock."""
+    return [float(c.job_s(np.array(c.at_s)) - c.at_s) for c in job.meetings.clocks] if job.meetings else [0.0]
 
 
-def place_notes(traces: Sequence[Trace]) -> Iterator[Note]:
-    """What is here, and what is not."""
-    device, world, here = traces[0].device, traces[0].world, len(traces)
-    if device:
-        present = f"devices of its host: {device.count} x {device.name or 'a device without a name'} ({_sizes(device, ', ')})"
-        known = recognise(device.name, device.memory_bytes, device.num_sms)
-        yield Note("devices", f"{present}: {' or '.join(known) or 'not in the catalogue'}")
-    if world > here:
-        ranks = ", ".join(str(t.rank) for t in traces[:8]) + (" …" if here > 8 else "")
-        present = f"{here} of the job's {world} ranks {'is' if here == 1 else 'are'} here ({ranks})"
-        yield Note("absent ranks", f"{present}: waiting for the others cannot be told from transfer")
+def _facts(job: Job) -> Mapping[str, str]:
+    """What two runs may differ in."""
+    head = job.traces[0]
+    ranks = [t.rank for t in job.traces]
+    facts = {"ranks": f"{len(ranks)}" + (f" of {head.world}" if head.world > len(ranks) else "")}
+    if head.device:
+        facts["device"] = head.device.name or "a device without a name"
+    if hosts := sorted({t.host for t in job.traces if t.host}):
+        facts["hosts"] = ", ".join(hosts[:16])
+    if head.steps:
+        facts["steps"] = f"{len(head.steps)} ({_named(head)})"
+    if algorithms := sorted({f"{c.op} {c.algorithm}" for c in head.collectives if c.algorithm}):
+        facts["algorithms"] = ", ".join(algorithms[:16])
+    if sizes := sorted({c.ranks for c in head.collectives if c.ranks}):
+        facts["group sizes"] = ", ".join(map(str, sizes[:16]))
+    return facts
+
+
+def _named(head: Trace) -> str:
+    name = head.steps[0].name
+    return name if name in (REPEATED, WHOLE) else "graph replays" if name == "graph replay" else "annotated"

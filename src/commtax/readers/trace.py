@@ -1,7 +1,6 @@
 """What a profiler's trace of one rank says, whoever wrote it: a timeline, the collectives in it, and the steps they belong to.
 
-A step is what somebody named (the profiler, vLLM, SGLang), or what repeats (CUDA graph launches). Of a collective that several
-ranks have, the shortest time is the wire, the rest is waiting.
+A step is what somebody named (the profiler, vLLM, SGLang), or what repeats (CUDA graph launches).
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from commtax.statement import Note, Refusal
+from commtax.readers.coverage import covered
+from commtax.statement import Note
 from commtax.timeline import Column, Timeline
 
 KINDS = ("compute", "comm", "copy")
@@ -63,13 +63,16 @@ class Usage:
 
 def usage(timeline: Timeline, windows: Sequence[Span]) -> Usage:
     """How the windows of a rank were spent."""
-    exposed = within(timeline.uncovered_spans("comm", "compute"), windows)
+    ran, (begin, end) = covered(timeline), np.array(windows, dtype=float).reshape(-1, 2).T
+    compute, comm, either, anything = (
+        float(np.sum(c.within(begin, end))) for c in (ran.compute, ran.comm, ran.either, ran.anything)
+    )
     return Usage(
-        total_s=sum(end - start for start, end in windows),
-        compute_s=within(timeline.covered_spans("compute"), windows),
-        exposed_s=exposed,
-        hidden_s=max(0.0, within(timeline.covered_spans("comm"), windows) - exposed),
-        copy_s=within(timeline.uncovered_spans("copy", "compute", "comm"), windows),
+        total_s=float(np.sum(end - begin)),
+        compute_s=compute,
+        exposed_s=max(0.0, either - compute),
+        hidden_s=max(0.0, comm + compute - either),
+        copy_s=max(0.0, anything - either),
     )
 
 
@@ -161,96 +164,6 @@ def timeline_of(rows: Sequence[tuple[str, float, float, str, str]]) -> Timeline:
         lanes=lanes,
         kinds=KINDS,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """One collective on all ranks. A rank that comes late finds the others waiting: its own time is the least."""
-
-    op: str
-    seconds: tuple[float, ...]  # one for each rank
-    step: int
-
-    @property
-    def wire_s(self) -> float:
-        return min(self.seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Meetings:
-    """All collectives that every rank's trace holds. ``by_clock``: matched by when they ran; else by their order."""
-
-    ranks: tuple[int, ...]
-    matched: tuple[Meeting, ...]
-    unmatched: int
-    by_clock: bool
-
-
-def meet(traces: Sequence[Trace]) -> Meetings:
-    """Match the collectives of all ranks, by clock where the ranks share one (they end together), else by order."""
-    if len(traces) < 2:
-        raise Refusal("traces: at least two ranks are needed to tell the wire from waiting", "traces")
-    if len({t.rank for t in traces}) < len(traces):
-        raise Refusal(f"traces: ranks {', '.join(str(t.rank) for t in traces)}: each rank once", "traces")
-    ordered = sorted(traces, key=lambda t: t.rank)
-    ranks = tuple(t.rank for t in ordered)
-    most = max(len(t.collectives) for t in ordered)
-    by_order = _by_order(ordered)
-    by_clock = by_order if all(_together(row, ordered) for row in by_order) else []
-    by_clock = by_clock or _by_clock(ordered)
-    rows = by_clock or by_order
-    met = tuple(Meeting(row[0].op, tuple(c.seconds for c in row), row[0].step) for row in rows)
-    return Meetings(ranks, met, most - len(rows), bool(by_clock))
-
-
-def _by_order(traces: Sequence[Trace]) -> list[tuple[Collective, ...]]:
-    """The n-th with the n-th; nothing where the ranks' lists of operations differ."""
-    lists = [t.collectives for t in traces]
-    signs = [[(c.op, c.nbytes) if c.op != "all-to-all" else (c.op, None) for c in of_rank] for of_rank in lists]
-    if any(s != signs[0] for s in signs):
-        return []
-    return list(zip(*lists, strict=True))
-
-
-def _absolute(c: Collective, trace: Trace, origin_ns: int) -> Span:
-    shift = (trace.origin_ns - origin_ns) * 1e-9
-    return c.start_s + shift, c.end_s + shift
-
-
-def _together(row: Sequence[Collective], traces: Sequence[Trace]) -> bool:
-    """Whether all ranks were inside the collective at one moment."""
-    spans = [_absolute(c, t, traces[0].origin_ns) for c, t in zip(row, traces, strict=True)]
-    return max(s for s, _ in spans) < min(e for _, e in spans)
-
-
-def _by_clock(traces: Sequence[Trace]) -> list[tuple[Collective, ...]]:
-    """For each collective of the first rank the one of every other rank that overlaps it and ends nearest to it."""
-    base = traces[0]
-    others = [_nearest(base, t) for t in traces[1:]]
-    rows = [(c, *(o.get(i) for o in others)) for i, c in enumerate(base.collectives)]
-    return [tuple(c for c in row if c is not None) for row in rows if all(c is not None for c in row)]
-
-
-def _nearest(base: Trace, other: Trace) -> dict[int, Collective]:
-    """Pairs that are each other's nearest."""
-    pairs = []
-    spans = [_absolute(c, other, base.origin_ns) for c in other.collectives]
-    begin = 0
-    for i, c in enumerate(base.collectives):
-        while begin < len(spans) and spans[begin][1] <= c.start_s:
-            begin += 1
-        for j in range(begin, len(spans)):
-            if spans[j][0] >= c.end_s:
-                break
-            if other.collectives[j].op == c.op and spans[j][1] > c.start_s:
-                pairs.append((abs(spans[j][1] - c.end_s), i, j))
-    matched: dict[int, Collective] = {}
-    taken: set[int] = set()
-    for _, i, j in sorted(pairs):
-        if i not in matched and j not in taken:
-            matched[i] = other.collectives[j]
-            taken.add(j)
-    return matched
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,15 +283,15 @@ def graph_steps(launches: Iterable[tuple[float, Hashable, float, float]]) -> lis
     A whole step in one graph has period 1; a graph for each piece of the model has as many as the model has pieces.
     """
     replays = sorted(launches, key=lambda r: r[0])
-    period = _period([names for _, names, _, _ in replays])
-    if not period:
+    length = period([names for _, names, _, _ in replays])
+    if not length:
         return []
-    groups = [replays[i : i + period] for i in range(0, len(replays) - period + 1, period)]
+    groups = [replays[i : i + length] for i in range(0, len(replays) - length + 1, length)]
     steps = [Step(i, "graph replay", g[0][2], max(r[3] for r in g)) for i, g in enumerate(groups)]
     return numbered(until_the_next(steps))
 
 
-def _period(signs: Sequence[Hashable]) -> int:
+def period(signs: Sequence[object]) -> int:
     """The smallest period with which a sequence repeats at least once in full; 0 if there is none."""
     borders = [0] * len(signs)  # how much of the beginning ends here (Knuth, Morris and Pratt)
     for at in range(1, len(signs)):
@@ -386,5 +299,5 @@ def _period(signs: Sequence[Hashable]) -> int:
         while length and signs[at] != signs[length]:
             length = borders[length - 1]
         borders[at] = length + (signs[at] == signs[length])
-    period = len(signs) - borders[-1] if signs else 0
-    return period if period <= len(signs) // 2 else 0
+    length = len(signs) - borders[-1] if signs else 0
+    return length if length <= len(signs) // 2 else 0

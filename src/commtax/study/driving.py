@@ -9,7 +9,8 @@ from statistics import median
 from commtax.files import Document
 from commtax.measure.launch import LOST_S
 from commtax.readers.benches.record import METRICS, Bench
-from commtax.readers.trace import Trace, meet
+from commtax.readers.meeting import meet
+from commtax.readers.trace import Trace
 from commtax.spec import Model
 from commtax.study.recipe import Run
 

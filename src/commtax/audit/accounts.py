@@ -1,0 +1,230 @@
+"""How the ranks of a job spent their steps, side by side: compute, wire and waiting, idle time, each second once.
+
+Ranks that meet take equally long for a step, so that whoever waits least is the one the others wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import numpy as np
+
+from commtax.readers.coverage import Covered, covered
+from commtax.readers.meeting import MESSAGE, Meetings, meet, spans
+from commtax.readers.repetition import in_steps, likeliest, repeated, whole
+from commtax.readers.trace import Trace
+from commtax.timeline import Column
+
+USUAL = 0.5  # of the steps that must have equally many collectives to leave the others out
+MOST_BEATS = 40  # steps that are looked at one by one; more are put together
+SOON_S = 2e-6  # a kernel that begins so soon before a collective's end (rounding) has waited for it
+LAUNCH_S, LAUNCH_SHARE = 10e-6, 0.1  # so soon behind a collective, or so much of the pause: it was waited for
+QUICKEST = 0.1  # of messages whose other end is not here: they did not wait
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Seconds of each rank (rows) in each step (columns); ``begin_s`` is the job's time, or the trace's own of a single one."""
+
+    begin_s: Column
+    total_s: Column
+    compute_s: Column
+    wire_s: Column  # exposed communication but for waiting
+    wait_s: Column  # exposed
+    hidden_s: Column  # wire under compute
+    copy_s: Column
+    idle_s: Column
+    host_s: Column  # no compute, and no collective whose end was waited for: idle, whether communication runs or not
+    starved_s: Column  # waiting in messages whose other end was done before
+
+    @property
+    def step_s(self) -> float:
+        """A typical step."""
+        return float(np.median(self.total_s)) if self.total_s.size else 0.0
+
+    def together(self, most: int = MOST_BEATS) -> tuple[Accounts, Column]:
+        """At most so many columns, of consecutive steps together; and the first step of each."""
+        count = self.total_s.shape[1]
+        size = -(-count // most)
+        first = np.arange(0, count - count % size or count, size)
+        kept = first[-1] + size if len(first) else 0
+        sums = {f.name: np.add.reduceat(getattr(self, f.name)[:, :kept], first, axis=1) for f in fields(self)}
+        return replace(self, **{**sums, "begin_s": self.begin_s[:, first]}), first
+
+
+@dataclass(frozen=True)  # without slots: what is asked often is kept
+class Job:
+    """The ranks of one job with their steps, in order, and what they met in (None: one rank alone)."""
+
+    traces: tuple[Trace, ...]
+    meetings: Meetings | None
+
+    @staticmethod
+    def of(traces: Sequence[Trace]) -> Job:
+        """All traces with steps: what somebody named, what repeats, or all of a trace as one."""
+        ordered = tuple(sorted(traces, key=lambda t: t.rank))
+        met = meet(ordered) if len(ordered) > 1 else None
+        if not all(t.steps for t in ordered):
+            ordered = _stepped(ordered, met)
+            met = replace(met, traces=ordered) if met else None
+        return Job(ordered, met)
+
+    def job_s(self, place: int, own_s: Column) -> Column:
+        """The job's time, from its first event, of moments of one trace."""
+        return self.meetings.job_s(place, own_s) if self.meetings else own_s - self.traces[place].timeline.begin_s
+
+    @cached_property
+    def covered(self) -> tuple[Covered, ...]:
+        return tuple(covered(t.timeline) for t in self.traces)
+
+    @cached_property
+    def windows(self) -> tuple[tuple[Column, Column], ...]:
+        """Begins and ends of each rank's steps: each lasts until the next begins."""
+        found = []
+        for t in self.traces:
+            begin = np.array([s.start_s for s in t.steps])
+            found.append((begin, np.append(begin[1:], [s.end_s for s in t.steps[-1:]])))
+        return tuple(found)
+
+    def step_of(self, place: int, at_s: Column) -> Column:
+        """The step of one rank that holds each moment; -1: before the first."""
+        return np.searchsorted(self.windows[place][0], at_s, side="right") - 1
+
+    @cached_property
+    def waiting(self) -> tuple[Column, ...]:
+        """Of each rank's collectives the seconds before the last of their ranks came; nan where their others are not here."""
+        found = [np.full(len(t.collectives), np.nan) for t in self.traces]
+        if (met := self.meetings) is not None:
+            waited = met.seconds - met.wire_s[met.of]
+            for place, own in enumerate(found):
+                mine = met.place == place
+                own[met.index[mine]] = waited[mine]
+        return tuple(found)
+
+    @cached_property
+    def alone(self) -> tuple[Column, ...]:
+        """Of messages whose other end was not found: what is beyond the quickest."""
+        lengths, loose = [], []
+        for trace, waited in zip(self.traces, self.waiting, strict=True):
+            start, end = spans(trace)
+            message = np.array([c.op == MESSAGE for c in trace.collectives], dtype=bool)
+            lengths.append(end - start)
+            loose.append(message & np.isnan(waited) if len(self.traces) > 1 else np.zeros(len(start), dtype=bool))
+        wires = [x[m & ~own] - w[m & ~own] for x, w, m, own in zip(lengths, self.waiting, map(self._messages, self.traces), loose, strict=True)]
+        every = np.concatenate([*wires, *(x[m] for x, m in zip(lengths, loose, strict=True))]) if lengths else np.zeros(0)
+        quickest = float(np.quantile(every, QUICKEST)) if len(every) else 0.0
+        return tuple(np.where(m, np.maximum(0.0, x - quickest), np.nan) for x, m in zip(lengths, loose, strict=True))
+
+    @staticmethod
+    def _messages(trace: Trace) -> Column:
+        return np.array([c.op == MESSAGE for c in trace.collectives], dtype=bool)
+
+    @cached_property
+    def common(self) -> tuple[Column, ...]:
+        """Of each rank the indices of steps that all ranks have, those of one moment in one place."""
+        shifts = self._shifts()
+        first = max(shifts)
+        last = min(s + len(t.steps) for s, t in zip(shifts, self.traces, strict=True))
+        steps = np.arange(first, max(first, last))
+        kept = self._usual(steps - shifts[0])
+        return tuple(steps[kept] - s for s in shifts)
+
+    def _shifts(self) -> list[int]:
+        """What is added to a rank's step numbers to get the first rank's, by what they met in."""
+        shifts: dict[int, int] = {0: 0}
+        met = self.meetings
+        if met is None:
+            return [0]
+        rows = np.concatenate([[0], np.cumsum(np.bincount(met.place, minlength=len(self.traces)))])
+        at = np.zeros(len(met.place), dtype=int)
+        order = np.argsort(met.place, kind="stable")
+        for place, trace in enumerate(self.traces):
+            mine = order[rows[place] : rows[place + 1]]
+            at[mine] = self.step_of(place, spans(trace)[0][met.index[mine]])
+        lead = met.first[met.of]
+        for _ in self.traces:
+            for place in range(1, len(self.traces)):
+                mine = (met.place == place) & np.isin(met.place[lead], list(shifts)) & (lead != np.arange(len(lead)))
+                if place not in shifts and mine.any():
+                    base = np.array([shifts.get(p, 0) for p in range(len(self.traces))])[met.place[lead[mine]]]
+                    shifts[place] = int(np.median(at[lead[mine]] + base - at[mine]))
+        return [shifts.get(p, 0) for p in range(len(self.traces))]
+
+    def _usual(self, steps: Column) -> Column:
+        """Which of the first rank's steps have as many collectives as most of them."""
+        if not len(steps):
+            return np.zeros(0, dtype=bool)
+        held = self.step_of(0, spans(self.traces[0])[0])
+        counts = np.bincount(held[held >= 0], minlength=int(steps[-1]) + 1)[steps]
+        values, times = np.unique(counts, return_counts=True)
+        if times.max() < USUAL * len(steps):
+            return np.ones(len(steps), dtype=bool)
+        return np.asarray(counts == values[np.argmax(times)])
+
+    @cached_property
+    def accounts(self) -> Accounts:
+        """All ranks' steps that they have in common."""
+        rows = [self._account(place) for place in range(len(self.traces))]
+        return Accounts(*(np.array([getattr(r, f.name)[steps] for r, steps in zip(rows, self.common, strict=True)]) for f in fields(Accounts)))
+
+    def _account(self, place: int) -> Accounts:
+        """One rank's, of all its steps."""
+        ran, (begin, end) = self.covered[place], self.windows[place]
+        compute, either, anything = (c.within(begin, end) for c in (ran.compute, ran.either, ran.anything))
+        start, finish = spans(self.traces[place])
+        alone = np.nan_to_num(self.alone[place])
+        waited = np.where(np.isnan(self.waiting[place]), alone, self.waiting[place])
+        # Without waiting it would have ended so much earlier: what is exposed of it is waiting first.
+        shown = np.minimum(waited, finish - start - ran.compute.within(start, finish))
+        exposed = np.maximum(0.0, either - compute)
+        wait = np.minimum(exposed, self._summed(place, start, start + waited, shown))
+        hidden = np.maximum(0.0, self._summed(place, start, finish, finish - start - waited) - (exposed - wait))
+        total, copy = end - begin, np.maximum(0.0, anything - either)
+        idle, starved = np.maximum(0.0, total - anything), self._summed(place, start, finish, alone)
+        return Accounts(
+            self.job_s(place, begin), total, compute, exposed - wait, wait, hidden, copy, idle, self._host(place, finish), starved
+        )
+
+    def _summed(self, place: int, start: Column, end: Column, seconds: Column) -> Column:
+        """Seconds of spans in each step, shared by time between the steps in which a span begins and ends."""
+        begin, until = self.windows[place]
+        first, last = self.step_of(place, start), self.step_of(place, end)
+        length = np.maximum(end - start, 1e-12)
+        share = np.where(first == last, 1.0, np.clip((until[np.maximum(first, 0)] - start) / length, 0.0, 1.0))
+        inside = np.append(share * seconds, (1 - share) * seconds)
+        at = np.append(first, last)
+        return np.bincount(at[at >= 0], weights=inside[at >= 0], minlength=len(begin))[: len(begin)]
+
+    def _host(self, place: int, ends: Column) -> Column:
+        """Of each step the pauses of compute that no collective's end explains.
+
+        A pause that ends soon behind a collective has waited for it, and is the host's from there on; any other is the host's.
+        """
+        ran, (begin, _) = self.covered[place], self.windows[place]
+        since, length = ran.compute.gaps
+        if not len(since):
+            return np.zeros(len(begin))
+        until, ordered = since + length, np.concatenate([[-np.inf], np.sort(ends)])
+        ended = ordered[np.searchsorted(ordered, until + SOON_S, side="right") - 1]
+        behind = until - np.clip(ended, since, until)
+        behind = np.where(behind <= np.maximum(LAUNCH_S, LAUNCH_SHARE * length), behind, length)
+        free = np.maximum(behind, length - ran.comm.within(since, until))
+        at = self.step_of(place, since)
+        return np.bincount(at[at >= 0], weights=free[at >= 0], minlength=len(begin))[: len(begin)]
+
+
+def _stepped(traces: tuple[Trace, ...], met: Meetings | None) -> tuple[Trace, ...]:
+    """Traces with one rank's steps, at the same moments of the job: those that its names tell, else those that repeat."""
+    named = next((place for place, t in enumerate(traces) if t.steps), None)
+    found = [(place, steps) for place, t in enumerate(traces) for steps in repeated(t)] if named is None else []
+    chosen = likeliest([steps for _, steps in found])
+    lead = named if named is not None else next((place for place, steps in found if steps is chosen), 0)
+    steps = list(traces[lead].steps) or chosen
+    if not steps or met is None:
+        return tuple(t if t.steps else in_steps(t, steps or whole(t)) for t in traces)
+    moments = met.job_s(lead, np.array([(s.start_s, s.end_s) for s in steps]))
+    own = [met.own_s(place, moments).tolist() for place in range(len(traces))]
+    moved = ([replace(s, start_s=b, end_s=e) for s, (b, e) in zip(steps, at, strict=True)] for at in own)
+    return tuple(t if t.steps else in_steps(t, there) for t, there in zip(traces, moved, strict=True))

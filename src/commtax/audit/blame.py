@@ -1,0 +1,44 @@
+"""Who is to blame: of all that is suspected the dearest, if it costs enough."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commtax.audit.accounts import Job
+from commtax.audit.finding import Culprit
+from commtax.audit.links import slow_links
+from commtax.audit.stages import is_pipeline, slow_stages, stages, starved
+from commtax.audit.stragglers import lost_overlap, stragglers
+from commtax.audit.suspects import LEAST, Suspect
+
+FEWEST = 3  # steps without which nothing is typical
+
+
+def suspects(job: Job) -> list[Suspect]:
+    """All that may be at fault, dearest first."""
+    accounts, first = job.accounts.together()
+    if accounts.total_s.shape[1] < FEWEST:
+        return []
+    ranks = [t.rank for t in job.traces]
+    found = [*lost_overlap(accounts), *slow_links(job, first)]
+    if is_pipeline(job):
+        found += [*slow_stages(job, accounts), *starved(job, accounts)]
+        for peers in stages(job):
+            found += stragglers(accounts, ranks, peers)
+    else:
+        found += stragglers(accounts, ranks, range(len(ranks)))
+    return sorted((s for s in found if s.cost >= LEAST), key=lambda s: -s.cost)
+
+
+def blame(job: Job) -> tuple[Culprit | None, float]:
+    """The dearest suspect, with when it began on the job's clock, and what it costs a step in seconds."""
+    found = suspects(job)
+    if not found:
+        return None, 0.0
+    accounts, first = job.accounts.together()
+    worst = found[0]
+    begins = job.accounts.begin_s[:, first[worst.since]]
+    since = float(begins[worst.place] if worst.place is not None else np.min(begins))
+    rank = job.traces[worst.place].rank if worst.place is not None else None
+    steps = max(1, round(job.accounts.total_s.shape[1] / len(first)))
+    return Culprit(worst.kind, rank, max(0.0, since), worst.said), worst.cost * accounts.step_s / steps

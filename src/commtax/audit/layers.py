@@ -1,0 +1,73 @@
+"""How many layers a step's collectives tell of, where nobody says which model ran."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from commtax.audit.accounts import Job
+from commtax.audit.happened import named_work
+from commtax.readers.repetition import WHOLE
+from commtax.statement import Note
+
+_ATTENTION = re.compile(r"flash|fmha|attention|attn|mha_", re.I)
+_NOT_ATTENTION = re.compile(r"reduce|combine|prepare|merge|schedul|metadata|gemm|elementwise", re.I)
+_NORM = re.compile(r"rms_?norm|layer_?norm", re.I)
+FEW_BUCKETS = 64
+
+
+def layer_notes(job: Job) -> Iterator[Note]:
+    """What the counts of a usual step decompose into: two all-reduces a layer, or the gathers and scatters of sharded weights."""
+    trace = job.traces[0]
+    if not trace.steps or trace.steps[0].name == WHOLE:
+        return
+    counts = per_step(job)
+    layers = _attention_layers(job)
+    reduces, gathers, scatters = (counts.get(op, 0) for op in ("all-reduce", "all-gather", "reduce-scatter"))
+    if gathers and scatters and gathers >= 1.5 * scatters:
+        said = f"{gathers} all-gathers and {scatters} reduce-scatters a step = weights of {_near(scatters, layers)} gathered for both passes"
+        yield Note("layers", f"{said}, and their gradients scattered")
+    elif trace.training and 0 < reduces <= FEW_BUCKETS and not layers:
+        yield Note("layers", f"{reduces} all-reduces a step: as many buckets of gradients, or two a layer and pass")
+    elif reduces > 2:
+        yield Note("layers", f"{reduces} all-reduces a step{_decomposed(reduces, layers)}")
+
+
+def _decomposed(count: int, layers: int) -> str:
+    """The ways in which two a layer make a count, and whether another count tells of as many layers."""
+    rest = count - 2 * layers if layers else count % 2
+    if layers and rest not in (0, 1):
+        return f": not two for each of the {layers} attention kernels"
+    number = (count - rest) // 2
+    told = " (attention kernels: as many)" if layers == number else ""
+    return f" = 2 x {number} layers{told}{' + 1 of the vocabulary-parallel embedding' if rest else ''}"
+
+
+def _near(scatters: int, layers: int) -> str:
+    if layers and scatters in (layers, layers + 1):
+        return f"{layers} layers{' and the embedding' if scatters > layers else ''}"
+    return f"{scatters} shards, a layer each"
+
+
+def per_step(job: Job) -> Mapping[str, int]:
+    """Collectives of each kind in a usual step of the first rank."""
+    trace = job.traces[0]
+    by_op: dict[str, dict[int, int]] = {}
+    for c in trace.collectives:
+        if c.step >= 0:
+            held = by_op.setdefault(c.op, {})
+            held[c.step] = held.get(c.step, 0) + 1
+    steps = [s.index for s in trace.steps]
+    return {op: int(median(held.get(s, 0) for s in steps)) for op, held in by_op.items()}
+
+
+def _attention_layers(job: Job) -> int:
+    """Layers by the attention kernels of a step (one a layer), where norms do not contradict them; 0: not told."""
+    steps = len(job.traces[0].steps)
+    work = {name: count / steps for (name, kind), (count, _) in named_work(job, 0).items() if kind == 0}
+    counts = [n for name, n in work.items() if _ATTENTION.search(name[:200]) and not _NOT_ATTENTION.search(name[:200])]
+    layers = max(counts, default=0.0)
+    norms = sum(n for name, n in work.items() if _NORM.search(name[:200]))
+    sound = layers >= 1 and abs(layers - round(layers)) < 0.01 and (not norms or norms >= layers)
+    return round(layers) if sound else 0

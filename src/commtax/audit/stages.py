@@ -1,0 +1,141 @@
+"""Pipelines: stages do different work and hand it on, so that each is compared with its own past, and with those that feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from commtax.audit.accounts import Accounts, Job
+from commtax.audit.series import Rise, rise
+from commtax.audit.suspects import LEAST, Suspect, of_others
+from commtax.readers.meeting import MESSAGE
+from commtax.timeline import Column
+
+MESSAGES = 0.3  # of all collectives: a job with fewer messages is no pipeline
+SLOWER = 0.10  # of its kernels' own time
+ALIKE = 0.06  # the other stages' kernels differ by less
+FIRST = 0.5  # of the most starved stage's waiting: the first stage that has as much is where it begins
+LONG_PAUSE = 0.3  # of the longest usual pause
+
+
+def is_pipeline(job: Job) -> bool:
+    """Whether ranks hand work on by messages."""
+    messages = sum(c.op == MESSAGE for t in job.traces for c in t.collectives)
+    return len(job.traces) > 1 and messages > MESSAGES * sum(len(t.collectives) for t in job.traces)
+
+
+def stages(job: Job) -> list[list[int]]:
+    """Places of ranks that do the same work: those that share collectives which not all ranks share; in order."""
+    met, count = job.meetings, len(job.traces)
+    groups = [{p} for p in range(count)]
+    if met is not None:
+        ends = np.append(met.first, len(met.place))
+        shared = {tuple(met.place[a:b].tolist()) for a, b, c in zip(ends[:-1], ends[1:], met.calls, strict=True) if c.op != MESSAGE}
+        for places in shared:
+            if len(places) < count:
+                joined = set().union(*(g for g in groups if g & set(places)))
+                groups = [g for g in groups if not g & joined] + [joined]
+    return sorted(sorted(g) for g in groups)
+
+
+def slow_stages(job: Job, accounts: Accounts) -> Iterator[Suspect]:
+    """A stage that computes longer than it did, or whose kernels take longer than the same kernels of all other stages."""
+    step_s, usual = accounts.step_s, np.median(accounts.compute_s, axis=1, keepdims=True)
+    own = accounts.compute_s / np.maximum(usual, 1e-12)
+    relative = own - of_others(own)
+    pace = _paces(job)
+    for place, rank in enumerate(t.rank for t in job.traces):
+        x = relative[place] - np.median(relative[place][: max(1, relative.shape[1] // 4)])
+        found = rise(x, SLOWER, changed=True)
+        if found is not None:
+            computed = accounts.compute_s[place]
+            cost = float(np.median(computed[found.since :]) - np.median(computed[: found.since])) / step_s
+            yield Suspect("slow rank", place, cost, found.since, f"rank {rank} computes {found.level - found.before:.0%} longer than it did")
+        others = np.delete(pace, place)
+        if found is None and len(others) and pace[place] > 1 + SLOWER and np.all(np.abs(others - np.median(others)) < ALIKE):
+            cost = float(np.median(accounts.compute_s[place])) * (1 - 1 / pace[place]) / step_s
+            yield Suspect("slow rank", place, cost, 0, f"rank {rank}'s kernels take {pace[place] - 1:.0%} longer than those of the other stages")
+
+
+def _paces(job: Job) -> Column:
+    """How long each rank's kernels take, beside the same kernels of the other ranks (median over names, by time)."""
+    mine = [_lengths(job, place) for place in range(len(job.traces))]
+    shared = set.intersection(*(set(m) for m in mine)) if mine else set()
+    pace = np.ones(len(mine))
+    for place, own in enumerate(mine):
+        ratios = [own[n][0] / max(1e-12, float(np.median([m[n][0] for i, m in enumerate(mine) if i != place]))) for n in shared]
+        weights = np.array([own[n][1] for n in shared])
+        if ratios and len(mine) > 1:
+            order = np.argsort(ratios)
+            pace[place] = np.array(ratios)[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)]
+    return pace
+
+
+def _lengths(job: Job, place: int) -> dict[str, tuple[float, float]]:
+    """Of each kernel's name its median time, and all of it together."""
+    line = job.traces[place].timeline
+    mask = np.flatnonzero(line.kind == line.kinds.index("compute"))
+    codes: dict[str, int] = {}
+    code = np.fromiter((codes.setdefault(line.name[i], len(codes)) for i in mask.tolist()), int, len(mask))
+    length = (line.end_s - line.start_s)[mask]
+    order = np.lexsort((length, code))
+    counts = np.bincount(code, minlength=len(codes))
+    first = np.concatenate([[0], np.cumsum(counts)])[:-1]
+    middle, sums = length[order][first + counts // 2], np.bincount(code, weights=length, minlength=len(codes))
+    return {name: (float(middle[i]), float(sums[i])) for name, i in codes.items()}
+
+
+def starved(job: Job, accounts: Accounts) -> Iterator[Suspect]:
+    """A stage whose input comes late: what feeds it idles, its own host asks late, or what was sent does not arrive."""
+    step_s = accounts.step_s
+    if not step_s > 0:
+        return
+    idle = accounts.host_s / step_s
+    excess = idle - of_others(idle)
+    risen = [rise(x, LEAST) for x in excess]
+    found = [(r.level, place, r) for place, r in enumerate(risen) if r is not None]
+    if found:
+        level, place, one = max(found, key=lambda f: f[:2])
+        yield _fed_late(job, place, level, one)
+    yield from _undelivered(job, accounts.starved_s / step_s)
+
+
+def _fed_late(job: Job, place: int, level: float, found: Rise) -> Suspect:
+    """The stage behind the one that idles before it sends; itself where it idles before it receives."""
+    rank, last = job.traces[place].rank, len(job.traces) - 1
+    partner = _partner_behind_pauses(job, place)
+    starving = place + 1 if partner > place and place < last else place
+    if starving == place:
+        said = f"rank {rank} idles {level:.0%} of a step before it takes what it is sent"
+    else:
+        said = f"rank {job.traces[starving].rank} waits for rank {rank}, which idles {level:.0%} of a step before it hands over"
+    return Suspect("starved stage", starving, level, found.since, said)
+
+
+def _partner_behind_pauses(job: Job, place: int) -> int:
+    """Who is at the other end of the messages right behind a rank's long pauses; itself where nobody is known."""
+    met, (begin, length) = job.meetings, job.covered[place].anything.gaps
+    if met is None or not len(length):
+        return place
+    after = (begin + length)[length > LONG_PAUSE * np.quantile(length, 0.95)]
+    rows = np.flatnonzero(met.place == place)
+    calls = job.traces[place].collectives
+    starts = np.array([calls[i].start_s for i in met.index[rows].tolist()])
+    hits = rows[np.isin(np.round(starts * 1e9), np.round(after * 1e9))]
+    hits = hits[[calls[i].op == MESSAGE for i in met.index[hits].tolist()]] if len(hits) else hits
+    others = [int(met.place[r + 1] if met.first[met.of[r]] == r else met.place[r - 1]) for r in hits.tolist()]
+    return int(np.median(others)) if others else place + 1
+
+
+def _undelivered(job: Job, starving: Column) -> Iterator[Suspect]:
+    """The first stage, in order, that waits long for messages whose senders are done; later ones wait for it in turn."""
+    ahead = np.vstack([np.zeros((1, starving.shape[1])), starving[:-1]])
+    risen = [rise(x, LEAST) for x in starving - ahead]
+    found = [(place, r) for place, r in enumerate(risen) if r is not None]
+    most = max((r.level for _, r in found), default=0.0)
+    for place, r in found:
+        if r.level >= FIRST * most:
+            rank = job.traces[place].rank
+            yield Suspect("starved stage", place, r.level, r.since, f"rank {rank} waits {r.level:.0%} of a step for input that was sent long before")
+            return

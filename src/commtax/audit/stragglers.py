@@ -1,0 +1,79 @@
+"""Ranks that the others wait for: they compute longer (slow), idle (late), or have their communication exposed (lost overlap)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from commtax.audit.accounts import Accounts
+from commtax.audit.series import rise
+from commtax.audit.suspects import LEAST, Suspect, of_others
+from commtax.timeline import Column
+
+ALONE = 0.5  # of its lateness: a second rank that is as late as this, or more, shares the blame, and then it is no rank's
+LOST = 0.5  # of what is newly exposed must have been hidden before
+SAME_WIRE = 0.2  # more wire than this is another link, not lost overlap
+
+
+def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -> Iterator[Suspect]:
+    """Of ranks that do the same work: the one that waits least, and why it comes last."""
+    chosen = list(peers)
+    step_s = accounts.step_s
+    if len(chosen) < 2 or not step_s > 0:
+        return
+    wait = accounts.wait_s[chosen]
+    late = (of_others(wait) - wait) / step_s
+    risen = [rise(x, LEAST) for x in late]
+    found = [(r.level, i) for i, r in enumerate(risen) if r is not None]
+    if not found:
+        return
+    level, at = max(found)
+    since = (risen[at] or risen[0]).since  # type: ignore[union-attr]
+    if any(np.median(x[since:]) > ALONE * level for i, x in enumerate(late) if i != at):
+        return
+    excess = {name: _excess(getattr(accounts, name)[chosen], at, since) / step_s for name in ("compute_s", "host_s")}
+    place, rank = chosen[at], ranks[chosen[at]]
+    idle, exposed = excess["host_s"], level - excess["compute_s"] - excess["host_s"]
+    most = max(excess["compute_s"], idle, exposed)
+    waits = f"the others wait {level:.0%} of a step for rank {rank}"
+    if most == exposed:
+        yield from _unhidden(accounts, chosen, at, since, level, waits)
+    elif most == excess["compute_s"]:
+        own = _excess(accounts.compute_s[chosen], at, since, relative=True)
+        yield Suspect("slow rank", place, level, since, f"{waits}, which computes {own:.0%} longer than they do")
+    else:
+        yield Suspect("late rank", place, level, since, f"{waits}, which computes as fast as they do and idles {idle:.0%} of a step longer")
+
+
+def _excess(x: Column, row: int, since: int, relative: bool = False) -> float:
+    """How much more one row has than the median of the others, in a usual step since then."""
+    own, others = x[row, since:], of_others(x)[row, since:]
+    return float(np.median(own / np.maximum(others, 1e-12) - 1 if relative else own - others))
+
+
+def _unhidden(accounts: Accounts, chosen: list[int], at: int, since: int, level: float, waits: str) -> Iterator[Suspect]:
+    """One rank's communication that others hide: as much wire as theirs, and more of it exposed."""
+    if _excess((accounts.wire_s + accounts.hidden_s)[chosen], at, since, relative=True) <= SAME_WIRE:
+        said = f"{waits}, whose communication does not hide under its compute as theirs does"
+        yield Suspect("lost overlap", chosen[at], level, since, said)
+
+
+def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
+    """Communication of all ranks that was hidden and is not any more, though it takes as long as before."""
+    step_s = accounts.step_s
+    if not step_s > 0:
+        return
+    exposed, hidden = np.median(accounts.wire_s, axis=0) / step_s, np.median(accounts.hidden_s, axis=0) / step_s
+    risen = rise(exposed - np.median(exposed[: max(1, len(exposed) // 4)]), LEAST, changed=True)
+    if risen is None:
+        return
+    before, after = slice(0, risen.since), slice(risen.since, None)
+    grown = float(np.median(exposed[after]) - np.median(exposed[before]))
+    fallen = float(np.median(hidden[before]) - np.median(hidden[after]))
+    wire = exposed + hidden
+    longer = float(np.median(wire[after]) / max(1e-9, np.median(wire[before])) - 1)
+    if fallen >= LOST * grown and longer <= SAME_WIRE:
+        was, now = float(np.median(hidden[before])), float(np.median(hidden[after]))
+        said = f"communication takes as long as before, but {now:.0%} of a step of it hides under compute instead of {was:.0%}"
+        yield Suspect("lost overlap", None, grown, risen.since, said)
