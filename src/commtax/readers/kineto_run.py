@@ -22,6 +22,7 @@ from commtax.timeline import Column, Timeline, merged, pairs
 Groups = Mapping[str, tuple[int, ...]]
 """Ranks of the process groups, by name."""
 _LOOKED_AT = 8  # calls before a launch that may be around it
+_HOSTED = ("gloo:", "mpi:")  # libraries whose collectives are no kernels
 _COMPUTE, _COMM, _COPY = (trace.KINDS.index(kind) for kind in ("compute", "comm", "copy"))
 
 
@@ -175,14 +176,21 @@ class Run:
         return trace.numbered(trace.until_the_next(moved))
 
     @cached_property
-    def sent(self) -> Column:
-        """Rows that are collectives: the device's; without one what the process groups recorded and shared-memory calls, else
-        torch's calls around them."""
+    def kernels_sent(self) -> Column:
+        """Rows of the device that are collectives."""
+        by_name = np.array([bool(kernel_op(name)) for name in self.names], dtype=bool)
+        by_facts = np.array([bool(f.collective) for f in self.facts], dtype=bool)
+        found = by_name[self.device["name"]] | by_facts[self.device["facts"]]
+        return np.flatnonzero(found & ~self.device["copies"])
+
+    @cached_property
+    def host_sent(self) -> Column:
+        """Rows of the host that are collectives: what process groups recorded and shared-memory calls, else torch's calls around
+        them. Beside a device only those of a library that has no kernels, and only where none ran on the device."""
         if self.on_device:
-            by_name = np.array([bool(kernel_op(name)) for name in self.names], dtype=bool)
-            by_facts = np.array([bool(f.collective) for f in self.facts], dtype=bool)
-            found = by_name[self.device["name"]] | by_facts[self.device["facts"]]
-            return np.flatnonzero(found & ~self.device["copies"])
+            hosted = np.array([name.startswith(_HOSTED) for name in self.names], dtype=bool)
+            calls = self.of(CALL)
+            return calls[:0] if len(self.kernels_sent) else calls[hosted[self.host["name"][calls]]]
         records = self.of(RECORD)
         named = np.array([bool(self.facts[f].collective) for f in self.host["facts"][records].tolist()], dtype=bool)
         for rows in (self.of(CALL, SHARED), self.of(TORCH_CALL), records[named], self.of(OWN)):
@@ -192,17 +200,19 @@ class Run:
 
     def collectives(self, steps: Sequence[Step]) -> list[Collective]:
         """In order of their start."""
-        ran = [(s.start_s, s.end_s) for s in steps]
-        held = self.device if self.on_device else self.host
-        within = holding(ran, held["start"][self.sent])
-        if self.on_device and steps and steps[0].host != trace.EVER:
-            launched = self.launched_s[self.sent]
-            within = np.where(np.isnan(launched), within, holding([s.host for s in steps], launched))
-        made = self._on_kernels(within) if self.on_device else self._on_host(within)
+        ran, named = [(s.start_s, s.end_s) for s in steps], bool(steps) and steps[0].host != trace.EVER
+        host_begins = self.host["start"][self.host_sent]
+        made = list(self._on_host(holding([s.host for s in steps] if named else ran, host_begins)))
+        if self.on_device:
+            within = holding(ran, self.device["start"][self.kernels_sent])
+            if named:
+                launched = self.launched_s[self.kernels_sent]
+                within = np.where(np.isnan(launched), within, holding([s.host for s in steps], launched))
+            made += self._on_kernels(within)
         return sorted(made, key=lambda c: c.start_s)
 
     def _on_host(self, within: Column) -> Iterator[Collective]:
-        host, rows = self.host, self.sent
+        host, rows = self.host, self.host_sent
         columns = [host[key][rows].tolist() for key in ("start", "end", "name", "facts")]
         for start, end, number, told, step in zip(*columns, within.tolist(), strict=True):
             facts, name = self.facts[told], self.names[number]
@@ -212,7 +222,7 @@ class Run:
             yield Collective(op, facts.nbytes(op, ranks), ranks, start, end, name, step, False, facts.group, members, "", -1)
 
     def _on_kernels(self, within: Column) -> Iterator[Collective]:
-        device, rows = self.device, self.sent
+        device, rows = self.device, self.kernels_sent
         columns = [device[key][rows].tolist() for key in ("start", "end", "name", "facts", "lane")]
         launches, at = self.launch[rows].tolist(), self.launched_s[rows].tolist()
         replayed = self.graph[rows].tolist()
@@ -244,29 +254,28 @@ class Run:
         return found
 
     def timeline(self, label: str) -> Timeline:
-        """What the device ran, or collectives and leaves of operations on the host's threads."""
-        if not self.on_device:
-            return self._host_timeline(label)
-        kind = np.where(self.device["copies"], _COPY, _COMPUTE)
-        kind[self.sent] = _COMM
-        lanes = tuple(f"{label} gpu {place[1]} stream {place[2]}" for place in self.lanes if isinstance(place, tuple))
-        return self._drawn(self.device, kind, self.device["lane"], lanes)
-
-    def _host_timeline(self, label: str) -> Timeline:
-        comm = {key: self.host[key][self.sent] for key in ("start", "end", "name", "thread")}
-        others = np.setdiff1d(self.of(SHARED, OWN), self.sent)
-        sent = self.of(SHARED, OWN)
-        ops = {key: np.concatenate([self.work[key], self.host[key][sent]]) for key in comm}
-        is_sent = np.concatenate([np.zeros(len(self.work["start"]), dtype=bool), ~np.isin(sent, others)])
-        keep = _leaves(ops) & ~is_sent & ~_inside(comm, ops)
-        rows = {key: np.concatenate([comm[key], ops[key][keep]]) for key in comm}
-        kind = np.concatenate([np.full(len(comm["start"]), _COMM), np.full(int(keep.sum()), _COMPUTE)])
+        """What the device ran, and collectives of the host; without a device those and its operations."""
+        comm = {key: self.host[key][self.host_sent] for key in ("start", "end", "name", "thread")}
+        rows = comm if self.on_device else self._with_operations(comm)
         used, lane = np.unique(rows["thread"], return_inverse=True)
-        return self._drawn(rows, kind, lane, tuple(f"{label} thread {self.threads[i]}" for i in used.tolist()))
-
-    def _drawn(self, rows: Mapping[str, Column], kind: Column, lane: Column, lanes: tuple[str, ...]) -> Timeline:
+        kind = np.full(len(lane), _COMPUTE)
+        kind[: len(comm["start"])] = _COMM
+        lanes = [f"{label} thread {self.threads[i]}" for i in used.tolist()]
+        if self.on_device:
+            ran = np.where(self.device["copies"], _COPY, _COMPUTE)
+            ran[self.kernels_sent] = _COMM
+            kind, lane = np.concatenate([ran, kind]), np.concatenate([self.device["lane"], lane + len(self.lanes)])
+            rows = {key: np.concatenate([self.device[key], rows[key]]) for key in ("start", "end", "name")}
+            lanes = [*(f"{label} gpu {place[1]} stream {place[2]}" for place in self.lanes if isinstance(place, tuple)), *lanes]
         names = tuple(map(self.names.__getitem__, rows["name"].tolist()))
-        return Timeline(lane.astype(int), rows["start"], rows["end"], kind.astype(int), names, lanes, trace.KINDS)
+        return Timeline(lane.astype(int), rows["start"], rows["end"], kind.astype(int), names, tuple(lanes), trace.KINDS)
+
+    def _with_operations(self, comm: Mapping[str, Column]) -> dict[str, Column]:
+        """Collectives, and behind them the outermost operations on the host's threads that hold none."""
+        others = np.setdiff1d(self.of(SHARED, OWN), self.host_sent)
+        ops = {key: np.concatenate([self.work[key], self.host[key][others]]) for key in comm}
+        keep = _outermost(ops, ~_inside(comm, ops) & ~_holds(comm, ops))
+        return {key: np.concatenate([comm[key], ops[key][keep]]) for key in comm}
 
 
 def holding(spans: Sequence[Span], moments: Column) -> Column:
@@ -306,12 +315,25 @@ def _edges(groups: Column) -> list[int]:
     return [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
 
 
-def _leaves(ops: Mapping[str, Column]) -> Column:
-    """Which operations contain no other on their thread."""
-    order = np.lexsort((-ops["end"], ops["start"], ops["thread"]))
-    thread, start, end = (ops[key][order] for key in ("thread", "start", "end"))
-    found = np.ones(len(order), dtype=bool)
-    found[order[:-1]] = (thread[1:] != thread[:-1]) | (start[1:] >= end[:-1])
+def _outermost(ops: Mapping[str, Column], able: Column) -> Column:
+    """Rows of those that are able and lie in no other such operation of their thread."""
+    rows = np.flatnonzero(able)
+    rows = rows[np.lexsort((-ops["end"][rows], ops["start"][rows], ops["thread"][rows]))]
+    kept = [_ahead(ops["start"][part], ops["end"][part]) for part in np.split(rows, _edges(ops["thread"][rows])[1:-1])]
+    return rows[np.concatenate(kept)] if len(rows) else rows
+
+
+def _ahead(start: Column, end: Column) -> Column:
+    """Which spans, in order, begin after all before them have ended."""
+    return np.concatenate([[True], start[1:] >= np.maximum.accumulate(end)[:-1]])
+
+
+def _holds(busy: Mapping[str, Column], ops: Mapping[str, Column]) -> Column:
+    """Which operations hold the beginning of one of the busy spans of their thread."""
+    found = np.zeros(len(ops["start"]), dtype=bool)
+    for thread in np.unique(busy["thread"]).tolist():
+        begins, own = np.sort(busy["start"][busy["thread"] == thread]), ops["thread"] == thread
+        found[own] = np.searchsorted(begins, ops["end"][own]) > np.searchsorted(begins, ops["start"][own])
     return found
 
 
