@@ -1,6 +1,5 @@
 """How far a long simulation or the reading of large files is, on a terminal's standard error alone."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +62,7 @@ def reading(files: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
     whole = 0
     for path in files:
         with suppress(OSError, ValueError):
-            whole += os.stat(path).st_size
+            whole += sum(p.stat().st_size for p in (path.iterdir() if path.is_dir() else (path,)))
     if whole < LARGE or not sys.stderr.isatty():
         yield None
         return
