@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from commtax.files import table
 from commtax.readers.startup import lines
@@ -140,8 +141,7 @@ def parse(text: str) -> NcclLog:
     """
     log = NcclLog()
     for line in lines(text):
-        at = line.find("CCL ")
-        if at >= 0:
+        if " version" in line:
             _version(log, line)
         for sign in ("NCCL INFO ", "NCCL WARN "):
             at = line.find(sign)
@@ -168,27 +168,31 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
     if message.startswith(("Channel ", "Trees ")):
         _paths(log, message)
         return
-    if match := _COMM.search(message):
+    if "comm 0x" in message and (match := _COMM.search(message)):
         _communicator(log, host, process, match, message)
     if "opCount " in message and (match := _CALL.search(message)):
         _called(log, process, match)
-    if match := _WIDTH.search(message):
+    if "coll channels" in message and (match := _WIDTH.search(message)):
         log.widths.add((int(match[1]), int(match[2] or 0), int(match[3])))
     if message.startswith("Using network "):
         log.networks[message[14:80].strip()] += 1
-    if match := _ENVIRONMENT.search(message):
+    if " set " in message and (match := _ENVIRONMENT.search(message)):
         log.environment.setdefault(match[1], set()).add(match[2].strip().rstrip("."))
     if message.startswith(("NET/IB : Using ", "NET/Socket : Using ")):
         log.nics |= dict.fromkeys(_NIC.findall(message[:4000]))
-    for name, pattern in _COUNTED:
-        log.counted[name] += bool(pattern.search(message))
-    if (found := next((m for p in _FAILED if (m := p.search(message))), None)) and len(log.failures) < MOST_WARNINGS:
-        log.failures[found[0][:MOST_TEXT].strip()] += 1
+    if any(word in message for word in _TABLE["counted_words"]):
+        log.counted.update(name for name, pattern in _COUNTED if pattern.search(message))
+    if ("NET" in message or "libibverbs" in message) and len(log.failures) < MOST_WARNINGS:
+        log.failures.update(found[0][:MOST_TEXT].strip() for pattern in _FAILED if (found := pattern.search(message)))
 
 
 def _paths(log: NcclLog, message: str) -> None:
     """The way of one channel between two ranks, a ring, or trees."""
-    if match := _CHANNEL.match(message):
+    if message.startswith("Trees "):
+        for tree, rank, parent in _TREE.findall(message[:200]):
+            if tree == "0" and len(log.parents) < MOST:
+                log.parents[int(rank)] = int(parent)
+    elif match := _CHANNEL.match(message):
         transport, direct = _transport(match[5])
         route = Route(int(match[3]), int(match[4]), transport, direct)
         if len(log.routes) >= MOST and route not in log.routes:
@@ -197,11 +201,9 @@ def _paths(log: NcclLog, message: str) -> None:
     elif (match := _RING.match(message)) and len(log.rings) < MOST_RINGS:
         ring = tuple(int(rank) for rank in match[1].split())
         log.rings[ring] = log.rings.get(ring, 0) + 1
-    for tree, rank, parent in _TREE.findall(message[:200]) if message.startswith("Trees ") else ():
-        if tree == "0" and len(log.parents) < MOST:
-            log.parents[int(rank)] = int(parent)
 
 
+@lru_cache(maxsize=4096)
 def _transport(via: str) -> tuple[str, bool]:
     """What a way is called, without the number of its NIC, and whether the NIC reads the GPU's memory.
 

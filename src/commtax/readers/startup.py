@@ -135,6 +135,7 @@ class Wordings:
     def __init__(self, path: str) -> None:
         self.table = table(path)
         self.signs: tuple[str, ...] = tuple(self.table["signs"])
+        self.words: tuple[str, ...] = tuple(self.table["words"])
         self.figures = [
             (name, read, re.compile(wording.replace("{n}", _NUMBER)))
             for kind, read in _READ.items()
@@ -146,6 +147,10 @@ class Wordings:
     def fits(self, text: str) -> bool:
         """Whether a text holds such a start."""
         return any(sign in text for sign in self.signs)
+
+    def says(self, line: str) -> bool:
+        """Whether a line may say something: most of a long log do not, and are passed over."""
+        return any(word in line for word in self.words)
 
     def hear(self, heard: Heard, worker: str, line: str) -> None:
         """Take a line's figures, words and settings."""
