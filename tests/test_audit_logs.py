@@ -185,6 +185,7 @@ def test_figures_of_real_nccl_logs(row):
     assert {c.op: [c.count, c.nbytes] for c in found.collectives} == wanted.get("calls", {})
     assert sorted([t.rank, t.seq, t.elements] for t in log.timeouts) == wanted.get("timeouts", [])
     assert {f"{g}/{r}": [p.failed, p.enqueued, p.completed] for (g, r), p in log.progress.items()} == wanted.get("progress", {})
+    assert {name: list(said) for name, said in log.tuned.items()} == wanted.get("tuned", {})
     assert sorted(c.code for c in found.causes) == wanted["causes"]
     assert set(wanted.get("notes", [])) <= {n.code for n in found.notes}
     assert found.culprit is None

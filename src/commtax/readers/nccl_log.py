@@ -31,6 +31,7 @@ _TREE = re.compile(r"\[(\d{1,4})\] -?\d{1,7}/-?\d{1,7}/-?\d{1,7}->(\d{1,7})->(-?
 _WIDTH = re.compile(r"(\d{1,4}) coll channels, (?:\d{1,4} collnet channels, )?(?:(\d{1,4}) nvls channels, )?(\d{1,4}) p2p channels")
 _ENVIRONMENT = re.compile(r"\b([NR]CCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (.{1,200})")
 _NIC = re.compile(r"\[\d{1,3}\]([\w.-]{1,40}(?::\d{1,3}/(?:IB|RoCE))?)")
+_TUNED = re.compile(r"(\d{1,18}) Bytes -> Algo (\w{1,20}) proto (\w{1,20})")
 _CALL = re.compile(
     r"(\w{4,20}): opCount ([0-9a-f]{1,16}) sendbuff \S{1,20} recvbuff \S{1,20} (?:acc \S{1,20} )?"
     r"count (\d{1,15}) datatype (\d{1,3}) op \d{1,5} root \d{1,7} comm (0x[0-9a-fA-F]{1,16}) \[nranks=(\d{1,7})\]"
@@ -117,6 +118,7 @@ class NcclLog:
     timeouts: list[Timeout] = field(default_factory=list)
     progress: dict[tuple[str, int], Progress] = field(default_factory=dict)  # by group and rank
     warnings: Counter[str] = field(default_factory=Counter)
+    tuned: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # by algorithm: how often, the least and the most bytes
 
     @property
     def world(self) -> Communicator | None:
@@ -172,6 +174,8 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
         _communicator(log, host, process, match, message)
     if "opCount " in message and (match := _CALL.search(message)):
         _called(log, process, match)
+    if " Bytes -> Algo " in message and (match := _TUNED.search(message)):
+        _tuned(log, _named("algorithms", match[2]), _named("protocols", match[3]), int(match[1]))
     if "coll channels" in message and (match := _WIDTH.search(message)):
         log.widths.add((int(match[1]), int(match[2] or 0), int(match[3])))
     if message.startswith("Using network "):
@@ -184,6 +188,20 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
         log.counted.update(name for name, pattern in _COUNTED if pattern.search(message))
     if ("NET" in message or "libibverbs" in message) and len(log.failures) < MOST_WARNINGS:
         log.failures.update(found[0][:MOST_TEXT].strip() for pattern in _FAILED if (found := pattern.search(message)))
+
+
+def _tuned(log: NcclLog, algorithm: str, protocol: str, nbytes: int) -> None:
+    """What NCCL chose for a size."""
+    name = f"{algorithm} {protocol}"
+    if name in log.tuned or len(log.tuned) < MOST_WARNINGS:
+        times, least, most = log.tuned.get(name, (0, nbytes, nbytes))
+        log.tuned[name] = times + 1, min(least, nbytes), max(most, nbytes)
+
+
+def _named(kind: str, word: str) -> str:
+    """An algorithm or a protocol, which older versions number."""
+    names: list[str] = _TABLE[kind]
+    return names[int(word)] if word.isdecimal() and len(word) < 3 and int(word) < len(names) else word
 
 
 def _paths(log: NcclLog, message: str) -> None:
@@ -276,6 +294,9 @@ def joined(logs: Iterable[NcclLog]) -> NcclLog:
             whole.routes[route] = whole.routes.get(route, 0) | mask
         for number, calls in log.issued.items():
             whole.issued.setdefault(number, {}).update(calls)
+        for name, (times, least, most) in log.tuned.items():
+            before = whole.tuned.get(name, (0, least, most))
+            whole.tuned[name] = before[0] + times, min(before[1], least), max(before[2], most)
         whole.widths |= log.widths
         whole.timeouts += log.timeouts
     return whole
