@@ -287,9 +287,11 @@ def _rank(log: NcclLog, who: Who) -> int:
 
 
 def _called(log: NcclLog) -> Iterator[CollectiveRow]:
-    """Calls of the rank that made most of a kind."""
-    most: dict[tuple[str, int], tuple[int, float]] = {}
-    for (_, op, size), figures in log.calls.items():
-        most[op, size] = max(most.get((op, size), (0, 0.0)), figures)
-    for (op, size), (count, nbytes) in sorted(most.items(), key=lambda row: -row[1][1]):
-        yield CollectiveRow(op, "", f"{size} ranks", size, count, nbytes, 0.0, 0.0, 0.0)
+    """Calls of the rank that made most of a kind, in all of its communicators of one size."""
+    each: dict[tuple[str, int], dict[str, tuple[int, float]]] = {}
+    for ((process, _), op, size), (count, nbytes) in log.calls.items():
+        before = each.setdefault((op, size), {}).get(process, (0, 0.0))
+        each[op, size][process] = before[0] + count, before[1] + nbytes
+    rows = {kind: max(by_rank.values()) for kind, by_rank in each.items()}
+    for (op, size), (count, nbytes) in sorted(rows.items(), key=lambda row: -row[1][1]):
+        yield CollectiveRow(op, "", f"of {plural(size, 'rank')}", size, count, nbytes, 0.0, 0.0, 0.0)
