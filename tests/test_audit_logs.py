@@ -126,6 +126,12 @@ def test_a_disabled_allreduce_has_its_price_a_token():
     assert (cause.code, cause.cost_s > 0) == ("eager", True)
 
 
+def test_an_order_of_dispatch_with_nccl_alone():
+    line = "INFO x.py:1] Using {} all-reduce backends (in dispatch order) for group 'tp:0' out of []"
+    assert [c.code for c in audit_log(vllm_log.parse(line.format("['PYNCCL']")), None).causes] == ["custom all-reduce"]
+    assert not audit_log(vllm_log.parse(line.format("['CUSTOM', 'PYNCCL']")), None).causes
+
+
 def test_a_log_is_judged_as_the_engine_that_wrote_it():
     row = next(r for r in REAL if r["name"].startswith("QwQ"))
     found = audit_log(sglang_log.parse("\n".join(row["lines"])), claimed(row["expected"]["claim"]))

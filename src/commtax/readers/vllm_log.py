@@ -74,6 +74,8 @@ def _label(who: str, pid: str) -> str:
 def _layout(heard: Heard, line: str) -> None:
     """Ranks, groups, backends, and requests of full length."""
     facts = heard.facts
+    if max(len(heard.ranks), len(heard.concurrency)) >= MOST_MOMENTS:
+        return
     if match := _CONCURRENCY.search(line):
         heard.concurrency.append((int(number(match[1])), number(match[2])))
     if match := _RANK.search(line):
