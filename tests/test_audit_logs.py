@@ -350,6 +350,50 @@ def test_who_did_not_come_is_named(late, count, other):
     assert audit_flight([flight.parse(made_dump(r, count), r) for r in range(4)], None, ["x"] * 4).culprit is None
 
 
+def blocked(program, late, stops):
+    """Dumps of four ranks that go through a program of groups one collective after the other, when one stops before its n-th."""
+    at, issued = [0] * 4, {}
+    while True:
+        moved = False
+        for rank in range(4):
+            mine = [n for n, group in enumerate(program) if rank in GRID[group]]
+            if at[rank] >= len(mine) or (rank == late and at[rank] >= stops):
+                continue
+            step = mine[at[rank]]
+            moved |= rank not in issued.setdefault(step, {})
+            issued[step][rank] = True
+            if set(issued[step]) == set(GRID[program[step]]):  # all are there: they go on
+                for member in GRID[program[step]]:
+                    at[member] += 1
+                moved = True
+        if not moved:
+            break
+    dumps = []
+    for rank in range(4):
+        entries = []
+        for step in sorted(n for n, ranks in issued.items() if rank in ranks):
+            group = program[step]
+            seq = program[:step].count(group)
+            done = set(issued[step]) == set(GRID[group])
+            row = made_dump(rank, 1, group=group, done=done, state="started")["entries"][0]
+            entries.append(row | {"collective_seq_id": seq, "time_created_ns": step})
+        config = {group: {"desc": "", "ranks": str(list(ranks))} for group, ranks in GRID.items() if rank in ranks}
+        dumps.append(flight.parse({"version": "2.10", "pg_config": config, "entries": entries}, rank))
+    return dumps
+
+
+GRID = {"0": (0, 1, 2, 3), "tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
+
+
+@given(st.lists(st.sampled_from(sorted(GRID)), min_size=1, max_size=30), st.integers(0, 3), st.integers(0, 30))
+def test_whoever_others_wait_for_through_other_groups_is_named(program, late, stops):
+    """One rank stops; those that wait for it make others wait in other groups, and none of these is to blame."""
+    found = audit_flight(blocked(program, late, stops), None, ["x"] * 4)
+    missed = sum(late in GRID[group] for group in program) > stops
+    waited = missed and any(not e.done for d in blocked(program, late, stops) for e in d.entries)
+    assert (found.culprit.rank if found.culprit else None) == (late if waited else None)
+
+
 def test_a_collective_that_some_have_not_started():
     states = ["started", "started", "scheduled", "started"]
     dumps = [flight.parse(made_dump(r, 3, done=False, state=s), r) for r, s in enumerate(states)]
