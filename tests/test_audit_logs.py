@@ -40,7 +40,7 @@ def test_enough_real_logs():
     kinds = [r["kind"] for r in REAL]
     least = {"vllm": 3, "sglang": 3, "trtllm": 2, "nccl": 5, "flight": 1}
     assert all(kinds.count(kind) >= n for kind, n in least.items())
-    assert all(r["source"].startswith("https://") for r in REAL if r["kind"] != "flight")
+    assert all(r["source"].startswith(("https://", "recorded ")) for r in REAL)
 
 
 @real("vllm", "sglang", "trtllm", "nccl")
@@ -126,6 +126,12 @@ def test_a_disabled_allreduce_has_its_price_a_token():
     assert (cause.code, cause.cost_s > 0) == ("eager", True)
 
 
+def test_an_order_of_dispatch_with_nccl_alone():
+    line = "INFO x.py:1] Using {} all-reduce backends (in dispatch order) for group 'tp:0' out of []"
+    assert [c.code for c in audit_log(vllm_log.parse(line.format("['PYNCCL']")), None).causes] == ["custom all-reduce"]
+    assert not audit_log(vllm_log.parse(line.format("['CUSTOM', 'PYNCCL']")), None).causes
+
+
 def test_a_log_is_judged_as_the_engine_that_wrote_it():
     row = next(r for r in REAL if r["name"].startswith("QwQ"))
     found = audit_log(sglang_log.parse("\n".join(row["lines"])), claimed(row["expected"]["claim"]))
@@ -185,6 +191,7 @@ def test_figures_of_real_nccl_logs(row):
     assert {c.op: [c.count, c.nbytes] for c in found.collectives} == wanted.get("calls", {})
     assert sorted([t.rank, t.seq, t.elements] for t in log.timeouts) == wanted.get("timeouts", [])
     assert {f"{g}/{r}": [p.failed, p.enqueued, p.completed] for (g, r), p in log.progress.items()} == wanted.get("progress", {})
+    assert {name: list(said) for name, said in log.tuned.items()} == wanted.get("tuned", {})
     assert sorted(c.code for c in found.causes) == wanted["causes"]
     assert set(wanted.get("notes", [])) <= {n.code for n in found.notes}
     assert found.culprit is None
@@ -282,7 +289,7 @@ def test_versions_that_differ_between_processes():
 
 @real("flight")
 def test_real_recorders(row, tmp_path):
-    """Recorded with gloo: a healthy job, one in which rank 2 never came, one in which rank 3 called something else."""
+    """Of gloo: a healthy job, rank 2 never came, rank 3 called something else. Of NCCL: one rank's."""
     wanted = row["expected"]
     for form in ("pickles", "json"):
         paths = []
@@ -294,8 +301,14 @@ def test_real_recorders(row, tmp_path):
         audited = audit(paths)
         (section,) = audited.sections
         measured = {f.item: f.measured for f in section.findings}
-        assert measured == {"ranks": 4, "collectives recorded": wanted["entries"], "collectives that did not end": wanted["open"]}
+        ranks = len(row["pickles"])
+        assert measured == {
+            "ranks": ranks,
+            "collectives recorded": wanted["entries"],
+            "collectives that did not end": wanted["open"],
+        }
         assert (audited.culprit.rank if audited.culprit else None) == wanted["culprit"]
+        assert section.facts.get("version", "") == wanted.get("version", "")
         assert [[r.op, r.group, r.count, r.nbytes] for r in section.collectives] == wanted["rows"]
 
 
@@ -335,6 +348,50 @@ def test_who_did_not_come_is_named(late, count, other):
     assert found.culprit.rank == late
     assert found.causes[0].code == "hang"
     assert audit_flight([flight.parse(made_dump(r, count), r) for r in range(4)], None, ["x"] * 4).culprit is None
+
+
+def blocked(program, late, stops):
+    """Dumps of four ranks that go through a program of groups one collective after the other, when one stops before its n-th."""
+    at, issued = [0] * 4, {}
+    while True:
+        moved = False
+        for rank in range(4):
+            mine = [n for n, group in enumerate(program) if rank in GRID[group]]
+            if at[rank] >= len(mine) or (rank == late and at[rank] >= stops):
+                continue
+            step = mine[at[rank]]
+            moved |= rank not in issued.setdefault(step, {})
+            issued[step][rank] = True
+            if set(issued[step]) == set(GRID[program[step]]):  # all are there: they go on
+                for member in GRID[program[step]]:
+                    at[member] += 1
+                moved = True
+        if not moved:
+            break
+    dumps = []
+    for rank in range(4):
+        entries = []
+        for step in sorted(n for n, ranks in issued.items() if rank in ranks):
+            group = program[step]
+            seq = program[:step].count(group)
+            done = set(issued[step]) == set(GRID[group])
+            row = made_dump(rank, 1, group=group, done=done, state="started")["entries"][0]
+            entries.append(row | {"collective_seq_id": seq, "time_created_ns": step})
+        config = {group: {"desc": "", "ranks": str(list(ranks))} for group, ranks in GRID.items() if rank in ranks}
+        dumps.append(flight.parse({"version": "2.10", "pg_config": config, "entries": entries}, rank))
+    return dumps
+
+
+GRID = {"0": (0, 1, 2, 3), "tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
+
+
+@given(st.lists(st.sampled_from(sorted(GRID)), min_size=1, max_size=30), st.integers(0, 3), st.integers(0, 30))
+def test_whoever_others_wait_for_through_other_groups_is_named(program, late, stops):
+    """One rank stops; those that wait for it make others wait in other groups, and none of these is to blame."""
+    found = audit_flight(blocked(program, late, stops), None, ["x"] * 4)
+    missed = sum(late in GRID[group] for group in program) > stops
+    waited = missed and any(not e.done for d in blocked(program, late, stops) for e in d.entries)
+    assert (found.culprit.rank if found.culprit else None) == (late if waited else None)
 
 
 def test_a_collective_that_some_have_not_started():

@@ -11,7 +11,7 @@ from commtax.files import table
 from commtax.readers.nccl_log import NcclLog, Route, Who, joined
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
-from commtax.units import format_seconds, plural
+from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.billing import price
 
 SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP, and one through a host's memory, may be
@@ -103,6 +103,8 @@ def facts(log: NcclLog) -> dict[str, str]:
     if log.widths:
         channels, nvls, pairs = min(log.widths)
         said |= {"channels": str(channels), "NVLS channels": str(nvls), "channels of pairs": str(pairs)}
+    if log.tuned:
+        said["algorithms"] = ", ".join(sorted(log.tuned))
     if log.counted["nvls"] or log.counted["no_nvls"]:
         said["NVLS"] = "available" if log.counted["nvls"] else "not available"
     return said
@@ -120,8 +122,10 @@ def _notes(log: NcclLog) -> Iterator[Note]:
             yield Note("unfinished", f"{_ranks(waiting)} did not finish the start that {_ranks(sorted(comm.complete))} finished")
     for text, times in log.warnings.most_common(NAMED):
         yield Note("warning", f"NCCL warns{f' ({times} times)' if times > 1 else ''}: {text}")
-    rings = Counter(len(ring) for ring in log.rings)
-    if rings:
+    for name, (times, least, most) in sorted(log.tuned.items()):
+        sizes = format_bytes(least) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
+        yield Note("algorithm", f"NCCL chose {name} {plural(times, 'time')}, for {sizes}")
+    if log.rings:
         first = next(iter(log.rings))
         order = " ".join(map(str, first[: 4 * NAMED])) + (" …" if len(first) > 4 * NAMED else "")
         yield Note("rings", f"{plural(len(log.rings), 'ring')}, the first {order}")
@@ -283,9 +287,11 @@ def _rank(log: NcclLog, who: Who) -> int:
 
 
 def _called(log: NcclLog) -> Iterator[CollectiveRow]:
-    """Calls of the rank that made most of a kind."""
-    most: dict[tuple[str, int], tuple[int, float]] = {}
-    for (_, op, size), figures in log.calls.items():
-        most[op, size] = max(most.get((op, size), (0, 0.0)), figures)
-    for (op, size), (count, nbytes) in sorted(most.items(), key=lambda row: -row[1][1]):
-        yield CollectiveRow(op, "", f"{size} ranks", size, count, nbytes, 0.0, 0.0, 0.0)
+    """Calls of the rank that made most of a kind, in all of its communicators of one size."""
+    each: dict[tuple[str, int], dict[str, tuple[int, float]]] = {}
+    for ((process, _), op, size), (count, nbytes) in log.calls.items():
+        before = each.setdefault((op, size), {}).get(process, (0, 0.0))
+        each[op, size][process] = before[0] + count, before[1] + nbytes
+    rows = {kind: max(by_rank.values()) for kind, by_rank in each.items()}
+    for (op, size), (count, nbytes) in sorted(rows.items(), key=lambda row: -row[1][1]):
+        yield CollectiveRow(op, "", f"of {plural(size, 'rank')}", size, count, nbytes, 0.0, 0.0, 0.0)

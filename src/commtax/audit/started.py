@@ -17,6 +17,7 @@ AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas",
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
 FULL_CACHE, FEW_MOMENTS = 0.95, 3  # a cache that full makes requests wait; fewer lines make no rate
+NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
 _CAUSES = table("audit/log_causes.toml")
@@ -115,7 +116,8 @@ def intro(log: StartupLog) -> Note:
 
 def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
     """What costs time, by the log's own words; priced where somebody says what ran."""
-    if why := log.custom_allreduce_disabled:
+    alone = "the order of dispatch has NCCL alone" if log.allreduce_backends == NCCL_ALONE else ""
+    if why := log.custom_allreduce_disabled or alone:
         change = next((row["change"] for row in _CAUSES["custom_allreduce"] if row["part"] in why), "")
         cost = _cost(claim, library="nccl") if claim and claim.tp > 1 else None
         yield _priced("custom all-reduce", f"the engine's own all-reduce is off: {why}", cost, claim, change)

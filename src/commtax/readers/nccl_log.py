@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from commtax.files import table
 from commtax.readers.startup import lines
@@ -30,6 +31,7 @@ _TREE = re.compile(r"\[(\d{1,4})\] -?\d{1,7}/-?\d{1,7}/-?\d{1,7}->(\d{1,7})->(-?
 _WIDTH = re.compile(r"(\d{1,4}) coll channels, (?:\d{1,4} collnet channels, )?(?:(\d{1,4}) nvls channels, )?(\d{1,4}) p2p channels")
 _ENVIRONMENT = re.compile(r"\b([NR]CCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (.{1,200})")
 _NIC = re.compile(r"\[\d{1,3}\]([\w.-]{1,40}(?::\d{1,3}/(?:IB|RoCE))?)")
+_TUNED = re.compile(r"(\d{1,18}) Bytes -> Algo (\w{1,20}) proto (\w{1,20})")
 _CALL = re.compile(
     r"(\w{4,20}): opCount ([0-9a-f]{1,16}) sendbuff \S{1,20} recvbuff \S{1,20} (?:acc \S{1,20} )?"
     r"count (\d{1,15}) datatype (\d{1,3}) op \d{1,5} root \d{1,7} comm (0x[0-9a-fA-F]{1,16}) \[nranks=(\d{1,7})\]"
@@ -116,6 +118,7 @@ class NcclLog:
     timeouts: list[Timeout] = field(default_factory=list)
     progress: dict[tuple[str, int], Progress] = field(default_factory=dict)  # by group and rank
     warnings: Counter[str] = field(default_factory=Counter)
+    tuned: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # by algorithm: how often, the least and the most bytes
 
     @property
     def world(self) -> Communicator | None:
@@ -140,8 +143,7 @@ def parse(text: str) -> NcclLog:
     """
     log = NcclLog()
     for line in lines(text):
-        at = line.find("CCL ")
-        if at >= 0:
+        if " version" in line:
             _version(log, line)
         for sign in ("NCCL INFO ", "NCCL WARN "):
             at = line.find(sign)
@@ -168,27 +170,47 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
     if message.startswith(("Channel ", "Trees ")):
         _paths(log, message)
         return
-    if match := _COMM.search(message):
+    if "comm 0x" in message and (match := _COMM.search(message)):
         _communicator(log, host, process, match, message)
     if "opCount " in message and (match := _CALL.search(message)):
         _called(log, process, match)
-    if match := _WIDTH.search(message):
+    if " Bytes -> Algo " in message and (match := _TUNED.search(message)):
+        _tuned(log, _named("algorithms", match[2]), _named("protocols", match[3]), int(match[1]))
+    if "coll channels" in message and (match := _WIDTH.search(message)):
         log.widths.add((int(match[1]), int(match[2] or 0), int(match[3])))
     if message.startswith("Using network "):
         log.networks[message[14:80].strip()] += 1
-    if match := _ENVIRONMENT.search(message):
+    if " set " in message and (match := _ENVIRONMENT.search(message)):
         log.environment.setdefault(match[1], set()).add(match[2].strip().rstrip("."))
     if message.startswith(("NET/IB : Using ", "NET/Socket : Using ")):
         log.nics |= dict.fromkeys(_NIC.findall(message[:4000]))
-    for name, pattern in _COUNTED:
-        log.counted[name] += bool(pattern.search(message))
-    if (found := next((m for p in _FAILED if (m := p.search(message))), None)) and len(log.failures) < MOST_WARNINGS:
-        log.failures[found[0][:MOST_TEXT].strip()] += 1
+    if any(word in message for word in _TABLE["counted_words"]):
+        log.counted.update(name for name, pattern in _COUNTED if pattern.search(message))
+    if ("NET" in message or "libibverbs" in message) and len(log.failures) < MOST_WARNINGS:
+        log.failures.update(found[0][:MOST_TEXT].strip() for pattern in _FAILED if (found := pattern.search(message)))
+
+
+def _tuned(log: NcclLog, algorithm: str, protocol: str, nbytes: int) -> None:
+    """What NCCL chose for a size."""
+    name = f"{algorithm} {protocol}"
+    if name in log.tuned or len(log.tuned) < MOST_WARNINGS:
+        times, least, most = log.tuned.get(name, (0, nbytes, nbytes))
+        log.tuned[name] = times + 1, min(least, nbytes), max(most, nbytes)
+
+
+def _named(kind: str, word: str) -> str:
+    """An algorithm or a protocol, which older versions number."""
+    names: list[str] = _TABLE[kind]
+    return names[int(word)] if word.isdecimal() and len(word) < 3 and int(word) < len(names) else word
 
 
 def _paths(log: NcclLog, message: str) -> None:
     """The way of one channel between two ranks, a ring, or trees."""
-    if match := _CHANNEL.match(message):
+    if message.startswith("Trees "):
+        for tree, rank, parent in _TREE.findall(message[:200]):
+            if tree == "0" and len(log.parents) < MOST:
+                log.parents[int(rank)] = int(parent)
+    elif match := _CHANNEL.match(message):
         transport, direct = _transport(match[5])
         route = Route(int(match[3]), int(match[4]), transport, direct)
         if len(log.routes) >= MOST and route not in log.routes:
@@ -197,11 +219,9 @@ def _paths(log: NcclLog, message: str) -> None:
     elif (match := _RING.match(message)) and len(log.rings) < MOST_RINGS:
         ring = tuple(int(rank) for rank in match[1].split())
         log.rings[ring] = log.rings.get(ring, 0) + 1
-    for tree, rank, parent in _TREE.findall(message[:200]) if message.startswith("Trees ") else ():
-        if tree == "0" and len(log.parents) < MOST:
-            log.parents[int(rank)] = int(parent)
 
 
+@lru_cache(maxsize=4096)
 def _transport(via: str) -> tuple[str, bool]:
     """What a way is called, without the number of its NIC, and whether the NIC reads the GPU's memory.
 
@@ -274,6 +294,9 @@ def joined(logs: Iterable[NcclLog]) -> NcclLog:
             whole.routes[route] = whole.routes.get(route, 0) | mask
         for number, calls in log.issued.items():
             whole.issued.setdefault(number, {}).update(calls)
+        for name, (times, least, most) in log.tuned.items():
+            before = whole.tuned.get(name, (0, least, most))
+            whole.tuned[name] = before[0] + times, min(before[1], least), max(before[2], most)
         whole.widths |= log.widths
         whole.timeouts += log.timeouts
     return whole

@@ -6,6 +6,7 @@ clush, torchrun, ``kubectl logs --prefix --timestamps``. Several may stand befor
 
 import re
 from collections.abc import Iterator
+from io import StringIO
 
 MOST_PREFIXES = 4
 _WHEN = re.compile(
@@ -34,7 +35,13 @@ def lines(text: str) -> Iterator[tuple[str, str]]:
 
 def plain(text: str) -> str:
     """The text as the program wrote it; other signs that end a line stay, because JSON may hold them."""
-    return "\n".join(_parted(line)[1] for line in text.split("\n"))
+    out, at = StringIO(), 0  # line by line: a list of many short ones would take many times the text
+    while (end := text.find("\n", at)) >= 0:
+        out.write(_parted(text[at:end])[1])
+        out.write("\n")
+        at = end + 1
+    out.write(_parted(text[at:])[1])
+    return out.getvalue()
 
 
 def _parted(line: str) -> tuple[str, str]:

@@ -35,6 +35,8 @@ def parse(text: str) -> StartupLog:
     """
     heard, pools = Heard(), dict[str, dict[int, float]]()
     for line in islice(lines(text), since_last(lambda: _introduced(text)), None):
+        if not _WORDINGS.says(line):
+            continue
         match = _WORKER.match(line)
         worker = match[1].strip().replace(" ", "_") if match else "rank 0"
         _WORDINGS.hear(heard, worker, line)

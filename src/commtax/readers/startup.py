@@ -16,7 +16,7 @@ from commtax.units import GiB
 MOST_SIGNS = 65536  # of a line: a configuration has ten thousand, and what runs on beyond says nothing
 MOST_SETTINGS = 600
 MOST_VALUE = 200  # signs of a setting that are kept
-MOST_MOMENTS = 100_000
+MOST_MOMENTS = 100_000  # lines of one kind that are kept: figures, ranks, and what a serving engine counts
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
 _SETTING = re.compile(r"(?:['\"]([a-z][a-z_]{1,60})['\"]\s{0,4}:|\b([a-z][a-z_]{1,60})=)\s{0,4}('[^']*+'|\"[^\"]*+\"|[\w./+-]++)")
@@ -114,7 +114,8 @@ class Heard:
     moments: list[Moment] = field(default_factory=list)
 
     def note(self, name: str, worker: str, value: float) -> None:
-        self.figures.setdefault(name, []).append((worker, value))
+        if len(noted := self.figures.setdefault(name, [])) < MOST_MOMENTS:
+            noted.append((worker, value))
 
     def record(self, engine: str) -> StartupLog:
         """All of it by field; of figures the least over the workers."""
@@ -135,6 +136,7 @@ class Wordings:
     def __init__(self, path: str) -> None:
         self.table = table(path)
         self.signs: tuple[str, ...] = tuple(self.table["signs"])
+        self.words: tuple[str, ...] = tuple(self.table["words"])
         self.figures = [
             (name, read, re.compile(wording.replace("{n}", _NUMBER)))
             for kind, read in _READ.items()
@@ -146,6 +148,10 @@ class Wordings:
     def fits(self, text: str) -> bool:
         """Whether a text holds such a start."""
         return any(sign in text for sign in self.signs)
+
+    def says(self, line: str) -> bool:
+        """Whether a line may say something: most of a long log do not, and are passed over."""
+        return any(word in line for word in self.words)
 
     def hear(self, heard: Heard, worker: str, line: str) -> None:
         """Take a line's figures, words and settings."""

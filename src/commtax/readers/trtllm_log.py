@@ -33,6 +33,8 @@ def parse(text: str) -> StartupLog:
     """
     heard = Heard()
     for line in islice(lines(text), _last_start(text), None):
+        if not _WORDINGS.says(line):
+            continue
         match = _RANK.search(line)
         worker = f"rank {match[1] or match[2]}" if match else "rank 0"
         _WORDINGS.hear(heard, worker, line)

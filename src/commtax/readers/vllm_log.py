@@ -39,13 +39,20 @@ def parse(text: str) -> StartupLog:
     ('TP1', 7.51)
     """
     heard = Heard()
-    first = since_last(lambda: ((*_process(line), bool(_START.search(line))) for line in lines(text)))
-    for line in islice(lines(text), first, None):
+    for line in islice(lines(text), since_last(lambda: map(_introduced, lines(text))), None):
+        if not _WORDINGS.says(line):
+            continue
         who, pid = _process(line)
         _WORDINGS.hear(heard, _label(who, pid), line)
         _layout(heard, line)
         _served(heard, line)
     return heard.record("vllm")
+
+
+def _introduced(line: str) -> tuple[str, str, bool]:
+    """Which process begins with a line, if one does."""
+    starts = (" LLM engine" in line or "vLLM API server" in line) and bool(_START.search(line))
+    return (*_process(line), True) if starts else ("", "", False)
 
 
 def _process(line: str) -> tuple[str, str]:
@@ -67,6 +74,8 @@ def _label(who: str, pid: str) -> str:
 def _layout(heard: Heard, line: str) -> None:
     """Ranks, groups, backends, and requests of full length."""
     facts = heard.facts
+    if max(len(heard.ranks), len(heard.concurrency)) >= MOST_MOMENTS:
+        return
     if match := _CONCURRENCY.search(line):
         heard.concurrency.append((int(number(match[1])), number(match[2])))
     if match := _RANK.search(line):
