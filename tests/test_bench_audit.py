@@ -116,6 +116,17 @@ def test_a_server_that_says_its_queue_is_believed():
         assert audit_bench([told], claim, "x").causes[0].code == code
 
 
+def test_terms_that_only_a_server_tells_are_compared():
+    claim, load = claimed(), LOADS[2]
+    terms = predicted(load, claim).terms
+    assert sum(terms.values()) == pytest.approx(predicted(load, claim).of("e2el").value), "E2E = queue + prefill + decode"
+    sound = measured(load, claim)
+    told = replace(sound, stats={**sound.stats, **{name: {"mean": terms[name]} for name in ("prefill", "decode")}})
+    found = {f.code: f for f in audit_bench([told], claim, "x").findings}
+    assert [found[code].difference for code in ("prefill_mean", "decode_mean")] == pytest.approx([0, 0])
+    assert {found[code].verdict for code in ("prefill_mean", "decode_mean")} == {"agree"}
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [({"eager": 1}, "host", "CUDA graphs"), ({"library": "nccl"}, "communication", "NCCL"), ({"tp": 1}, "decode", "one GPU")],
@@ -165,6 +176,26 @@ def test_what_does_not_fit_is_said_and_not_compared():
     (finding,) = [f for f in section.findings if f.code == "ttft_mean"]
     assert (finding.verdict, finding.predicted) == ("unknown", None)
     assert "hold" in finding.reason
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"concurrency": 1e18, "lengths": (10, 2)},
+        {"request_rate": 1e-9, "requests": 5, "lengths": (100, 10)},
+        {"concurrency": 0.3, "lengths": (0.2, 0.1)},
+        {"request_rate": math.inf, "requests": 10**9, "lengths": (100, 10)},
+        {"request_rate": 1e9, "requests": 10**9, "lengths": (10, 2)},
+        {"request_rate": 5.0, "burstiness": -1.0, "lengths": (100, 10)},
+        {"concurrency": 4, "lengths": (100, 1)},
+        {"concurrency": 4, "lengths": (1e12, 1e12)},
+    ],
+)
+def test_odd_loads_are_answered_or_said_to_be_none(odd):
+    result = Bench("vllm", "serve", stats={"ttft": {"mean": 0.1}, "tpot": {"mean": 0.01}}, **odd)
+    for finding in audit_bench([result], claimed(), "x").findings:
+        assert finding.predicted is None or math.isfinite(finding.predicted)
+        assert finding.verdict in ("agree", "disagree") or finding.reason
 
 
 def test_several_tokens_a_step_hide_the_step():

@@ -124,7 +124,7 @@ def _judged(
     """Inside the range or within the tolerance agrees; a strict claim has the tolerance alone."""
     figure = predicted.of(metric, statistic)
     if figure is None:
-        return None
+        return Finding(item, None, measured, unit, reason="no such figure is predicted for this load")
     finding = Finding(item, figure.value, measured, unit, claim.tolerance)
     ranged = f"80 % range {_shown(figure.low, unit)} to {_shown(figure.high, unit)}"
     if result.accepted > 1 and metric != "ttft":
