@@ -224,6 +224,31 @@ def test_without_a_claim_it_is_told_what_happened():
     assert (queued.code, round(queued.share, 2)) == ("queue", 0.77), "213.7 of 277.5 s until the first token"
 
 
+def audited(name):
+    """A real result against the machine that its source names."""
+    said = dict(REAL[name]["claim"])
+    options = {"tp": said.pop("tp")}
+    asked = unsettled(said.pop("model"), said.pop("cluster"), options)
+    return audit_bench(bench.read(REAL[name]["text"]), Claim(asked, **said), name)
+
+
+def test_a_published_run_on_eight_mi300x():
+    """DeepSeek-R1 at TP 8 with 128 clients: constants are assumed there, and still the steps come out within a tenth."""
+    found = {f.code: f for f in audited("vllm-serve-mi300x").findings}
+    assert {found[code].verdict for code in ("ttft_mean", "tpot_mean", "output_tokens_per_s")} == {"unknown"}
+    for code in ("tpot_mean", "tpot_median", "e2el_mean", "requests_per_s", "output_tokens_per_s"):
+        assert abs(found[code].difference) < 0.1, code
+
+
+def test_a_run_of_an_old_version_is_slower_than_predicted():
+    """vLLM of February 2025 on 8 H200, the day its MLA kernels came: 0.69 requests/s of what would now be 1.7."""
+    section = audited("vllm-serve-in-a-terminal-pane")
+    found = {f.item: f for f in section.findings}
+    assert found["run 2: requests/s"].verdict == "disagree"
+    assert found["run 2: requests/s"].difference == pytest.approx(-0.58, abs=0.05)
+    assert "decode" in {cause.code for cause in section.causes}
+
+
 @pytest.mark.skipif(not OPEN_LOOP.exists(), reason="published runs are not in a clone")
 def test_published_runs_at_a_rate_agree():
     """Qwen3-14B on one H100, vLLM 0.23, Poisson arrivals: inference-sim/residency-vllm."""
