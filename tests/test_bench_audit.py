@@ -116,6 +116,17 @@ def test_a_server_that_says_its_queue_is_believed():
         assert audit_bench([told], claim, "x").causes[0].code == code
 
 
+def test_terms_that_only_a_server_tells_are_compared():
+    claim, load = claimed(), LOADS[2]
+    terms = predicted(load, claim).terms
+    assert sum(terms.values()) == pytest.approx(predicted(load, claim).of("e2el").value), "E2E = queue + prefill + decode"
+    sound = measured(load, claim)
+    told = replace(sound, stats={**sound.stats, **{name: {"mean": terms[name]} for name in ("prefill", "decode")}})
+    found = {f.code: f for f in audit_bench([told], claim, "x").findings}
+    assert [found[code].difference for code in ("prefill_mean", "decode_mean")] == pytest.approx([0, 0])
+    assert {found[code].verdict for code in ("prefill_mean", "decode_mean")} == {"agree"}
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [({"eager": 1}, "host", "CUDA graphs"), ({"library": "nccl"}, "communication", "NCCL"), ({"tp": 1}, "decode", "one GPU")],
@@ -167,6 +178,26 @@ def test_what_does_not_fit_is_said_and_not_compared():
     assert "hold" in finding.reason
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"concurrency": 1e18, "lengths": (10, 2)},
+        {"request_rate": 1e-9, "requests": 5, "lengths": (100, 10)},
+        {"concurrency": 0.3, "lengths": (0.2, 0.1)},
+        {"request_rate": math.inf, "requests": 10**9, "lengths": (100, 10)},
+        {"request_rate": 1e9, "requests": 10**9, "lengths": (10, 2)},
+        {"request_rate": 5.0, "burstiness": -1.0, "lengths": (100, 10)},
+        {"concurrency": 4, "lengths": (100, 1)},
+        {"concurrency": 4, "lengths": (1e12, 1e12)},
+    ],
+)
+def test_odd_loads_are_answered_or_said_to_be_none(odd):
+    result = Bench("vllm", "serve", stats={"ttft": {"mean": 0.1}, "tpot": {"mean": 0.01}}, **odd)
+    for finding in audit_bench([result], claimed(), "x").findings:
+        assert finding.predicted is None or math.isfinite(finding.predicted)
+        assert finding.verdict in ("agree", "disagree") or finding.reason
+
+
 def test_several_tokens_a_step_hide_the_step():
     spoken = replace(measured(LOADS[2], claimed(), tpot=0.4), accepted=2.5)
     found = {f.code: f for f in audit_bench([spoken], claimed(), "x").findings}
@@ -191,6 +222,31 @@ def test_without_a_claim_it_is_told_what_happened():
     assert section.facts["tool"] == "sglang"
     (queued,) = audit_bench(bench.read(REAL["sglang-metrics"]["text"]), None, "x").causes
     assert (queued.code, round(queued.share, 2)) == ("queue", 0.77), "213.7 of 277.5 s until the first token"
+
+
+def audited(name):
+    """A real result against the machine that its source names."""
+    said = dict(REAL[name]["claim"])
+    options = {"tp": said.pop("tp")}
+    asked = unsettled(said.pop("model"), said.pop("cluster"), options)
+    return audit_bench(bench.read(REAL[name]["text"]), Claim(asked, **said), name)
+
+
+def test_a_published_run_on_eight_mi300x():
+    """DeepSeek-R1 at TP 8 with 128 clients: constants are assumed there, and still the steps come out within a tenth."""
+    found = {f.code: f for f in audited("vllm-serve-mi300x").findings}
+    assert {found[code].verdict for code in ("ttft_mean", "tpot_mean", "output_tokens_per_s")} == {"unknown"}
+    for code in ("tpot_mean", "tpot_median", "e2el_mean", "requests_per_s", "output_tokens_per_s"):
+        assert abs(found[code].difference) < 0.1, code
+
+
+def test_a_run_of_an_old_version_is_slower_than_predicted():
+    """vLLM of February 2025 on 8 H200, the day its MLA kernels came: 0.69 requests/s of what would now be 1.7."""
+    section = audited("vllm-serve-in-a-terminal-pane")
+    found = {f.item: f for f in section.findings}
+    assert found["run 2: requests/s"].verdict == "disagree"
+    assert found["run 2: requests/s"].difference == pytest.approx(-0.58, abs=0.05)
+    assert "decode" in {cause.code for cause in section.causes}
 
 
 @pytest.mark.skipif(not OPEN_LOOP.exists(), reason="published runs are not in a clone")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from commtax import catalog
 from commtax.audit import terms
 from commtax.audit.expected import Expected, Figure, Load, expected, lengths_of, load_of
 from commtax.audit.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
@@ -124,7 +125,7 @@ def _judged(
     """Inside the range or within the tolerance agrees; a strict claim has the tolerance alone."""
     figure = predicted.of(metric, statistic)
     if figure is None:
-        return None
+        return Finding(item, None, measured, unit, reason="no such figure is predicted for this load")
     finding = Finding(item, figure.value, measured, unit, claim.tolerance)
     ranged = f"80 % range {_shown(figure.low, unit)} to {_shown(figure.high, unit)}"
     if result.accepted > 1 and metric != "ttft":
@@ -273,7 +274,8 @@ def _offer(results: Sequence[Bench], claim: Claim, name: str) -> Iterator[Note]:
     if not usable:
         return
     asked = claim.question
-    words = ["commtax", "calibrate", name, "--cluster", asked.cluster.key, "--model", asked.model.key, "-tp", str(claim.tp)]
+    model = asked.model.key if asked.model.key in catalog.keys("models") else "MODEL"  # a folder's name alone finds nothing
+    words = ["commtax", "calibrate", name, "--cluster", asked.cluster.key, "--model", model, "-tp", str(claim.tp)]
     words += ["--engine", asked.engine.key] if asked.engine.key != "vllm" else []
     if any(r.kind == "latency" for r in usable):
         load = load_of(usable[0], claim)

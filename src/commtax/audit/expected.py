@@ -13,16 +13,18 @@ from commtax.audit.finding import Claim
 from commtax.ledger import Z80
 from commtax.question import AS_IT_IS
 from commtax.readers.benches.record import Bench
+from commtax.statement import Refusal
 from commtax.verbs import requests, serving
 from commtax.verbs.requests import Outcome
 from commtax.verbs.serving import Simulation
 
-MOST_SIMULATED = 20_000  # requests of a run: a second
+MOST_SIMULATED = 10_000  # requests of a run: some seconds where each is long
 APART = 0.15  # by which the two predictors of a closed loop may differ before only means are judged
-MOST_DRAWN, WHILE_S = 10_000, 600.0  # requests that come within so many seconds, where a result does not say how many there were …
+WHILE_S = 600.0  # requests that come within this long, where a result does not say how many there were …
 ROUNDS = 10  # … and of each client
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "queue": "queue"}
 """Of a result, as the simulation calls them."""
+LIKE = {"prefill": "ttft", "decode": "tpot"}
 STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 
 
@@ -100,7 +102,12 @@ class Expected:
     )  # metrics whose mean two predictors put far apart: their tails hang on the order of requests
 
     def of(self, metric: str, statistic: str = "mean") -> Figure | None:
-        return self.figures.get((metric, statistic))
+        """A figure; of the terms of a request that only a server tells, their mean, as sure as what they are the larger part of."""
+        like = self.figures.get((LIKE.get(metric, ""), "mean"))
+        if like is None or metric not in self.terms or statistic != "mean":
+            return self.figures.get((metric, statistic))
+        scale = self.terms[metric] / like.value
+        return Figure(*(end * scale for end in like.ends))
 
 
 def load_of(result: Bench, claim: Claim) -> Load | str:
@@ -118,7 +125,7 @@ def load_of(result: Bench, claim: Claim) -> Load | str:
     if result.kind == "latency":
         return Load(prompt, answer, batch=result.batch or claim.batch or 1)
     most = max(1, int(clients)) if clients else None
-    usual = max(requests.PROMPTS, min(MOST_DRAWN, int(rate * WHILE_S))) if rate else ROUNDS * most if most else requests.PROMPTS
+    usual = max(requests.PROMPTS, min(MOST_SIMULATED, int(rate * WHILE_S))) if rate else ROUNDS * most if most else requests.PROMPTS
     count = result.requests or (most if result.kind == "throughput" and most else usual)
     most = min(most, count) if most else None
     return Load(prompt, answer, None, most, rate, count, result.spread, result.burstiness, result.hit_rate)
@@ -148,22 +155,30 @@ def expected(load: Load, claim: Claim) -> Expected:
     if load.batch is not None:
         return _batch(load, load.batch, claim)
     count = min(load.count, MOST_SIMULATED)
-    asked = claim.question.but(
-        concurrency=load.clients or 1, input_len=load.prompt, output_len=load.answer, num_prompts=count, spread=load.spread or 0.0
-    ).but(prefix_hit_rate=load.hit_rate, burstiness=load.burstiness)
+    lengths = {"input_len": load.prompt, "output_len": load.answer, "spread": load.spread or 0.0}
+    offered = {"prefix_hit_rate": load.hit_rate, "burstiness": load.burstiness}
+    asked = claim.question.but(concurrency=min(load.clients or 1, count), num_prompts=count, **lengths, **offered)
     if load.rate is not None:
         timed = requests.serve(asked.but(request_rate=load.rate, max_in_flight=float(load.clients or math.inf)))
-        return Expected(
-            load, dict(_timed(timed, float(timed.alike.sigma_of("ttft_s")))), _simulated_terms(timed, load), _seqs(timed)
-        )
+        _growing(load, timed.overloaded)
+        figures = dict(_timed(timed, float(timed.alike.sigma_of("ttft_s"))))
+        return Expected(load, figures, _simulated_terms(timed, load), _seqs(timed))
+    _growing(load, load.clients == load.count)
     timed = requests.serve(asked)
     closed = serving.serve(asked.but(prefix_hit_rate=0.0, burstiness=1.0))
     figures = dict(_timed(timed, float(closed.sigma_of("ttft_s"))))
     if claim.question.what_if != AS_IT_IS or load.hit_rate or load.clients == load.count:  # what the closed form does not know
         return Expected(load, figures, _simulated_terms(timed, load), _seqs(timed))
-    means = _closed(closed)
+    means = {key: figure for key, figure in _closed(closed).items() if key in figures}  # one token has no time between tokens
     unsure = frozenset(m for (m, s), f in means.items() if abs(figures[m, s].value / f.value - 1) > APART)
     return Expected(load, figures | means, _closed_terms(closed), max(1.0, float(closed.running)), unsure)
+
+
+def _growing(load: Load, grows: bool) -> None:
+    """Refuse a part of a run whose waiting grows with every request."""
+    if grows and load.count > MOST_SIMULATED:
+        many = f"{load.count:,} requests, of which {MOST_SIMULATED:,} at most are simulated"
+        raise Refusal(f"num_prompts={load.count}: {many}, and the queue grows with each", "num_prompts")
 
 
 def _batch(load: Load, batch: int, claim: Claim) -> Expected:
