@@ -245,6 +245,32 @@ def test_a_database_that_breaks_off_gives_what_is_readable(sound, tmp_path):
     assert all(t.partial and [n for n in t.notes if n.code == "partial"] for t in traces)
 
 
+JUNK = st.none() | st.text(max_size=5) | st.floats() | st.binary(max_size=40) | st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.data())
+def test_cells_of_any_type_are_read_or_refused(sound, tmp_path_factory, data):
+    """SQLite keeps whatever is put into a column: one column of one table, in one row or in all."""
+    path = tmp_path_factory.mktemp("cells") / "a.sqlite"
+    path.write_bytes(sound)
+    connection = sqlite3.connect(path)
+    table = data.draw(
+        st.sampled_from([row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")])
+    )
+    column = data.draw(st.sampled_from([row[1] for row in connection.execute(f"PRAGMA table_info({table})")]))
+    where = data.draw(st.sampled_from(["1", "rowid = 1"]))
+    try:
+        connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE {where}', (data.draw(JUNK),))
+        connection.commit()
+    except sqlite3.IntegrityError:
+        pass  # NOT NULL
+    connection.close()
+    try:
+        read(path)
+    except ValueError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+
+
 ROW = st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 10**9), st.integers(1, 10**6), st.booleans())
 
 

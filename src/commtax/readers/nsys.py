@@ -133,8 +133,11 @@ class _Export:
     @cached_property
     def places(self) -> list[Place]:
         """All that ran something, by GPU and process."""
-        asked = [f"SELECT {self._process(t)}, {self._device(t)} FROM {t}" for t in (KERNEL, GRAPH) if self._database.has(t)]
-        pairs = {Place(int(p), int(d)) for p, d in self._database.rows(" UNION ".join(asked))}
+        asked = [
+            f"SELECT DISTINCT {self._process(t)}, {self._device(t)} FROM {t}" for t in (KERNEL, GRAPH) if self._database.has(t)
+        ]
+        rows = self._database.rows(" UNION ".join(asked))
+        pairs = {Place(p, d) for p, d in rows if isinstance(p, int) and isinstance(d, int)}
         real = {p for p in pairs if p.device < 2**31 - 1}  # a graph that begins on the host names no GPU
         return sorted(real, key=lambda p: (self._gpu(p), p.process))
 
@@ -144,7 +147,7 @@ class _Export:
             return place.device
         where = f"cudaId = {place.device} AND pid = {place.pid}"
         row = self._database.first("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid", where=where)
-        return int(row[0]) if row and row[0] is not None else place.device
+        return row[0] if row and isinstance(row[0], int) else place.device
 
     def trace(self, place: Place, number: int, name: str) -> Trace | None:
         """One process on one GPU; None where nothing in it has a time."""
@@ -167,7 +170,7 @@ class _Export:
     @cached_property
     def _began_ns(self) -> int:
         row = self._database.first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
-        return int(row[0] or 0) if row else 0
+        return row[0] if row and isinstance(row[0], int) else 0
 
     @cached_property
     def _host(self) -> str:

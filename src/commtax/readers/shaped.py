@@ -17,8 +17,7 @@ def microseconds(ns: int) -> str:
     >>> microseconds(1712195495527376234), microseconds(-1500)
     ('1712195495527376.234', '-1.500')
     """
-    whole, rest = divmod(abs(ns), 1000)
-    return f"{'-' if ns < 0 else ''}{whole}.{rest:03d}"
+    return f"{ns // 1000}.{ns % 1000:03d}" if ns >= 0 else f"-{microseconds(-ns)}"
 
 
 def on_device(category: str, name: str, span_ns: tuple[int, int], device: object, stream: object, correlation: object) -> Json:
