@@ -213,7 +213,7 @@ def test_other_databases_are_refused_in_words(tmp_path, made, words):
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    export = steps(Export(tmp_path_factory.mktemp("sound") / "a.sqlite"), count=20)
+    export = steps(Export(tmp_path_factory.mktemp("sound") / "a.sqlite"), count=8)
     nccl_calls(export, 1, 0, True)
     return export.done().read_bytes()
 
