@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax.readers import formats, nccl_ranges, nsys
-from commtax.readers.trace import meet
 from made_nsys import NEW, OLD, PID, Export, counted, payload
 from made_traces import clashes, exposed, per_step
 
@@ -81,9 +80,9 @@ def test_new_columns_of_two_processes(tmp_path):
         assert per_step(trace, "all-reduce") == [4, 4, 4]
         assert (trace.host, trace.origin_ns) == ("node7", 1_712_195_495_000_000_001 + 7_000)
         assert (trace.device.name, trace.device.num_sms, trace.device.count) == ("NVIDIA H100 80GB HBM3", 132, 2)
-    meetings = meet(traces)
-    assert len(meetings.matched) == 15
-    assert all(m.wire_s == pytest.approx(5e-6) for m in meetings.matched)
+    met = list(zip(*(t.collectives for t in traces), strict=True))
+    assert len(met) == 15
+    assert all(min(c.seconds for c in row) == pytest.approx(5e-6) for row in met)
 
 
 def test_one_process_on_two_gpus(tmp_path):
@@ -163,6 +162,26 @@ def test_several_calls_in_a_group_have_no_size_of_their_own(tmp_path):
     export.kernel("ncclDevKernel_SendRecv(x)", 2_000, 3_000, 1)
     (trace,) = read(export.done())
     assert [(c.op, c.nbytes) for c in trace.collectives] == [("send-recv", None)]
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "seqs"),
+    [
+        ("[Executor] _forward_step 60000: 0 ctx reqs, 0 ctx tokens, 32 gen reqs", "decode", 32),
+        ("[Executor] _forward_step 7: 2 ctx reqs, 30 gen reqs", "mixed", 30),
+        ("Iteration 12", "", 0),
+    ],
+)
+def test_steps_of_tensorrt_llm_and_plain_iterations(tmp_path, name, phase, seqs):
+    """As its executor names them (py_executor.py, with and without the number of tokens), and as training scripts do."""
+    export = Export(tmp_path / "trt.sqlite")
+    for at in (0, 50_000):
+        export.range(name, at, at + 40_000)
+        export.launch(at + 1_000, at + 1)
+        export.kernel(FUSED, at + 9_000, at + 30_000, at + 1)
+    (trace,) = read(export.done())
+    assert [(s.phase, s.decode_seqs) for s in trace.steps] == [(phase, seqs)] * 2
+    assert per_step(trace, "all-reduce") == [1, 1]
 
 
 def test_operators_that_torch_named(tmp_path):

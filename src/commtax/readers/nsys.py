@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from commtax.files import Document, Json, Stream
 from commtax.readers import nccl_ranges
 from commtax.readers.nsys_database import HEADER, PROCESS, Database, Row, database, on_disk
-from commtax.readers.shaped import UNNUMBERED, assembled, launched_unseen, on_device, on_host
+from commtax.readers.shaped import UNNUMBERED, assembled, launched_unseen, on_device, on_host, step_name
 from commtax.readers.trace import Trace
 from commtax.statement import Note, Refusal
 from commtax.units import plural
@@ -251,7 +251,7 @@ class _Export:
             if operator := _OPERATOR.match(name):
                 yield on_host("cpu_op", operator[1], (start, end), thread)
             elif not _NCCL.fullmatch(name):
-                yield on_host("user_annotation", name, (start, end), thread)
+                yield on_host("user_annotation", step_name(name), (start, end), thread)
 
     def _nccl(self, place: Place) -> list[nccl_ranges.Range]:
         found = []
