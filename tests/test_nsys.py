@@ -342,6 +342,8 @@ def test_a_report_that_nsys_cannot_export(tmp_path, text, words):
 
 def test_ranks_of_files_that_do_not_tell_them(tmp_path):
     """One report a rank, as mpirun writes them: numbered by their order."""
+    named = steps(Export(tmp_path / "report_rank2.sqlite")).done()
+    assert [(t.rank, "unnumbered" in [n.code for n in t.notes]) for t in read(named)] == [(2, False)]
     paths = [steps(Export(tmp_path / f"node.{r}.sqlite")).done() for r in range(3)]
     assert [said.rank for _, said in formats.read_all(paths)] == [0, 1, 2]
     assert run_here("audit", *paths, "--json").returncode == 0

@@ -83,7 +83,7 @@ DATA = (
     ),
     Format(
         "trace",
-        "a Perfetto trace, which is refused (.pftrace)",
+        "a Perfetto trace (.pftrace, which is refused)",
         lambda source: rocprof.is_perfetto(source.path),
         lambda source: rocprof.refuse_perfetto(source.path),
     ),
@@ -133,16 +133,22 @@ def kinds(path: Path) -> list[str]:
         return [f.kind for f in formats_of(Source(stream))]
 
 
-def read_all(files: Sequence[Path], program: str = "nsys") -> list[tuple[str, Left]]:
-    """What files say, each with a name: tables of one run of rocprofv3 are one trace. ``program`` opens Nsight's reports."""
+def groups(files: Sequence[Path]) -> list[list[Path]]:
+    """Files that are read together, each group in the place of its first: tables of one run of rocprofv3 are one trace."""
     runs: dict[str, list[Path]] = {}
     for path in files:
         runs.setdefault(rocprof.run_of(path) or str(path), []).append(path)
-    found: list[tuple[str, Left]] = []
-    for paths in runs.values():
-        said = read(paths[0], program) if len(paths) == 1 else rocprof.read_tables(paths)
-        found += [(paths[0].name, one) for one in said]
-    return _numbered(found)
+    return list(runs.values())
+
+
+def read_group(paths: Sequence[Path], program: str = "nsys") -> list[Left]:
+    """What files say that are read together."""
+    return read(paths[0], program) if len(paths) == 1 else [*rocprof.read_tables(paths)]
+
+
+def read_all(files: Sequence[Path], program: str = "nsys") -> list[tuple[str, Left]]:
+    """What files say, each with the name of its file. ``program`` opens Nsight's reports."""
+    return _numbered([(paths[0].name, said) for paths in groups(files) for said in read_group(paths, program)])
 
 
 def _numbered(found: list[tuple[str, Left]]) -> list[tuple[str, Left]]:

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from commtax.files import Document, Json, Stream
 from commtax.readers import nccl_ranges
 from commtax.readers.nsys_database import HEADER, PROCESS, Database, Row, database, on_disk
-from commtax.readers.shaped import UNNUMBERED, assembled, launched_unseen, on_device, on_host, step_name
+from commtax.readers.shaped import UNNUMBERED, assembled, launched_unseen, names_rank, on_device, on_host, step_name
 from commtax.readers.trace import Trace
 from commtax.statement import Note, Refusal
 from commtax.units import plural
@@ -164,7 +164,8 @@ class _Export:
             head["distributedInfo"] = {"rank": number}
         others = self._launches(place), self._ranges(place), nccl_ranges.events(calls)
         made = assembled(head, chain([first], ran, *others), name)
-        notes = (*made.notes, *([] if known else [UNNUMBERED]), *self._notes(place))
+        told = known or (names_rank(name) and len(self.places) == 1)
+        notes = (*made.notes, *([] if told else [UNNUMBERED]), *self._notes(place))
         return replace(made, host=self._host, notes=notes, partial=self._database.broken)
 
     @cached_property

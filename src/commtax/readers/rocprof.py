@@ -16,7 +16,7 @@ from typing import Any
 from commtax.files import LOG_BYTES, Document, Json, Stream, decoded, opened, parse_json
 from commtax.readers import nccl_ranges
 from commtax.readers.nccl_ranges import Range
-from commtax.readers.shaped import UNNUMBERED, assembled, launched_unseen, on_device, on_host, step_name
+from commtax.readers.shaped import UNNUMBERED, assembled, launched_unseen, names_rank, on_device, on_host, step_name
 from commtax.readers.trace import Trace
 from commtax.statement import Note, Refusal
 from commtax.units import plural
@@ -249,7 +249,7 @@ class _Run:
         if many > 1:
             head["distributedInfo"] = {"rank": number}
         made = assembled(head, events, name)
-        notes = [*made.notes, UNNUMBERED] if not re.search(r"rank[-_]?\d", name) or many > 1 else [*made.notes]
+        notes = [*made.notes] if names_rank(name) and many < 2 else [*made.notes, UNNUMBERED]
         notes += [] if agent else [NO_KERNELS]
         notes += [Note("partial", f"{self.missing}: left out")] if self.missing else []
         return replace(made, notes=tuple(notes), partial=self.missing)

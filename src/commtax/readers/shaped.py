@@ -34,6 +34,15 @@ def on_host(category: str, name: str, span_ns: tuple[int, int], thread: object, 
     return _event(category, name, span_ns, thread, "host", args)
 
 
+def names_rank(name: str) -> bool:
+    """Whether the name of a file tells a rank, as it is read where nothing else does.
+
+    >>> names_rank("report_rank-3.sqlite"), names_rank("report3.sqlite")
+    (True, False)
+    """
+    return bool(re.search(r"rank[-_]?\d", name))
+
+
 def step_name(name: str) -> str:
     """A range that is a step, as the engines whose steps are known would have named it: TensorRT-LLM's, and plain iterations.
 
