@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax.readers import formats, nccl_ranges, nsys
-from commtax.readers.trace import meet
 from made_nsys import NEW, OLD, PID, Export, counted, payload
 from made_traces import clashes, exposed, per_step
 
@@ -81,9 +80,9 @@ def test_new_columns_of_two_processes(tmp_path):
         assert per_step(trace, "all-reduce") == [4, 4, 4]
         assert (trace.host, trace.origin_ns) == ("node7", 1_712_195_495_000_000_001 + 7_000)
         assert (trace.device.name, trace.device.num_sms, trace.device.count) == ("NVIDIA H100 80GB HBM3", 132, 2)
-    meetings = meet(traces)
-    assert len(meetings.matched) == 15
-    assert all(m.wire_s == pytest.approx(5e-6) for m in meetings.matched)
+    met = list(zip(*(t.collectives for t in traces), strict=True))
+    assert len(met) == 15
+    assert all(min(c.seconds for c in row) == pytest.approx(5e-6) for row in met)
 
 
 def test_one_process_on_two_gpus(tmp_path):
@@ -165,6 +164,26 @@ def test_several_calls_in_a_group_have_no_size_of_their_own(tmp_path):
     assert [(c.op, c.nbytes) for c in trace.collectives] == [("send-recv", None)]
 
 
+@pytest.mark.parametrize(
+    ("name", "phase", "seqs"),
+    [
+        ("[Executor] _forward_step 60000: 0 ctx reqs, 0 ctx tokens, 32 gen reqs", "decode", 32),
+        ("[Executor] _forward_step 7: 2 ctx reqs, 30 gen reqs", "mixed", 30),
+        ("Iteration 12", "", 0),
+    ],
+)
+def test_steps_of_tensorrt_llm_and_plain_iterations(tmp_path, name, phase, seqs):
+    """As its executor names them (py_executor.py, with and without the number of tokens), and as training scripts do."""
+    export = Export(tmp_path / "trt.sqlite")
+    for at in (0, 50_000):
+        export.range(name, at, at + 40_000)
+        export.launch(at + 1_000, at + 1)
+        export.kernel(FUSED, at + 9_000, at + 30_000, at + 1)
+    (trace,) = read(export.done())
+    assert [(s.phase, s.decode_seqs) for s in trace.steps] == [(phase, seqs)] * 2
+    assert per_step(trace, "all-reduce") == [1, 1]
+
+
 def test_operators_that_torch_named(tmp_path):
     """torch.autograd.profiler.emit_nvtx: the operator is before the comma."""
     export = Export(tmp_path / "torch.sqlite")
@@ -213,7 +232,7 @@ def test_other_databases_are_refused_in_words(tmp_path, made, words):
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    export = steps(Export(tmp_path_factory.mktemp("sound") / "a.sqlite"), count=20)
+    export = steps(Export(tmp_path_factory.mktemp("sound") / "a.sqlite"), count=8)
     nccl_calls(export, 1, 0, True)
     return export.done().read_bytes()
 
@@ -243,6 +262,32 @@ def test_a_database_that_breaks_off_gives_what_is_readable(sound, tmp_path):
     traces = read(path)
     assert traces
     assert all(t.partial and [n for n in t.notes if n.code == "partial"] for t in traces)
+
+
+JUNK = st.none() | st.text(max_size=5) | st.floats() | st.binary(max_size=40) | st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.data())
+def test_cells_of_any_type_are_read_or_refused(sound, tmp_path_factory, data):
+    """SQLite keeps whatever is put into a column: one column of one table, in one row or in all."""
+    path = tmp_path_factory.mktemp("cells") / "a.sqlite"
+    path.write_bytes(sound)
+    connection = sqlite3.connect(path)
+    table = data.draw(
+        st.sampled_from([row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")])
+    )
+    column = data.draw(st.sampled_from([row[1] for row in connection.execute(f"PRAGMA table_info({table})")]))
+    where = data.draw(st.sampled_from(["1", "rowid = 1"]))
+    try:
+        connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE {where}', (data.draw(JUNK),))
+        connection.commit()
+    except sqlite3.IntegrityError:
+        pass  # NOT NULL
+    connection.close()
+    try:
+        read(path)
+    except ValueError as error:
+        assert "\n" not in str(error)  # noqa: PT017
 
 
 ROW = st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 10**9), st.integers(1, 10**6), st.booleans())
@@ -297,6 +342,8 @@ def test_a_report_that_nsys_cannot_export(tmp_path, text, words):
 
 def test_ranks_of_files_that_do_not_tell_them(tmp_path):
     """One report a rank, as mpirun writes them: numbered by their order."""
+    named = steps(Export(tmp_path / "report_rank2.sqlite")).done()
+    assert [(t.rank, "unnumbered" in [n.code for n in t.notes]) for t in read(named)] == [(2, False)]
     paths = [steps(Export(tmp_path / f"node.{r}.sqlite")).done() for r in range(3)]
     assert [said.rank for _, said in formats.read_all(paths)] == [0, 1, 2]
     assert run_here("audit", *paths, "--json").returncode == 0

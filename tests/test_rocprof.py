@@ -181,6 +181,24 @@ def test_cut_off_tables_give_what_is_readable(tmp_path):
     assert trace.partial
 
 
+@given(st.integers(0, 10**6))
+def test_cut_off_json_gives_the_records_before(tmp_path_factory, at):
+    (process,) = json.loads(json.dumps(of_kind("json")["document"]))["rocprofiler-sdk-tool"]
+    process["buffer_records"]["kernel_dispatch"] *= 5
+    whole = json.dumps({"rocprofiler-sdk-tool": [process]})
+    text = whole[: at % len(whole)]
+    path = tmp_path_factory.mktemp("cut") / "r.json"
+    path.write_text(text)
+    kept = text.count('"graph_node_id": 0}')
+    try:
+        (trace,) = formats.read(path)
+    except ValueError:
+        assert kept == 0
+    else:
+        assert (len(trace.timeline.name), spent_ns(trace)) == (kept, 800 * kept)
+        assert [n for n in trace.notes if n.code == "partial"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [

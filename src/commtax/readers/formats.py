@@ -109,7 +109,7 @@ DATA = (
     ),
     Format(
         "trace",
-        "a Perfetto trace, which is refused (.pftrace)",
+        "a Perfetto trace (.pftrace, which is refused)",
         lambda source: rocprof.is_perfetto(source.path),
         lambda source: rocprof.refuse_perfetto(source.path),
     ),

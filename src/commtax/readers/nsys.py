@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from commtax.files import Document, Json, Stream
 from commtax.readers import nccl_ranges
 from commtax.readers.nsys_database import HEADER, PROCESS, Database, Row, database, on_disk
-from commtax.readers.shaped import UNNUMBERED, assembled, launched_unseen, on_device, on_host
+from commtax.readers.shaped import UNNUMBERED, assembled, launched_unseen, names_rank, on_device, on_host, step_name
 from commtax.readers.trace import Trace
 from commtax.statement import Note, Refusal
 from commtax.units import plural
@@ -133,8 +133,11 @@ class _Export:
     @cached_property
     def places(self) -> list[Place]:
         """All that ran something, by GPU and process."""
-        asked = [f"SELECT {self._process(t)}, {self._device(t)} FROM {t}" for t in (KERNEL, GRAPH) if self._database.has(t)]
-        pairs = {Place(int(p), int(d)) for p, d in self._database.rows(" UNION ".join(asked))}
+        asked = [
+            f"SELECT DISTINCT {self._process(t)}, {self._device(t)} FROM {t}" for t in (KERNEL, GRAPH) if self._database.has(t)
+        ]
+        rows = self._database.rows(" UNION ".join(asked))
+        pairs = {Place(p, d) for p, d in rows if isinstance(p, int) and isinstance(d, int)}
         real = {p for p in pairs if p.device < 2**31 - 1}  # a graph that begins on the host names no GPU
         return sorted(real, key=lambda p: (self._gpu(p), p.process))
 
@@ -144,7 +147,7 @@ class _Export:
             return place.device
         where = f"cudaId = {place.device} AND pid = {place.pid}"
         row = self._database.first("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid", where=where)
-        return int(row[0]) if row and row[0] is not None else place.device
+        return row[0] if row and isinstance(row[0], int) else place.device
 
     def trace(self, place: Place, number: int, name: str) -> Trace | None:
         """One process on one GPU; None where nothing in it has a time."""
@@ -161,13 +164,14 @@ class _Export:
             head["distributedInfo"] = {"rank": number}
         others = self._launches(place), self._ranges(place), nccl_ranges.events(calls)
         made = assembled(head, chain([first], ran, *others), name)
-        notes = (*made.notes, *([] if known else [UNNUMBERED]), *self._notes(place))
+        told = known or (names_rank(name) and len(self.places) == 1)
+        notes = (*made.notes, *([] if told else [UNNUMBERED]), *self._notes(place))
         return replace(made, host=self._host, notes=notes, partial=self._database.broken)
 
     @cached_property
     def _began_ns(self) -> int:
         row = self._database.first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
-        return int(row[0] or 0) if row else 0
+        return row[0] if row and isinstance(row[0], int) else 0
 
     @cached_property
     def _host(self) -> str:
@@ -248,7 +252,7 @@ class _Export:
             if operator := _OPERATOR.match(name):
                 yield on_host("cpu_op", operator[1], (start, end), thread)
             elif not _NCCL.fullmatch(name):
-                yield on_host("user_annotation", name, (start, end), thread)
+                yield on_host("user_annotation", step_name(name), (start, end), thread)
 
     def _nccl(self, place: Place) -> list[nccl_ranges.Range]:
         found = []

@@ -17,6 +17,7 @@ from commtax.statement import Refusal
 HEADER = b"SQLite format 3\0"
 PROCESS = 1 << 24  # of a serialised id, which holds host, process and thread
 Row = tuple[Any, ...]
+FAILURES = (sqlite3.Error, OverflowError, ValueError)  # the last where the library's own words are no text
 
 
 class Database:
@@ -44,8 +45,8 @@ class Database:
                 if count > self._most:  # no row is smaller than a byte
                     raise sqlite3.DatabaseError("more rows than the file has bytes")
                 yield row
-        except (sqlite3.Error, OverflowError) as error:
-            self.broken = str(error)
+        except FAILURES as error:
+            self.broken = _one_line(error)
 
     def first(self, table: str, *columns: str, where: str = "1") -> Row:
         """The first row of a table, or nothing."""
@@ -63,12 +64,17 @@ class Database:
     def _asked(self, sql: str) -> list[Row]:
         try:
             return self._connection.execute(sql).fetchall()
-        except sqlite3.DatabaseError as error:
-            if not self.broken and error.sqlite_errorcode == sqlite3.SQLITE_CORRUPT:
+        except FAILURES as error:
+            if not self.broken and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:
                 self.broken = "the file is cut off or damaged"
                 self._connection.execute("PRAGMA writable_schema = ON")  # fewer pages than it says are no reason to give up
                 return self._asked(sql)
-            raise Refusal(f"trace '{self.name}': an SQLite database that cannot be read ({error})", "trace") from None
+            why = _one_line(error)
+            raise Refusal(f"trace '{self.name}': an SQLite database that cannot be read ({why})", "trace") from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _quoted(name: str) -> str:

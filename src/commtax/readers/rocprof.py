@@ -16,7 +16,7 @@ from typing import Any
 from commtax.files import LOG_BYTES, Document, Json, Stream, decoded, opened, parse_json
 from commtax.readers import nccl_ranges
 from commtax.readers.nccl_ranges import Range
-from commtax.readers.shaped import UNNUMBERED, assembled, launched_unseen, on_device, on_host
+from commtax.readers.shaped import UNNUMBERED, assembled, launched_unseen, names_rank, on_device, on_host, step_name
 from commtax.readers.trace import Trace
 from commtax.statement import Note, Refusal
 from commtax.units import plural
@@ -26,6 +26,8 @@ TABLES = "kernel|memory_copy|memory_allocation|scratch_memory|rccl_api|marker_ap
 _TABLE = re.compile(rf"(?P<run>.*?)_?(?:(?:{TABLES})_trace|agent_info)\.csv(?:\.gz)?$")
 OF_ROW = {"Kernel_Name", "Direction", "Function", "Operation"}  # one of which says what a row is of
 MOST_SIGNS = 1 << 20  # of a row
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|["{}\[\]]', re.S)
+_CLOSED_BY = {"{": "}", "[": "]"}
 PERFETTO = (".pftrace", ".perfetto-trace")
 GPU = 2  # an agent's type
 FRAME_BUFFERS = (1, 2)  # kinds of memory banks that are the GPU's own
@@ -89,13 +91,13 @@ def read_streams(tables: Sequence[Stream]) -> list[Trace]:
 def read(stream: Stream) -> list[Trace]:
     """The traces of rocprofv3's JSON, one of each process on each of its GPUs."""
     name = stream.path.name
-    document = parse_json(stream.whole(LOG_BYTES), f"trace '{name}'", depth=None)
+    document, missing = _whole_or_mended(stream)
     listed = document.get(TOOL) if isinstance(document, dict) else None
     processes = listed if isinstance(listed, list) else [listed]
     found: list[Trace] = []
     try:
         for process in processes:
-            run = _Run()
+            run = _Run(missing=missing)
             run.add_process(process)
             found += run.traces(name)
     except (TypeError, AttributeError, KeyError, IndexError, ValueError, OverflowError) as error:
@@ -103,6 +105,28 @@ def read(stream: Stream) -> list[Trace]:
             raise
         raise Refusal(f"trace '{name}': a record has the wrong form ({error})", "trace") from None
     return found
+
+
+def _whole_or_mended(stream: Stream) -> tuple[Json, str]:
+    """A document, and what is missing of it where it was cut off: all records before the last whole one are read."""
+    said, raw = f"trace '{stream.path.name}'", stream.whole(LOG_BYTES)
+    try:
+        return parse_json(raw, said, depth=None), ""
+    except Refusal:
+        text = decoded(raw)
+        end, closing = 0, ""
+        open_now: list[str] = []
+        for token in _TOKEN.finditer(text):
+            sign = token[0]
+            if sign == '"':
+                break
+            if sign in _CLOSED_BY:
+                open_now.append(_CLOSED_BY[sign])
+            elif sign in ("}", "]") and open_now and open_now.pop() == sign and open_now[-1:] == ["]"]:
+                end, closing = token.end(), "".join(reversed(open_now))
+        if not closing:
+            raise
+        return parse_json(text[:end] + closing, said, depth=None), f"the file is cut off after sign {end:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +162,7 @@ class _Run:
         elif domain.startswith("RCCL") and (match := _CALL.fullmatch(function)):
             self.calls.append(Range(match[1], *span_ns, thread))
         elif domain.startswith("MARKER_CORE") and span_ns[1] > span_ns[0]:
-            self.ranges.append(on_host("user_annotation", function, span_ns, thread))
+            self.ranges.append(on_host("user_annotation", step_name(function), span_ns, thread))
 
     def add_table(self, table: Stream) -> None:
         """All rows of a table; what is not of their form is counted, and left out."""
@@ -225,7 +249,7 @@ class _Run:
         if many > 1:
             head["distributedInfo"] = {"rank": number}
         made = assembled(head, events, name)
-        notes = [*made.notes, UNNUMBERED] if not re.search(r"rank[-_]?\d", name) or many > 1 else [*made.notes]
+        notes = [*made.notes] if names_rank(name) and many < 2 else [*made.notes, UNNUMBERED]
         notes += [] if agent else [NO_KERNELS]
         notes += [Note("partial", f"{self.missing}: left out")] if self.missing else []
         return replace(made, notes=tuple(notes), partial=self.missing)

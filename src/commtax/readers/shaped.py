@@ -1,5 +1,6 @@
 """Events of other profilers in the shape of the PyTorch profiler's, so that one reader makes a trace of them all."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,6 +9,8 @@ from commtax.readers import kineto
 from commtax.readers.trace import Trace
 from commtax.statement import Note
 
+_TRTLLM = re.compile(r"\[Executor\] _forward_step(?: \d{1,18})?: (\d{1,9}) ctx reqs, (?:(\d{1,9}) ctx tokens, )?(\d{1,9}) gen reqs")
+_ITERATION = re.compile(r"(?:iteration|iter|step|train_step|training_step)[ _#:]{0,2}(\d{1,18})", re.I)
 UNNUMBERED = Note("unnumbered", "nothing in the file tells its rank")
 
 
@@ -17,8 +20,7 @@ def microseconds(ns: int) -> str:
     >>> microseconds(1712195495527376234), microseconds(-1500)
     ('1712195495527376.234', '-1.500')
     """
-    whole, rest = divmod(abs(ns), 1000)
-    return f"{'-' if ns < 0 else ''}{whole}.{rest:03d}"
+    return f"{ns // 1000}.{ns % 1000:03d}" if ns >= 0 else f"-{microseconds(-ns)}"
 
 
 def on_device(category: str, name: str, span_ns: tuple[int, int], device: object, stream: object, correlation: object) -> Json:
@@ -30,6 +32,29 @@ def on_device(category: str, name: str, span_ns: tuple[int, int], device: object
 def on_host(category: str, name: str, span_ns: tuple[int, int], thread: object, **args: Any) -> Json:
     """Something on a thread of the host: ``cuda_runtime``, ``user_annotation`` or ``cpu_op``."""
     return _event(category, name, span_ns, thread, "host", args)
+
+
+def names_rank(name: str) -> bool:
+    """Whether the name of a file tells a rank, as it is read where nothing else does.
+
+    >>> names_rank("report_rank-3.sqlite"), names_rank("report3.sqlite")
+    (True, False)
+    """
+    return bool(re.search(r"rank[-_]?\d", name))
+
+
+def step_name(name: str) -> str:
+    """A range that is a step, as the engines whose steps are known would have named it: TensorRT-LLM's, and plain iterations.
+
+    >>> step_name("[Executor] _forward_step 60000: 0 ctx reqs, 0 ctx tokens, 32 gen reqs"), step_name("iteration_7")
+    ('execute_context_0(0)_generation_32(32)', 'ProfilerStep#7')
+    >>> step_name("forward")
+    'forward'
+    """
+    if match := _TRTLLM.fullmatch(name):
+        return f"execute_context_{match[1]}({match[2] or 0})_generation_{match[3]}({match[3]})"
+    match = _ITERATION.fullmatch(name)
+    return f"ProfilerStep#{match[1]}" if match else name
 
 
 def launched_unseen(at_ns: int, correlation: object, name: str) -> Json:
