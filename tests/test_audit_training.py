@@ -99,6 +99,14 @@ def test_a_megatron_log_tells_its_plan_and_its_model():
     assert num_params(told.model) / 1e9 == pytest.approx(wanted["params_billion"], rel=1e-3)  # whose vocabulary is padded
 
 
+def test_a_torchtitan_log_tells_its_place():
+    told, wanted = told_by(log_of("torchtitan-h200-debug")), EXCERPTS["torchtitan-h200-debug"]["expected"]
+    assert (told.chip, told.cluster, told.options["dp"]) == (wanted["chip"], wanted["cluster"], 8)
+    assert (told.options["global_batch"], told.options["micro_batch"], told.options["context"]) == (64, 8, 2048)
+    assert told.options["recompute"] == "selective"
+    assert told.options["eager"]
+
+
 def test_our_mfu_is_the_logs_own():
     """Megatron's TFLOP/s over the peak of an MI300X, 249.6 of 1,307.4, by FLOPs that are counted here."""
     log = log_of("megatron-28b-8xmi300x")

@@ -186,7 +186,7 @@ class KernelRow:
 class Section:
     """What one file (or the ranks of one job) says."""
 
-    kind: str  # log | trace | bench
+    kind: str  # log | trace | bench | training | collectives | links | monitor
     files: tuple[str, ...]
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...] = ()

@@ -50,7 +50,7 @@ class Source:
 class Format:
     """``fits`` looks at a file, ``read`` takes what it says."""
 
-    kind: str  # log | trace | bench
+    kind: str  # log | trace | bench | training | collectives | links | monitor
     described: str
     fits: Callable[[Source], bool]
     read: Callable[[Source], Left]
