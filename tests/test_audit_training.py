@@ -17,7 +17,7 @@ from cli_run import run_here
 from commtax.audit import audit
 from commtax.audit.collective_tests import audit_collectives
 from commtax.audit.finding import Claim
-from commtax.audit.links import audit_links, audit_monitor
+from commtax.audit.nvidia_smi import audit_links, audit_monitor
 from commtax.audit.pace import pace
 from commtax.audit.taxes import taxes
 from commtax.audit.training import audit_training

@@ -10,8 +10,8 @@ from typing import Any
 from commtax.audit.benches import audit_bench
 from commtax.audit.collective_tests import audit_collectives
 from commtax.audit.finding import Audit, Claim, Section
-from commtax.audit.links import audit_links, audit_monitor
 from commtax.audit.logs import audit_log
+from commtax.audit.nvidia_smi import audit_links, audit_monitor
 from commtax.audit.traces import audit_traces
 from commtax.audit.training import audit_training
 from commtax.files import LOG_BYTES, read_text
