@@ -17,8 +17,8 @@ from cli_run import run_here
 from commtax.audit import audit
 from commtax.audit.collective_tests import audit_collectives
 from commtax.audit.finding import Claim
+from commtax.audit.nvidia_smi import audit_links, audit_monitor
 from commtax.audit.pace import pace
-from commtax.audit.smi import audit_links, audit_monitor
 from commtax.audit.taxes import taxes
 from commtax.audit.training import audit_training
 from commtax.cost.inventory import num_params
@@ -97,6 +97,14 @@ def test_a_megatron_log_tells_its_plan_and_its_model():
     assert [told.options[axis] for axis in ("tp", "pp", "dp")] == [wanted[axis] for axis in ("tp", "pp", "dp")]
     assert (told.gpus, told.engine, told.options["recompute"], told.options["zero"]) == (8, "megatron", "selective", 1)
     assert num_params(told.model) / 1e9 == pytest.approx(wanted["params_billion"], rel=1e-3)  # whose vocabulary is padded
+
+
+def test_a_torchtitan_log_tells_its_place():
+    told, wanted = told_by(log_of("torchtitan-h200-debug")), EXCERPTS["torchtitan-h200-debug"]["expected"]
+    assert (told.chip, told.cluster, told.options["dp"]) == (wanted["chip"], wanted["cluster"], 8)
+    assert (told.options["global_batch"], told.options["micro_batch"], told.options["context"]) == (64, 8, 2048)
+    assert told.options["recompute"] == "selective"
+    assert told.options["eager"]
 
 
 def test_our_mfu_is_the_logs_own():

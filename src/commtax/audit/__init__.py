@@ -13,8 +13,8 @@ from commtax.audit.finding import Audit, Claim, Section
 from commtax.audit.flight import audit_flight
 from commtax.audit.logs import audit_log
 from commtax.audit.nccl import audit_nccl
+from commtax.audit.nvidia_smi import audit_links, audit_monitor
 from commtax.audit.reading import Read, read_all
-from commtax.audit.smi import audit_links, audit_monitor
 from commtax.audit.traces import audit_traces
 from commtax.audit.training import audit_training
 from commtax.files import LOG_BYTES, read_text

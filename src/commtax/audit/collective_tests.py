@@ -16,6 +16,7 @@ from commtax.verbs.expecting import Expectation, expect
 
 SMALL_BYTES = 65_536  # of which the time is latency
 LARGE_BYTES = 1 << 20
+MOST_BYTES = 1e15  # of a tensor that has a price
 DIP = 0.75  # of the best bandwidth of smaller tensors
 APART = 0.25  # between in place and out of place
 ROUNDED = 0.02  # the printed average holds rows that are rounded
@@ -79,7 +80,7 @@ def _expected(run: Run, ranks: int, place: Cluster | None, claim: Claim | None, 
         return
     library = "rccl" if place.chip.vendor.lower() == "amd" else ""
     own = claim.question.profile if claim else None
-    for row in run.rows:
+    for row in (r for r in run.rows if r.nbytes <= MOST_BYTES):
         try:
             wanted = expect(run.op, place, nbytes=row.nbytes, ranks=ranks, library=library, profile=own)
         except Refusal:

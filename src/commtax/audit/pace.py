@@ -59,7 +59,7 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
     usual = median(kept)
     shift, split = _shift(indices, kept)
     sides = [kept[:split], kept[split:]] if shift else [kept]
-    usuals = [median(side) for side in sides for _ in side]
+    usuals = [each for each, side in [(median(side), side) for side in sides] for _ in side]
     slow = [(i, s, u) for i, s, u in zip(indices, kept, usuals, strict=True) if s >= SLOW * u]
     deviation = DEVIATION * median(abs(s / u - 1) for s, u in zip(kept, usuals, strict=True))
     return Pace(

@@ -76,7 +76,7 @@ class Source:
 class Format:
     """``fits`` looks at a file, ``read`` takes what it says."""
 
-    kind: str  # log | trace | flight | bench
+    kind: str  # log | trace | flight | bench | training | collectives | links | monitor
     described: str
     fits: Callable[[Source], bool]
     read: Callable[[Source], Found]

@@ -20,6 +20,7 @@ from commtax.units import GiB
 
 LINE_CHARS = 4096  # of a line that are looked at: an iteration takes a tenth of that
 MOST_STEPS, MOST_NAMES, MOST_TIMES = 200_000, 4_096, 4_096
+MOST_FIGURE = 1e24  # of anything: a GPU has 1e16 FLOP/s, and none is negative
 _NUMBER = r"[-+]?\d{1,15}+(?:,\d{3}){0,6}+(?:\.\d{0,20})?+(?:[eE][-+]?\d{1,3})?+"
 _VALUE = re.compile(rf"\s*+({_NUMBER})")
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
@@ -162,8 +163,8 @@ def _figures(pairs: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> Figure
     for name, value in pairs:
         figure, scaled = _NAMES.get(name.strip().lower(), ("", None))
         match = _VALUE.match(value) if scaled else None
-        if scaled and match and figure not in found:
-            found[figure] = scaled(_float(match[1]))
+        if scaled and match and figure not in found and 0 <= (said := scaled(_float(match[1]))) <= MOST_FIGURE:
+            found[figure] = said
     return found
 
 
@@ -174,9 +175,10 @@ def _float(text: str) -> float:
     (5762.0, 0.015, 0.0)
     """
     try:
-        return float(text.replace(",", ""))
+        number = float(text.replace(",", ""))
     except ValueError:
         return 0.0
+    return number if math.isfinite(number) else 0.0
 
 
 class _Reading:
@@ -184,7 +186,8 @@ class _Reading:
 
     def __init__(self) -> None:
         self.runs: dict[str, list[dict[int, TrainedStep]]] = {}
-        self.last = self.dropped = 0
+        self.newest: dict[str, int] = {}
+        self.last = self.kept = self.dropped = 0
         self.arguments: dict[str, str] = {}
         self.facts: dict[str, tuple[str, ...]] = {}
         self.times: dict[str, list[tuple[float, float]]] = {}
@@ -203,8 +206,9 @@ class _Reading:
             if program == "composer":
                 self.open, self.number = figures, number
                 return
-            self._keep(program, number, figures, _clock(line))
-        elif " .." in line:
+            self._keep(program, number, figures, None if "step_s" in figures else _clock(line))
+            return
+        if " .." in line:
             self._argued(line)
         elif "time (ms) |" in line:
             self._timed([(*part.rpartition(": ")[::2], "") for part in line.split("|")[1:200]])
@@ -223,14 +227,16 @@ class _Reading:
     def _keep(self, program: str, number: int, figures: Figures, at_s: float | None) -> None:
         """A step; several ranks may print it, and a run that starts again counts anew."""
         runs = self.runs.setdefault(program, [{}])
-        newest = max(runs[-1], default=number)
-        if number < newest - 1 and program != "trainer":
+        if number < self.newest.get(program, number) - 1:
             runs.append({})
+            self.newest[program] = number
         if number in runs[-1]:
             return
-        if sum(map(len, runs)) >= MOST_STEPS:
+        if self.kept >= MOST_STEPS:
             self.dropped += 1
             return
+        self.kept += 1
+        self.newest[program] = max(number, self.newest.get(program, number))
         if (rate := figures.pop("steps_per_s", 0.0)) > 0:
             figures.setdefault("step_s", 1 / rate)
         runs[-1][number] = TrainedStep(number, at_s=at_s, **figures)
