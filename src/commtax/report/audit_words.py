@@ -39,6 +39,7 @@ HEADED = {
 }
 """Codes of figures that a headline tells, and their short names."""
 MOST_FIGURES = 3
+WHOLE = 1000  # from which on figures have no fraction
 MOST_FACTS = 10  # in a note
 BINDING = {
     "compute_s": "compute binds",
@@ -192,7 +193,7 @@ def value_text(value: float | None, unit: str) -> str:
         return "-"
     if unit in _FORMATS:
         return _FORMATS[unit](value)
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= WHOLE else f"{value:,.2f}"
 
 
 def share_text(value: float | None, sign: str = "") -> str:
