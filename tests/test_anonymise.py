@@ -107,6 +107,23 @@ def test_two_ranks_still_meet():
     assert theirs.by_clock == ours.by_clock
 
 
+def test_the_same_verdict_on_a_job_with_a_late_rank(tmp_path):
+    """All that an audit tells of steps, collectives and the culprit, but for names and times of the clock."""
+    for r in (0, 1):
+        write(tmp_path / f"host17-rank{r}.json", decode_graphs(8, 1, steps=9, rank=r, late_us=8.0 * r))
+    write_anonymous([kineto.read(p) for p in sorted(tmp_path.iterdir())], tmp_path / "shared")
+    told = [json.loads(run_here("audit", folder, "--json").stdout) for folder in (tmp_path, tmp_path / "shared")]
+    ours, theirs = ([{k: v for k, v in s.items() if k != "start_s"} for s in d["steps"]] for d in told)
+    assert [list(s) for s in ours] == [list(s) for s in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert list(one.values())[3:] == pytest.approx(list(other.values())[3:], abs=2e-9)
+    counted = [[{k: c[k] for k in ("op", "algorithm", "ranks", "count", "bytes")} for c in d["collectives"]] for d in told]
+    assert counted[0] == counted[1]
+    assert [d["verdict"] for d in told] == [told[0]["verdict"]] * 2
+    blamed = [d["culprit"] and (d["culprit"]["kind"], d["culprit"]["rank"]) for d in told]
+    assert blamed[0] == blamed[1]
+
+
 SECRET = st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=9, max_size=14)
 
 
