@@ -124,7 +124,7 @@ def test_the_same_verdict_on_a_job_with_a_late_rank(tmp_path):
     assert blamed[0] == blamed[1]
 
 
-SECRET = st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=9, max_size=14)
+SECRET = st.text("QXZJ", min_size=9, max_size=14)
 
 
 @st.composite
