@@ -122,7 +122,7 @@ def test_document_and_page_of_a_difference():
     assert document["step"]["change"] == pytest.approx(0.0011)
     assert document["runs"]["b"]["culprit"]["rank"] == 3
     assert document["collectives"][0]["a"]["bytes"] == pytest.approx(73 * 131072)
-    assert document["summary"] == summary(found) == [sentence(found), f"B: {LATE.said}"]
+    assert document["summary"] == summary(found) == [sentence(found), f"B: rank 3 (late rank) since 12.4 s: {LATE.said}"]
     page = difference_page(found, "commtax audit --diff a b")
     assert [c["name"].split(",")[0] for c in page["charts"]] == ["A", "B"]
     assert difference_page(difference(run(measured=None), run(measured=line())), "x")["charts"][0]["name"].startswith("B")

@@ -20,6 +20,8 @@ RATES = (
     *("MFU", "logged MFU"),
 )
 """Codes of figures that are worse when they are lower."""
+COURSE = ("steps", "algorithms", "pid", "py", "running", "waiting", "kv usage", "preemptions")
+"""Facts that a run's own course decides: they are no reason for it, and what they tell is compared elsewhere."""
 NOTEWORTHY = 0.10  # of all that a step's parts moved: less is not told of
 SAME_S = 1e-9  # what a profiler's clock resolves
 
@@ -170,6 +172,8 @@ def _facts(audited: Audit) -> dict[str, str]:
     found: dict[str, dict[str, None]] = {}
     for section in audited.sections:
         for name, value in section.facts.items():
+            if name in COURSE:
+                continue
             found.setdefault(name, {})[value] = None
     return {name: ", ".join(values) for name, values in found.items()}
 

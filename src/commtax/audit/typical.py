@@ -7,6 +7,7 @@ from functools import lru_cache
 from commtax.audit.finding import Section, StepRow
 from commtax.readers.trace import Usage, named_steps
 
+ROUNDING_S = 1e-12
 PARTS = ("compute_s", "exposed_s", "copy_s", "idle_s")
 """Of a step, each second once: together they are the step."""
 
@@ -21,12 +22,18 @@ def typical(rows: Sequence[StepRow]) -> Usage:
     quarter = len(ordered) // 4
     kept = ordered[quarter : len(ordered) - quarter]
     return Usage(
-        total_s=sum(map(length_s, kept)) / len(kept),
-        compute_s=sum(r.compute_s for r in kept) / len(kept),
-        exposed_s=sum(r.exposed_s for r in kept) / len(kept),
-        hidden_s=sum(r.hidden_s for r in kept) / len(kept),
-        copy_s=sum(r.copy_s for r in kept) / len(kept),
+        total_s=_mean([length_s(r) for r in kept]),
+        compute_s=_mean([r.compute_s for r in kept]),
+        exposed_s=_mean([r.exposed_s for r in kept]),
+        hidden_s=_mean([r.hidden_s for r in kept]),
+        copy_s=_mean([r.copy_s for r in kept]),
     )
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    """Nothing where only rounding is left."""
+    mean = sum(seconds) / len(seconds)
+    return mean if mean > ROUNDING_S else 0.0
 
 
 @lru_cache(maxsize=4096)

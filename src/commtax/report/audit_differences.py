@@ -109,7 +109,7 @@ def tables(d: Difference) -> list[Table]:
     step = (*((d.step,) if d.step else ()), *d.parts, *((d.hidden,) if d.hidden else ()))
     made = (
         without_empty(("fact", "A", "B"), ((f.name, f.before or "-", f.after or "-") for f in d.facts)),
-        without_empty(("typical step", *COLUMNS), map(_row, step)),
+        without_empty(("typical step", *COLUMNS), (_row(c) for c in step if c.before or c.after)),
         without_empty(("measured", *COLUMNS), (_row(c) for c in d.metrics if not _is_same(c))),
         without_empty(_columns(d), (_collective(c) for c in d.collectives if not c.is_same)),
         without_empty(("kernel, time a step", *COLUMNS), (_row(k, short(k.item)) for k in d.kernels[:MOST_KERNELS])),

@@ -37,7 +37,7 @@ def audit_document(audited: Audit) -> Record:
 
 def culprit_record(audited: Audit) -> Record | None:
     found = audited.culprit
-    return asdict(found) | {"said": culprit_sentence(found)} if found else None
+    return asdict(found) | {"said": found.said or culprit_sentence(found)} if found else None
 
 
 def cause_record(cause: Cause) -> Record:

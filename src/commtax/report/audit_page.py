@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from commtax.audit.differing import Difference
-from commtax.audit.finding import Audit, Section
+from commtax.audit.finding import Audit, Cause, Section
 from commtax.audit.predicted import predicted_step, priced_step
 from commtax.report import audit_differences as differences
 from commtax.report import auditing
-from commtax.report.audit_words import MOST_CAUSES, causes, changed, culprit_sentence, headline, priced, remarks, title
+from commtax.report.audit_words import MOST_CAUSES, blamed, changed, headline, other_causes, priced, remarks, title
 from commtax.report.documents import Record
 from commtax.report.tables import Table
 from commtax.timeline import Timeline
@@ -28,8 +28,8 @@ def audit_page(audited: Audit, command: str) -> Record:
         "command": command,
         "title": headline(audited),
         "verdict": audited.verdict,
-        "culprit": culprit_sentence(audited.culprit) if audited.culprit else "",
-        "causes": [_cause(audited, i) for i in range(min(MOST_CAUSES, len(causes(audited))))],
+        "culprit": " ".join(blamed(audited)),
+        "causes": [_cause(c) for c in other_causes(audited)[:MOST_CAUSES]],
         "charts": list(_charts(audited)),
         "tables": [_table(t) for s in audited.sections for t in auditing.tables(s, audited.claim is not None)],
         "notes": [n for s in audited.sections for n in (title(s), *remarks(s))] + list(audited.notes),
@@ -54,8 +54,7 @@ def difference_page(d: Difference, command: str) -> Record:
     }
 
 
-def _cause(audited: Audit, number: int) -> Record:
-    cause = causes(audited)[number]
+def _cause(cause: Cause) -> Record:
     return {"said": cause.said, "price": priced(cause), "rest": changed(cause), "share": cause.share}
 
 

@@ -39,6 +39,7 @@ HEADED = {
 }
 """Codes of figures that a headline tells, and their short names."""
 MOST_FIGURES = 3
+WHOLE = 1000  # from which on figures have no fraction
 MOST_FACTS = 10  # in a note
 BINDING = {
     "compute_s": "compute binds",
@@ -61,8 +62,16 @@ def headline(audited: Audit) -> str:
 
 def summary(audited: Audit) -> list[str]:
     """All that is said before any table."""
-    blamed = [f"To blame: {culprit_sentence(audited.culprit)}"] if audited.culprit else []
-    return [headline(audited), *blamed, *(cause_sentence(c) for c in causes(audited)[:MOST_CAUSES])]
+    return [headline(audited), *blamed(audited), *(cause_sentence(c) for c in other_causes(audited)[:MOST_CAUSES])]
+
+
+def blamed(audited: Audit) -> list[str]:
+    """The culprit in a sentence, with its price and what to change."""
+    if audited.culprit is None:
+        return []
+    cause = blamed_cause(audited)
+    rest = [priced(cause), *changed(cause)] if cause else []
+    return ["; ".join(filter(None, (f"To blame: {culprit_sentence(audited.culprit)}", *rest)))]
 
 
 def causes(audited: Audit) -> list[Cause]:
@@ -97,15 +106,26 @@ def changed(cause: Cause) -> list[str]:
 
 
 def culprit_sentence(culprit: Culprit) -> str:
-    """In its own words, else in those of its kind.
+    """Who, of which kind, since when, and how that shows.
 
-    >>> culprit_sentence(Culprit("late rank", 3, 12.4))
-    'rank 3 (late rank) since 12.4 s'
+    >>> culprit_sentence(Culprit("late rank", 3, 12.4, "the others wait 28% of a step for it"))
+    'rank 3 (late rank) since 12.4 s: the others wait 28% of a step for it'
     """
-    if culprit.said:
-        return culprit.said
-    since = f" since {format_seconds(culprit.since_s)}" if culprit.since_s is not None else ""
-    return (f"rank {culprit.rank} ({culprit.kind})" if culprit.rank is not None else culprit.kind) + since
+    since = f" since {format_seconds(culprit.since_s)}" if culprit.since_s else ""
+    who = (f"rank {culprit.rank} ({culprit.kind})" if culprit.rank is not None else culprit.kind) + since
+    return f"{who}: {culprit.said}" if culprit.said else who
+
+
+def blamed_cause(audited: Audit) -> Cause | None:
+    """What the culprit costs, and what to do about it: the cause that has its kind as a code."""
+    found = audited.culprit
+    return next((c for c in causes(audited) if found and c.code == found.kind), None)
+
+
+def other_causes(audited: Audit) -> list[Cause]:
+    """All but the culprit's, which is told with it."""
+    blamed = blamed_cause(audited)
+    return [c for c in causes(audited) if c is not blamed]
 
 
 def what_ran(sections: Sequence[Section]) -> str:
@@ -192,7 +212,7 @@ def value_text(value: float | None, unit: str) -> str:
         return "-"
     if unit in _FORMATS:
         return _FORMATS[unit](value)
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= WHOLE else f"{value:,.2f}"
 
 
 def share_text(value: float | None, sign: str = "") -> str:

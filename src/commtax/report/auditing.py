@@ -10,10 +10,11 @@ from commtax.audit.typical import by_rank, of_all
 from commtax.readers.trace import Usage
 from commtax.report.audit_words import (
     MOST_CAUSES,
-    causes,
+    blamed_cause,
     changed,
     culprit_sentence,
     headline,
+    other_causes,
     priced,
     remarks,
     share_text,
@@ -27,6 +28,7 @@ MOST_RANKS = 8  # whose steps are told one by one
 MOST_KERNELS = 8
 MOST_COLLECTIVES = 12
 MOST_SIGNS = 52  # of a kernel's name
+NOTHING = 0.0005  # of a step
 BAR = 20  # signs of a step
 SIGNS = {"compute": "█", "exposed": "▓", "copies": "▒", "idle": "░"}
 STYLES = {AGREE: "green", DISAGREE: "bold red", UNKNOWN: "yellow", FAULT: "bold red"}
@@ -37,7 +39,9 @@ def show_audit(console: Console, audited: Audit) -> None:
     """The verdict first, then a table for each file."""
     say(console, headline(audited), "bold red" if audited.verdict in (DISAGREE, FAULT) else "bold")
     if audited.culprit:
-        say(console, f"To blame: {culprit_sentence(audited.culprit)}", "red")
+        cause = blamed_cause(audited)
+        lines = [priced(cause), *changed(cause)] if cause else []
+        _say_all(console, f"To blame: {culprit_sentence(audited.culprit)}", lines, "red")
     show_causes(console, audited)
     for section in audited.sections:
         say(console, title(section), "dim")
@@ -68,20 +72,30 @@ def tables(section: Section, claimed: bool) -> list[Table]:
 
 def show_causes(console: Console, audited: Audit) -> None:
     """What costs most, from the dearest on."""
-    all_of_them = causes(audited)
+    all_of_them = other_causes(audited)
     for number, cause in enumerate(all_of_them[:MOST_CAUSES], 1):
-        price, rest = priced(cause), changed(cause)
-        say(console, f"{number}. {cause.said}{f': {price}' if price else ''}")
-        if rest:
-            say(console, f"   {' · '.join(rest)}")
+        _say_all(console, f"{number}. {cause.said}", [priced(cause), *changed(cause)])
     if len(all_of_them) > MOST_CAUSES:
         say(console, f"   and {plural(len(all_of_them) - MOST_CAUSES, 'cheaper cause')} (--json)", "dim")
+
+
+def _say_all(console: Console, first: str, rest: Sequence[str], style: str = "") -> None:
+    """A sentence with its price, and below it what to change and what that gains: on one line where they fit."""
+    price, *others = rest or [""]
+    joined = f"{first}: {price}" if price else first
+    fits = len(joined) <= console.width
+    say(console, joined if fits else first, style)
+    below = others if fits or not price else [price, *others]
+    one = f"   {' · '.join(below)}"
+    for line in [one] if len(one) <= console.width else [f"   {part}" for part in below]:
+        if below:
+            say(console, line)
 
 
 def _findings(findings: Sequence[Finding], claimed: bool) -> Iterator[Table]:
     """What was compared; without a claim, only what a file contradicts or confirms by itself, after what it tells."""
     heads = ["item", ">predicted" if claimed else ">expected", ">measured", ">difference", ">tolerance", "verdict", "why"]
-    told = [f for f in findings if not claimed and f.predicted is None and f.verdict == UNKNOWN]
+    told = [f for f in findings if not claimed and f.verdict == UNKNOWN]
     yield without_empty(("item", ">measured", "why"), ((f.item, value_text(f.measured, f.unit), f.reason) for f in told))
     compared = [f for f in findings if f not in told]
     yield (heads, [list(_cells(f)) for f in compared]) if claimed else without_empty(heads, map(_cells, compared))
@@ -116,8 +130,8 @@ def _step_cells(name: str, steps: int, used: Usage, longest: float) -> Iterator[
 
 
 def _part(seconds: float, whole: float) -> str:
-    """A part of a step, nothing where it is nothing."""
-    return f"{seconds / whole:.1%}" if whole > 0 and seconds > 0 else "-"
+    """A part of a step, nothing where it would be printed as nothing."""
+    return f"{seconds / whole:.1%}" if whole > 0 and seconds >= NOTHING * whole else "-"
 
 
 def bar(used: Usage, longest: float, signs: int = BAR) -> str:
