@@ -152,6 +152,8 @@ class Columns:
             return
         try:
             start, end = span(event["ts"], event.get("dur", 0))
+            if event["name"] is None:
+                raise ValueError("an event without a name")
             self.place(KIND_OF[event.get("cat") or ""], str(event["name"]), start, end, *map(event.get, ("pid", "tid", "args")))
         except WRONG:
             self.wrong += 1

@@ -24,11 +24,13 @@ _SCANNED = 256 * MiB  # of a file, searched sign by sign for where damaged objec
 _NEAR = 16384  # bytes at the end of a piece, in which most events would end
 _FOLLOWING = 8  # pieces behind a damaged one that are looked at
 _CANDIDATES = 8  # places that may be the list's beginning
+_MARK = 4
 _SPACE = b" \t\r\n"
 _NEXT = re.compile(rb'\}\s*+,\s*+(?=\{\s*+"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*+:)')  # between two events
 _ANY_NEXT = re.compile(rb"\}\s*+,\s*+(?=\{)")  # … that begin with a key of their own
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]"]', re.S)
 _HEX = rb"[0-9a-fA-F]{2}"
+_OTHER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^"\[\]{},\s]++', re.S)
 _ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|u[dD][89abAB]%s\\u[dD][c-fC-F]%s)|\\' % (_HEX, _HEX))
 _CONTROLS = bytes(32 if sign < 32 else sign for sign in range(256))
 _NO_NUMBER = re.compile(rb"(:\s*+)-?(?:nan|inf|infinity)(?=\s*+[,}\]])", re.I)
@@ -115,16 +117,23 @@ class Listed(Generic[Item]):
     def _fed(self) -> Iterator[bytes]:
         """All pieces as UTF-8, and an empty one behind the last; a packed file that breaks off ends there."""
         decoder: codecs.IncrementalDecoder | None = None
-        first = True
+        begun: bytes | None = b""
         try:
             for piece in self._pieces:
-                if first and piece[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                    decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
-                first = False
-                if text := decoder.decode(piece).encode(errors="replace") if decoder else piece:
+                text = piece if begun is None else begun + piece
+                if begun is not None:
+                    if len(text) < _MARK:  # what kind of text it is shows in its first bytes
+                        begun = text
+                        continue
+                    begun = None
+                    if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                        decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+                if text := decoder.decode(text).encode(errors="replace") if decoder else text:
                     yield text
         except Refusal as broken:
             self._broken = broken
+        if begun:
+            yield begun
         yield b""
 
     def _begin(self, fed: Iterator[bytes]) -> bytes:
@@ -208,7 +217,7 @@ class Listed(Generic[Item]):
                 found.extend(items)
                 at = after
                 continue
-            close = self._close(held, at) if held[at] == 0x7B else 0  # {
+            close = self._close(held, at)
             if close and (items := self._alone(held[at:close])):
                 found.extend(items)
                 at = close
@@ -230,7 +239,10 @@ class Listed(Generic[Item]):
             return []
 
     def _close(self, held: bytes, at: int) -> int:
-        """Behind the bracket that closes the object that begins here; 0 where nothing does."""
+        """Behind the bracket that closes the object that begins here, or behind what is no object; 0 where it does not end."""
+        if held[at] not in b"{[":
+            other = _OTHER.match(held, at)
+            return other.end() if other and other.end() < len(held) else 0
         depth = 0
         for token in _TOKEN.finditer(held, at, min(len(held), at + max(0, self._budget))):
             sign = token[0]
