@@ -159,7 +159,7 @@ class Writer:
         self.pace = [warm * (1 + p.jitter * 0.3 * p.rng.uniform(-1, 1)) for _ in range(p.ranks)]
         for r in range(p.ranks):
             self.programs[r].append(Op("step", f"ProfilerStep#{step}"))
-        if p.rng.random() < 0.04 and 0 < step:
+        if p.rng.random() < 0.04 and step > 0:
             self.programs[p.rng.randrange(p.ranks)].append(Op("idle", us=p.rng.uniform(0.2, 0.8) * p.layers * p.compute_us))
         if self.is_at_fault("late rank") and p.flavour == 0:
             self.programs[p.culprit].append(Op("idle", us=p.size * p.layers * p.compute_us * self.passes()))

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_run import run_here
+from commtax.audit.reading import read_all
 from commtax.readers import formats, nccl_ranges, nsys
 from made_nsys import NEW, OLD, PID, Export, counted, payload
 from made_traces import clashes, exposed, per_step
@@ -345,7 +346,7 @@ def test_ranks_of_files_that_do_not_tell_them(tmp_path):
     named = steps(Export(tmp_path / "report_rank2.sqlite")).done()
     assert [(t.rank, "unnumbered" in [n.code for n in t.notes]) for t in read(named)] == [(2, False)]
     paths = [steps(Export(tmp_path / f"node.{r}.sqlite")).done() for r in range(3)]
-    assert [said.rank for _, said in formats.read_all(paths)] == [0, 1, 2]
+    assert [said.rank for _, said in read_all(paths).left] == [0, 1, 2]
     assert run_here("audit", *paths, "--json").returncode == 0
 
 

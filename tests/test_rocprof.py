@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_run import run_here
+from commtax.audit.reading import read_all
 from commtax.readers import formats
 from made_traces import clashes, per_step
 
@@ -54,12 +55,12 @@ def test_kernels_as_they_were_printed(tmp_path, found):
 def test_tables_of_one_run_are_one_trace(tmp_path):
     """Kernels and copies of the documentation are of one process; so are those of the MI300X and the calls that launched them."""
     files = [written(tmp_path, of_kind(kind)) for kind in ("kernel_trace", "memory_copy_trace")]
-    ((name, trace),) = formats.read_all(files)
+    ((name, trace),) = read_all(files).left
     assert name == "0_kernel_trace.csv"
     assert (len(trace.timeline.name), spent_ns(trace)) == (5, 39451 + 203267)
     assert sum(n.startswith("MEMORY_COPY") for n in trace.timeline.name) == 2
     others = [written(tmp_path, of_kind(kind, part), 7) for kind, part in (("kernel_trace", "MI300X"), ("hip_api_trace", ""))]
-    assert [spent_ns(said) for _, said in formats.read_all([*files, *others])] == [39451 + 203267, 3558884]
+    assert [spent_ns(said) for _, said in read_all([*files, *others]).left] == [39451 + 203267, 3558884]
 
 
 def test_a_table_alone(tmp_path):
@@ -112,7 +113,7 @@ def made(folder, launches=True):
 
 
 def test_generic_kernels_take_their_calls(tmp_path):
-    traces = [said for _, said in formats.read_all(made(tmp_path))]
+    traces = [said for _, said in read_all(made(tmp_path)).left]
     assert [t.rank for t in traces] == [0, 1]
     for trace in traces:
         assert per_step(trace, "all-reduce") == [1, 1]
@@ -122,7 +123,7 @@ def test_generic_kernels_take_their_calls(tmp_path):
 
 
 def test_without_calls_of_hip_a_kernel_belongs_to_the_step_it_began_in(tmp_path):
-    traces = [said for _, said in formats.read_all(made(tmp_path, launches=False))]
+    traces = [said for _, said in read_all(made(tmp_path, launches=False)).left]
     assert [per_step(t, "collective") for t in traces] == [[2, 2], [2, 2]]
 
 
@@ -165,7 +166,7 @@ def test_json_says_the_same_as_the_tables(tmp_path):
     }
     path = tmp_path / "out_results.json"
     path.write_text(json.dumps({"rocprofiler-sdk-tool": [process]}))
-    tables, document = [said for _, said in formats.read_all(files)], formats.read(path)
+    tables, document = [said for _, said in read_all(files).left], formats.read(path)
     for a, b in zip(tables, document, strict=True):
         assert a.collectives == b.collectives
         assert (a.steps, spent_ns(a), a.issued) == (b.steps, spent_ns(b), b.issued)

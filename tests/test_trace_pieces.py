@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commtax.readers.algorithms import algorithm_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from commtax.audit import reading
 from commtax.cli import progress
 from commtax.files import opened
 from commtax.readers import formats, kineto
-from commtax.readers.algorithms import algorithm_of
 from commtax.readers.ranks import distinct
 from commtax.timeline import crossed, merged
 from made_traces import decode_graphs, document, event, kernel, launch, write

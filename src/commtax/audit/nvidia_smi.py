@@ -1,134 +1,197 @@
-"""Links that became slow, or that are slower than their like: by the wire, which is what no rank waits for."""
+"""Links and clocks of a host's GPUs: which carry nothing, which are down, and whose clock the others wait for."""
 
-from __future__ import annotations
+from collections.abc import Iterator, Mapping
+from statistics import mean, median
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from commtax.audit.finding import Cause, Claim, Finding, Section
+from commtax.readers.smi import Links, Monitor
+from commtax.statement import Note
+from commtax.units import format_bytes, format_rate, plural
 
-import numpy as np
-
-from commtax.audit.accounts import Job
-from commtax.audit.series import rise
-from commtax.audit.suspects import LEAST, Suspect
-from commtax.readers.meeting import MESSAGE, spans
-from commtax.timeline import Column
-from commtax.units import format_seconds
-
-SLOWER = 1.2  # times as long as before, or as the same collective of other groups
-
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """Collectives alike of one group: what each takes on the wire, and how much of it is exposed, in each step."""
-
-    like: tuple[object, ...]  # kind, size and number of ranks: what may be compared
-    places: tuple[int, ...]
-    wire_s: Column
-    exposed_s: Column
+SILENT = 0.01  # of what its like carry
+UNEVEN = 1.25  # times the least of a GPU's links
+SPEED_TOLERANCE = 0.1  # links run a little above the rate that a datasheet rounds
+BUSY = 50.0  # % of a second in which a kernel ran, for clocks to say something
+SLOW_CLOCK = 0.93  # of the others' median
+STARVED = 50.0  # % of the time, below which a GPU waits for something
+BUSY_PCIE_Bps = 5e9
+POWER_CAP = 0.97
+CLOCK_TOLERANCE = 0.3  # of clocks and watts, which are not judged
+MB = 1e6
+RESET = "reset the GPU, reseat its bridge or replace the baseboard"
 
 
-def slow_links(job: Job, first: Column) -> Iterator[Suspect]:
-    """Groups whose wire is slow since some step, or beside groups of the same kind; ``first`` begins each stretch of steps."""
-    wires, step_s = list(wires_of(job, first)), job.accounts.together()[0].step_s
-    if not wires or not step_s > 0:
+def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Section:
+    """Bytes of each GPU over its links, and links that are down, silent, uneven or faulty."""
+    carried = links.carried
+    findings = [
+        Finding(Note("sent", f"GPU {gpu}: sent over {plural(len(of), 'link')}"), None, sum(tx for tx, _ in of.values()), "bytes")
+        for gpu, of in carried.items()
+    ]
+    findings += _speeds(links, claim)
+    notes = []
+    if carried:
+        times = len(links.snapshots)
+        between = times > 1 and not links.was_reset
+        since = f"between the first and the last of {times} outputs" if between else "since the counters were reset"
+        notes.append(Note("counters", f"bytes are counted {since}"))
+    facts = {"devices": ", ".join(dict.fromkeys(links.names.values())), "gpus": str(len(links.names))}
+    causes = (*_down(links), *_silent(carried), *_uneven_gpus(links), *_errors(links))
+    return Section("links", (name,), tuple(findings), tuple(notes), causes=causes, facts=facts)
+
+
+def _speeds(links: Links, claim: Claim | None) -> Iterator[Finding]:
+    """What a GPU's links carry together in one direction, against the claimed link where it is made of such."""
+    wanted = claim.question.cluster.intra if claim and claim.question.cluster.intra.num_links else None
+    for gpu, of in links.speeds.items():
+        rate = wanted.bandwidth_Bps if wanted else None
+        why = f"{sum(s == 0 for s in of.values())} of {len(of)} links are inactive"
+        item = Note("speed", f"GPU {gpu}: GB/s over its links, one direction")
+        yield Finding(item, rate and rate / 1e9, sum(of.values()) / 1e9, "", SPEED_TOLERANCE, why).judged()
+
+
+def _down(links: Links) -> Iterator[Cause]:
+    for gpu, of in links.speeds.items():
+        down = [n for n, speed in of.items() if not speed]
+        if down and len(down) < len(of):
+            said = f"GPU {gpu}: {plural(len(down), 'link')} inactive ({', '.join(map(str, down))}) of {len(of)}"
+            yield Cause("link-down", said, share=len(down) / len(of), change=RESET)
+        elif down:
+            said = f"GPU {gpu}: all of its {len(of)} links are inactive: collectives take PCIe"
+            yield Cause("links-down", said, share=1.0, change=RESET)
+
+
+def _silent(carried: Mapping[int, Mapping[int, tuple[float, float]]]) -> Iterator[Cause]:
+    """GPUs that carry nothing while others do, links that do not while their GPU's others do, and uneven ones."""
+    totals = {gpu: sum(tx + rx for tx, rx in of.values()) for gpu, of in carried.items()}
+    most = max(totals.values(), default=0.0)
+    for gpu, of in carried.items():
+        if most and totals[gpu] <= SILENT * most:
+            said = f"GPU {gpu}: its links carried {format_bytes(totals[gpu])}, others' up to {format_bytes(most)}"
+            yield Cause("gpu-silent", said, change="it takes no part, or reaches the others over PCIe or the network")
+            continue
+        each = {n: tx + rx for n, (tx, rx) in of.items()}
+        usual = median(each.values()) if each else 0.0
+        quiet = [n for n, nbytes in each.items() if usual and nbytes <= SILENT * usual]
+        if quiet:
+            said = f"GPU {gpu}: links {', '.join(map(str, quiet))} carried nothing, its others {format_bytes(usual)} each"
+            yield Cause("link-silent", said, share=len(quiet) / len(each))
+        rest = [nbytes for n, nbytes in each.items() if n not in quiet]
+        if rest and max(rest) > UNEVEN * min(rest) > 0:
+            said = f"GPU {gpu}: its links carried {format_bytes(min(rest))} to {format_bytes(max(rest))}"
+            yield Cause("links-uneven", said, change="pairs have unequal numbers of links, or one rank sends more")
+
+
+def _uneven_gpus(links: Links) -> Iterator[Cause]:
+    """GPUs that carried more than others of one job; what they carried since a reset is history of many jobs."""
+    if len(links.snapshots) < 2 or links.was_reset:
         return
-    slow = {}
-    for at, wire in enumerate(wires):
-        found = _risen(wire, step_s) or _beside(wire, wires, step_s)
-        if found:
-            slow[at] = found
-    if not slow:
-        return
-    groups = {wires[at].places for at in slow}
-    cost, since = max((cost, -since) for cost, since, _ in slow.values())
-    place = _common(groups, {w.places for w in wires} - groups)
-    dearest = max(slow, key=lambda at: slow[at][0])
-    said = slow[dearest][2] + (f", in {len(groups)} of {len({w.places for w in wires})} groups" if len(wires) > len(slow) else "")
-    if place is None and len(groups) == 1 and wires[dearest].like[0] == MESSAGE:
-        place = min(groups.pop())
-        said += ", which it sends"
-    yield Suspect("slow link", place, cost, -since, said)
+    totals = {gpu: sum(tx + rx for tx, rx in of.values()) for gpu, of in links.carried.items()}
+    most = max(totals, key=lambda gpu: totals[gpu], default=-1)
+    loud = {gpu: nbytes for gpu, nbytes in totals.items() if nbytes > SILENT * totals[most]}
+    if len(loud) > 1 and totals[most] > UNEVEN * min(loud.values()):
+        least = min(loud, key=lambda gpu: loud[gpu])
+        said = f"GPU {most} carried {format_bytes(totals[most])}, GPU {least} {format_bytes(totals[least])}"
+        yield Cause("gpus-uneven", said, change="groups of unequal size or work, or stages of a pipeline")
 
 
-def _risen(wire: Wire, step_s: float) -> tuple[float, int, str] | None:
-    """Cost, step and words where it takes longer than it did."""
-    share = wire.exposed_s / step_s
-    found = rise(share - np.median(share[: max(1, len(share) // 4)]), LEAST / 2, changed=True)
-    if found is None:
-        return None
-    before, after = float(np.median(wire.wire_s[: found.since])), float(np.median(wire.wire_s[found.since :]))
-    if after < SLOWER * before:
-        return None
-    grown = float(np.median(share[found.since :]) - np.median(share[: found.since]))
-    return grown, found.since, f"{wire.like[0]} takes {_times(after, before)}"
+def _errors(links: Links) -> Iterator[Cause]:
+    for gpu, of in links.errors.items():
+        for kind in dict.fromkeys(kind for counts in of.values() for kind in counts):
+            count = sum(counts.get(kind, 0) for counts in of.values())
+            where = ", ".join(str(n) for n, counts in of.items() if counts.get(kind))
+            if count:
+                said = f"GPU {gpu}: {count:,} x {kind.lower()} (links {where})"
+                yield Cause("link-errors", said, change="a cable, bridge or board")
 
 
-def _times(now: float, usual: float) -> str:
-    return f"{format_seconds(now)} of a step on the wire instead of {format_seconds(usual)} ({now / max(usual, 1e-12):.1f} times)"
+def audit_monitor(seen: Monitor, claim: Claim | None, name: str = "dmon") -> Section:
+    """Clocks, power, utilisation and PCIe traffic of each GPU, and the one that stands out."""
+    busy = {gpu: _busy(of) for gpu, of in seen.samples.items()}
+    findings = [finding for gpu in seen.samples for finding in _figures(gpu, seen.samples[gpu], busy[gpu], claim)]
+    most = max((len(v) for of in seen.samples.values() for v in of.values()), default=0)
+    notes = [Note("samples", f"{plural(len(seen.samples), 'GPU')}, up to {plural(most, 'sample')} each")]
+    idle = [gpu for gpu, of in busy.items() if not of]
+    if idle:
+        notes.append(Note("idle", f"GPU {', '.join(map(str, idle))}: never busy, so that clocks tell nothing"))
+    causes = (*_clocks(busy, claim), *_violated(seen), *_starved(seen), *_over_pcie(seen))
+    facts = {"gpus": str(len(seen.samples)), "columns": " ".join(seen.columns)}
+    return Section("monitor", (name,), tuple(findings), tuple(notes), causes=causes, facts=facts)
 
 
-def _beside(wire: Wire, wires: list[Wire], step_s: float) -> tuple[float, int, str] | None:
-    """… or than it does in other groups of the same kind."""
-    others = [w for w in wires if w.like == wire.like and w.places != wire.places]
-    if not others:
-        return None
-    usual = np.median([w.wire_s for w in others], axis=0) if len(others) > 1 else others[0].wire_s
-    found = rise((wire.wire_s - usual) / step_s, LEAST / 2)
-    if found is None or np.median(wire.wire_s[found.since :]) < SLOWER * np.median(usual[found.since :]):
-        return None
-    exposed = float(np.median(wire.exposed_s[found.since :] / np.maximum(wire.wire_s[found.since :], 1e-12)))
-    said = f"{wire.like[0]} takes {_times(float(np.median(wire.wire_s[found.since :])), float(np.median(usual[found.since :])))}"
-    return (found.level * exposed, found.since, said) if found.level * exposed >= LEAST / 2 else None
+def _busy(of: Mapping[str, tuple[float, ...]]) -> dict[str, list[float]]:
+    """The samples in which the GPU computed; all of them where utilisation is not told."""
+    used = of.get("sm")
+    if used is None:
+        return {name: list(values) for name, values in of.items()}
+    rows = [i for i, share in enumerate(used) if share >= BUSY]
+    return {name: [values[i] for i in rows] for name, values in of.items() if len(values) == len(used) and rows}
 
 
-def _common(slow: set[tuple[int, ...]], well: set[tuple[int, ...]]) -> int | None:
-    """The one rank that all slow groups share, where others are well."""
-    shared = set.intersection(*map(set, slow))
-    return shared.pop() if len(slow) > 1 and len(shared) == 1 and well else None
+def _figures(
+    gpu: int, of: Mapping[str, tuple[float, ...]], busy: Mapping[str, list[float]], claim: Claim | None
+) -> Iterator[Finding]:
+    chip = claim.question.cluster.chip if claim else None
+    if used := of.get("sm"):
+        yield Finding(Note("utilisation", f"GPU {gpu}: utilisation"), None, mean(used) / 100, "share")
+    if clocks := busy.get("pclk"):
+        boost = chip.clock_Hz / 1e6 if chip and chip.clock_Hz else None
+        item = Note("clock", f"GPU {gpu}: clock when busy, MHz")
+        why = "the datasheet's boost clock; heavy products run below it" if boost else ""
+        yield Finding(item, boost, median(clocks), tolerance=CLOCK_TOLERANCE, reason=why)
+    if watts := busy.get("pwr"):
+        limit = chip.tdp_w or None if chip else None
+        yield Finding(Note("power", f"GPU {gpu}: power when busy, W"), limit, median(watts), tolerance=CLOCK_TOLERANCE)
 
 
-def wires_of(job: Job, first: Column) -> Iterator[Wire]:
-    """Collectives of complete groups by kind, size and group, summed over each stretch of steps."""
-    met = job.meetings
-    if met is None or not len(met.first):
-        return
-    exposed = _exposed(job)
-    at = np.zeros(len(met.first), dtype=int)
-    lead_place, lead_index = met.place[met.first], met.index[met.first]
-    for place in np.unique(lead_place).tolist():
-        mine = lead_place == place
-        step = job.step_of(place, spans(job.traces[place])[0][lead_index[mine]])
-        at[mine] = _stretch(step, job.common[place], first)
-    by_kind: dict[tuple[object, ...], list[int]] = {}
-    sizes, ends = met.sizes.tolist(), np.append(met.first, len(met.place)).tolist()
-    for m, call in enumerate(met.calls):
-        if at[m] >= 0 and (call.op == MESSAGE or call.ranks in (0, sizes[m])):
-            lane = 0 if call.op == MESSAGE or call.nbytes is not None else met.lanes[m]
-            places = tuple(met.place[ends[m] : ends[m + 1]].tolist())
-            by_kind.setdefault((call.op, call.nbytes, sizes[m], lane, places), []).append(m)
-    for (*like, places), rows in by_kind.items():
-        index = np.array(rows)
-        wire, shown = (np.bincount(at[index], weights=x[index], minlength=len(first)) for x in (met.wire_s, exposed))
-        counts = np.bincount(at[index], minlength=len(first))
-        if counts.min() > 0:
-            yield Wire((*like, int(np.median(counts))), places, wire, shown)  # type: ignore[arg-type]
+def _clocks(busy: Mapping[int, Mapping[str, list[float]]], claim: Claim | None) -> Iterator[Cause]:
+    """A GPU that computes slower than the others: all of them wait for it."""
+    clocks = {gpu: median(of["pclk"]) for gpu, of in busy.items() if of.get("pclk")}
+    for gpu, clock in clocks.items():
+        others = [c for g, c in clocks.items() if g != gpu]
+        if others and clock < SLOW_CLOCK * median(others):
+            heat = f", {median(busy[gpu]['gtemp']):.0f} C" if busy[gpu].get("gtemp") else ""
+            power = f", {median(busy[gpu]['pwr']):.0f} W" if busy[gpu].get("pwr") else ""
+            said = f"GPU {gpu} runs at {clock:,.0f} MHz, the others at {median(others):,.0f}{heat}{power}"
+            share = 1 - clock / median(others)
+            yield Cause(
+                "slow-clock", said, share=share, change="a slow rank: look at its power limit, cooling and throttle reasons"
+            )
+    chip = claim.question.cluster.chip if claim else None
+    if chip and chip.tdp_w and chip.clock_Hz:
+        for gpu, of in busy.items():
+            if of.get("pwr") and gpu in clocks and median(of["pwr"]) >= POWER_CAP * chip.tdp_w:
+                said = f"GPU {gpu} draws {median(of['pwr']):.0f} of {chip.tdp_w:.0f} W and runs at {clocks[gpu]:,.0f} MHz"
+                yield Cause("power-cap", f"{said}, {clocks[gpu] * 1e6 / chip.clock_Hz:.0%} of its boost clock")
 
 
-def _stretch(step: Column, common: Column, first: Column) -> Column:
-    """The stretch that each step lies in; -1: in none."""
-    where = np.searchsorted(common, step)
-    known = (where < len(common)) & (common[np.minimum(where, len(common) - 1)] == step) if len(common) else np.zeros(len(step), bool)
-    return np.where(known, np.searchsorted(first, where, side="right") - 1, -1)
+def _violated(seen: Monitor) -> Iterator[Cause]:
+    """Throttling that the driver itself says."""
+    for column, what in (("pviol", "its power limit"), ("tviol", "its temperature")):
+        for gpu, of in seen.samples.items():
+            if any(of.get(column, ())):
+                share = sum(v > 0 for v in of[column]) / len(of[column])
+                yield Cause("throttled", f"GPU {gpu} was held back by {what} in {share:.0%} of the samples", share=share)
 
 
-def _exposed(job: Job) -> Column:
-    """Of each collective the wire that compute does not cover, on the rank where that is most: what is exposed but for waiting."""
-    met = job.meetings
-    assert met is not None
-    shown = np.zeros(len(met.place))
-    for place, trace in enumerate(job.traces):
-        mine = met.place == place
-        start, end = (x[met.index[mine]] for x in spans(trace))
-        waited = end - start - met.wire_s[met.of[mine]]
-        shown[mine] = end - start - job.covered[place].compute.within(start, end) - waited
-    return np.maximum(0.0, np.maximum.reduceat(shown, met.first))
+def _starved(seen: Monitor) -> Iterator[Cause]:
+    """GPUs that wait: one of them for its work, or all for something else."""
+    used = {gpu: mean(of["sm"]) for gpu, of in seen.samples.items() if of.get("sm")}
+    low = {gpu: share for gpu, share in used.items() if share < STARVED}
+    if low and len(low) == len(used):
+        said = f"all GPUs compute {mean(low.values()):.0f}% of the time"
+        yield Cause("starved", said, share=1 - mean(low.values()) / 100, change="the host, the data or the load leaves them idle")
+    else:
+        for gpu, share in low.items():
+            others = mean(s for g, s in used.items() if g not in low)
+            yield Cause(
+                "starved-gpu", f"GPU {gpu} computes {share:.0f} % of the time, the others {others:.0f} %", share=1 - share / 100
+            )
+
+
+def _over_pcie(seen: Monitor) -> Iterator[Cause]:
+    for gpu, of in seen.samples.items():
+        moved = sum(mean(of[column]) * MB for column in ("rxpci", "txpci") if of.get(column))
+        if moved >= BUSY_PCIE_Bps:
+            said = f"GPU {gpu} moves {format_rate(moved)} over PCIe"
+            yield Cause("pcie", said, change="collectives over PCIe or host memory instead of NVLink, or offloading")
