@@ -99,25 +99,27 @@ def wires_of(job: Job, first: Column) -> Iterator[Wire]:
         mine = lead_place == place
         step = job.step_of(place, spans(job.traces[place])[0][lead_index[mine]])
         at[mine] = _stretch(step, job.common[place], first)
-    by_kind: dict[tuple[object, ...], list[int]] = {}
+    by_kind: dict[tuple[tuple[object, ...], tuple[int, ...]], list[int]] = {}
     sizes, ends = met.sizes.tolist(), np.append(met.first, len(met.place)).tolist()
     for m, call in enumerate(met.calls):
         if at[m] >= 0 and (call.op == MESSAGE or call.ranks in (0, sizes[m])):
             lane = 0 if call.op == MESSAGE or call.nbytes is not None else met.lanes[m]
             places = tuple(met.place[ends[m] : ends[m + 1]].tolist())
-            by_kind.setdefault((call.op, call.nbytes, sizes[m], lane, places), []).append(m)
-    for (*like, places), rows in by_kind.items():
+            by_kind.setdefault(((call.op, call.nbytes, sizes[m], lane), places), []).append(m)
+    for (like, places), rows in by_kind.items():
         index = np.array(rows)
         wire, shown = (np.bincount(at[index], weights=x[index], minlength=len(first)) for x in (met.wire_s, exposed))
         counts = np.bincount(at[index], minlength=len(first))
         if counts.min() > 0:
-            yield Wire((*like, int(np.median(counts))), places, wire, shown)  # type: ignore[arg-type]
+            yield Wire((*like, int(np.median(counts))), places, wire, shown)
 
 
 def _stretch(step: Column, common: Column, first: Column) -> Column:
     """The stretch that each step lies in; -1: in none."""
     where = np.searchsorted(common, step)
-    known = (where < len(common)) & (common[np.minimum(where, len(common) - 1)] == step) if len(common) else np.zeros(len(step), bool)
+    if not len(common):
+        return np.full(len(step), -1)
+    known = (where < len(common)) & (common[np.minimum(where, len(common) - 1)] == step)
     return np.where(known, np.searchsorted(first, where, side="right") - 1, -1)
 
 
