@@ -111,15 +111,15 @@ def meet(ranks):
     """Collectives that head their queue on all their ranks take place."""
     moved = False
     for r in ranks:
-        for lane, queue in r.queues.items():
+        for queue in r.queues.values():
             while queue:
-                op, issued = queue[0]
+                op = queue[0][0]
                 others = [ranks[m] for m in op.group]
                 heads = [next((q for q in o.queues.values() if q and q[0][0].handle == op.handle), None) for o in others]
                 if any(h is None for h in heads):
                     break
-                starts = [max(h[0][1], o.free.get(h[0][0].lane, 0.0)) for o, h in zip(others, heads)]
-                for o, h, start in zip(others, heads, starts):
+                starts = [max(h[0][1], o.free.get(h[0][0].lane, 0.0)) for o, h in zip(others, heads, strict=True)]
+                for o, h, start in zip(others, heads, starts, strict=True):
                     own = h[0][0]
                     own_end = start + own.us if own.buffered else max(starts) + own.us
                     o.events.append(("kernel", NCCL[own.name], start, own_end - start, own.lane, own, h[0][1]))
@@ -132,10 +132,12 @@ def meet(ranks):
 
 def simulate(programs):
     ranks = [Rank(i) for i in range(len(programs))]
-    for r, program in zip(ranks, programs):
-        r.ops.extend(program)
-    while any([r.run() for r in ranks]) | meet(ranks):
-        pass
+    for r, own in zip(ranks, programs, strict=True):
+        r.ops.extend(own)
+    moved = True
+    while moved:
+        ran = [r.run() for r in ranks]
+        moved = meet(ranks) or any(ran)
     assert not any(r.ops for r in ranks), "a job that stands still"
     return ranks
 
@@ -314,23 +316,24 @@ def program(plan):
     return w.programs
 
 
-def chosen(rng, fault, job=None):
+def chosen(rng, fault, job=None, ranks=0):
     """A job by chance, large enough for its fault to cost something: at least a twelfth of a step."""
     job = job or rng.choice(JOBS[fault] if fault else ("tp", "tp-stream", "ddp", "fsdp", "tp-dp", "pp"))
-    ranks = rng.choice([2, 4, 8, 16]) if job != "tp-dp" else rng.choice([4, 8])
+    width = rng.choice([2, 4, 8, 16]) if job != "tp-dp" else rng.choice([4, 8])
     if job == "pp":
-        ranks = rng.choice([2, 4, 8])
-    steps = rng.randint(6, 40 if ranks <= 4 else 14)
+        width = rng.choice([2, 4, 8])
+    width = ranks or width
+    steps = rng.randint(6, 40 if width <= 4 and not ranks else 14)
     compute = rng.choice([60.0, 300.0, 1500.0]) * rng.uniform(0.7, 1.5)
     share = rng.uniform(0.1, 0.6)  # of the wire, beside compute
     jitter = rng.choice([0.0, 0.01, 0.03, 0.1])
-    p = Plan(rng, job, ranks, steps, rng.randint(3, 6), compute, compute * share, jitter, fault)
-    p.culprit = rng.randrange(ranks)
+    p = Plan(rng, job, width, steps, rng.randint(3, 6), compute, compute * share, jitter, fault)
+    p.culprit = rng.randrange(width)
     p.since = rng.choice([0, rng.randint(2, steps - 3)])
     p.flavour = rng.randrange(6) if job == "pp" else rng.randrange(2)
-    p.width = rng.choice([2, ranks // 2])
+    p.width = rng.choice([2, width // 2])
     p.micro = rng.choice([4, 8])
-    p.stage_layers = tuple(rng.choice([3, 3, 3, 4]) if job == "pp" else 1 for _ in range(ranks))
+    p.stage_layers = tuple(rng.choice([3, 3, 3, 4]) if job == "pp" else 1 for _ in range(width))
     if not fault and job != "pp" and rng.random() < 0.3:
         p.moving = rng.uniform(0.1, 0.6)
     _sized(p)
@@ -352,9 +355,9 @@ def _sized(p):
             p.culprit = rng.randrange(p.ranks - 1)
         cost = {"tp": 1.0, "tp-stream": 1.0, "tp-dp": 0.5, "pp": 0.3}.get(p.job, 1.0)
         share = p.wire_us / p.compute_us
-        p.size = max(p.size, (0.3 if p.job in ("ddp", "fsdp") else 0.15) * (1 + share) / share / cost) * (2 if p.job in ("fsdp", "ddp") else 1)
+        p.size = max(p.size, 0.15 * (1 + share) / share / cost)
         if p.job in ("ddp", "fsdp"):  # what compute hides costs nothing: it must be longer than that
-            p.size = max(p.size, 2.6 / share)
+            p.size = max(2 * p.size, 2.6 / share)
     if p.fault == "starved stage":
         p.culprit = rng.randrange(1, p.ranks)
         p.size = max(p.size, 0.4)
@@ -368,14 +371,13 @@ def _sized(p):
 
 def document(rank, plan, rng, skew_us, base_us, told, named):
     """One rank's events as Kineto writes them."""
-    events, correlation, begins = [], 0, []
+    events, correlation = [], 0
     by_step = [e for e in rank.events if e[0] == "step"]
     shift = base_us + skew_us
-    for _, name, at, *_ in by_step:
-        begins.append(at)
+    begins = [at for _, _, at, *_ in by_step]
     finish = max(e[2] + e[3] for e in rank.events)
     if named:
-        for (_, name, at, *_), until in zip(by_step, [*begins[1:], finish + 20]):
+        for (_, name, at, *_), until in zip(by_step, [*begins[1:], finish + 20], strict=True):
             label = name if named == "profiler" else "execute_context_0(0)_generation_8(8)"
             events.append(x("user_annotation", label, at + shift - 10, max(until - at - 1, 1), 1))
     for kind, name, at, us, lane, op, issued in rank.events:
@@ -384,9 +386,9 @@ def document(rank, plan, rng, skew_us, base_us, told, named):
         correlation += 1
         args = {"device": rank.rank % 8, "stream": lane, "correlation": correlation}
         if op.kind == "call" and told:
-            args |= {"Collective name": op.name, "In msg nelems": op.nbytes // 2, "Out msg nelems": op.nbytes // 2, "dtype": "BFloat16",
-                     "Group size": len(op.group), "Process Group Name": "-".join(map(str, op.group)),
-                     "Process Group Ranks": str(list(op.group))}  # fmt: skip
+            args |= {"Collective name": op.name, "In msg nelems": op.nbytes // 2, "Out msg nelems": op.nbytes // 2}
+            args |= {"dtype": "BFloat16", "Group size": len(op.group)}
+            args |= {"Process Group Name": "-".join(map(str, op.group)), "Process Group Ranks": str(list(op.group))}
         events.append(x("cuda_runtime", "cudaLaunchKernel", issued + shift - 9, 1, 1, correlation=correlation))
         events.append(x("kernel", name, at + shift, us, lane, **args))
     if plan.job in ("ddp", "fsdp", "tp-dp") and named == "profiler":
@@ -400,10 +402,10 @@ def x(cat, name, ts, dur, tid, **args):
     return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": tid, "ts": round(ts, 3), "dur": round(dur, 3), "args": args}
 
 
-def case(seed, fault=None, skew_ms=0.0, job=None):
-    """One random case."""
+def case(seed, fault=None, skew_ms=0.0, job=None, ranks=0):
+    """One random case; of so many ranks, in few steps, where they are told."""
     rng = random.Random(seed)
-    plan = chosen(rng, fault, job)
+    plan = chosen(rng, fault, job, ranks)
     ranks = simulate(program(plan))
     told, named = rng.random() < 0.5, rng.choice(["profiler", "engine", None])
     if plan.job in ("ddp", "fsdp", "tp-dp"):
@@ -420,7 +422,7 @@ def case(seed, fault=None, skew_ms=0.0, job=None):
     who = (None,) if plan.fault in ("slow link", "lost overlap") and plan.everyone else (plan.culprit,)
     if plan.fault == "slow link" and plan.job == "tp-dp":
         who = (plan.culprit,)
-    says = {"told": told, "named": named, "ranks": plan.ranks, "steps": plan.steps, "since": plan.since, "size": round(plan.size, 2),
-            "jitter": plan.jitter, "flavour": plan.flavour, "everyone": plan.everyone, "moving": plan.moving}  # fmt: skip
+    told_of = ("ranks", "steps", "since", "size", "jitter", "flavour", "everyone", "moving")
+    says = {"told": told, "named": named, **{name: getattr(plan, name) for name in told_of}}
     span = max(e[2] + e[3] for e in ranks[0].events)
     return Case(documents, fault, who, (steps[plan.since] - first) * 1e-6, span / plan.steps * 1e-6, plan.job, says)

@@ -73,7 +73,7 @@ class Job:
 
     def job_s(self, place: int, own_s: Column) -> Column:
         """The job's time, from its first event, of moments of one trace."""
-        return self.meetings.job_s(place, own_s) if self.meetings else own_s - self.traces[place].timeline.begin_s
+        return self.meetings.job_s(place, own_s) if self.meetings else own_s - self.traces[place].begin_s
 
     @cached_property
     def covered(self) -> tuple[Covered, ...]:
@@ -106,20 +106,16 @@ class Job:
     @cached_property
     def alone(self) -> tuple[Column, ...]:
         """Of messages whose other end was not found: what is beyond the quickest."""
-        lengths, loose = [], []
+        lengths, loose, messages = [], [], []
         for trace, waited in zip(self.traces, self.waiting, strict=True):
             start, end = spans(trace)
             message = np.array([c.op == MESSAGE for c in trace.collectives], dtype=bool)
             lengths.append(end - start)
+            messages.append(message)
             loose.append(message & np.isnan(waited) if len(self.traces) > 1 else np.zeros(len(start), dtype=bool))
-        wires = [x[m & ~own] - w[m & ~own] for x, w, m, own in zip(lengths, self.waiting, map(self._messages, self.traces), loose, strict=True)]
-        every = np.concatenate([*wires, *(x[m] for x, m in zip(lengths, loose, strict=True))]) if lengths else np.zeros(0)
+        every = np.concatenate([_quick(*of_rank) for of_rank in zip(lengths, self.waiting, messages, loose, strict=True)])
         quickest = float(np.quantile(every, QUICKEST)) if len(every) else 0.0
         return tuple(np.where(m, np.maximum(0.0, x - quickest), np.nan) for x, m in zip(lengths, loose, strict=True))
-
-    @staticmethod
-    def _messages(trace: Trace) -> Column:
-        return np.array([c.op == MESSAGE for c in trace.collectives], dtype=bool)
 
     @cached_property
     def common(self) -> tuple[Column, ...]:
@@ -167,7 +163,8 @@ class Job:
     def accounts(self) -> Accounts:
         """All ranks' steps that they have in common."""
         rows = [self._account(place) for place in range(len(self.traces))]
-        return Accounts(*(np.array([getattr(r, f.name)[steps] for r, steps in zip(rows, self.common, strict=True)]) for f in fields(Accounts)))
+        pairs = list(zip(rows, self.common, strict=True))
+        return Accounts(*(np.array([getattr(row, f.name)[steps] for row, steps in pairs]) for f in fields(Accounts)))
 
     def _account(self, place: int) -> Accounts:
         """One rank's, of all its steps."""
@@ -213,6 +210,12 @@ class Job:
         free = np.maximum(behind, length - ran.comm.within(since, until))
         at = self.step_of(place, since)
         return np.bincount(at[at >= 0], weights=free[at >= 0], minlength=len(begin))[: len(begin)]
+
+
+def _quick(length: Column, waited: Column, message: Column, loose: Column) -> Column:
+    """What messages of one rank took: the wire of those that met, and all of those that did not."""
+    met = message & ~loose
+    return np.append(length[met] - np.nan_to_num(waited[met]), length[loose])
 
 
 def _stepped(traces: tuple[Trace, ...], met: Meetings | None) -> tuple[Trace, ...]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from commtax.audit.accounts import Job
-from commtax.audit.finding import Cause, Culprit
 from commtax.audit.fabrics import crossing, utilisation
+from commtax.audit.finding import Cause, Culprit
 from commtax.audit.stages import is_pipeline, stages
 from commtax.readers.meeting import MESSAGE, spans
 from commtax.readers.repetition import WHOLE
@@ -25,8 +25,8 @@ def causes(job: Job, culprit: Culprit | None, cost_s: float) -> tuple[Cause, ...
     """All that costs a step something, dearest first; ``cost_s`` is what the culprit costs."""
     if not job.accounts.total_s.size:
         return ()
-    found = [*_blamed(job, culprit, cost_s), *_waiting(job, culprit), *_exposed(job), *_idle(job), *_bubble(job), *_late_gathers(job)]
-    found += [*crossing(job), *utilisation(job)]
+    found = [*_blamed(job, culprit, cost_s), *_waiting(job, culprit), *_exposed(job), *_idle(job), *_bubble(job)]
+    found += [*_late_gathers(job), *crossing(job), *utilisation(job)]
     return tuple(sorted(found, key=lambda c: -(c.cost_s or 0.0)))
 
 
@@ -91,7 +91,8 @@ def _exposed(job: Job) -> Iterator[Cause]:
     op = max(by_op, key=lambda name: by_op[name], default="")
     most = f", {by_op[op] / max(1e-12, sum(by_op.values())):.0%} of it {op}" if op else ""
     hidden = float(np.median(accounts.hidden_s))
-    said = f"communication takes {format_seconds(cost)} of a step with nothing beside it ({format_seconds(hidden)} hides under compute){most}"
+    beside = f"nothing beside it ({format_seconds(hidden)} hides under compute)"
+    said = f"communication takes {format_seconds(cost)} of a step with {beside}{most}"
     change = "a faster library path or link, fewer or smaller messages, or overlap with compute"
     waits = "" if len(job.traces) > 1 else "; one rank alone: waiting included"
     yield cause("exposed", said + waits, cost, step_s, change)
@@ -111,13 +112,13 @@ def _idle(job: Job) -> Iterator[Cause]:
     short = length < SHORT_S
     number = float(short.sum()) / steps
     if number >= MANY and length[short].sum() >= MOSTLY * length.sum():
-        said = f"the device idles {format_seconds(cost)} of a step in {number:.0f} pauses of {format_seconds(float(np.median(length[short])))}"
-        yield cause("launch-bound", f"{said}: the host launches kernels too slowly", cost, step_s, "CUDA graphs, or fewer and larger kernels")
+        pauses = f"{number:.0f} pauses of {format_seconds(float(np.median(length[short])))}"
+        said = f"the device idles {format_seconds(cost)} of a step in {pauses}: the host launches kernels too slowly"
+        yield cause("launch-bound", said, cost, step_s, "CUDA graphs, or fewer and larger kernels")
         return
-    long = length[~short] if (~short).any() else length
-    said = f"the device idles {format_seconds(cost)} of a step, in pauses of up to {format_seconds(float(long.max()))}" if len(long) else ""
-    change = "look at the host: data loading, scheduling, synchronisation, copies"
-    yield cause("stall", f"{said or 'the device idles'}: it waits for the host or for data", cost, step_s, change)
+    longest = format_seconds(float(length.max())) if len(length) else "its whole length"
+    said = f"the device idles {format_seconds(cost)} of a step, in pauses of up to {longest}: it waits for the host or for data"
+    yield cause("stall", said, cost, step_s, "look at the host: data loading, scheduling, synchronisation, copies")
 
 
 def _bubble(job: Job) -> Iterator[Cause]:
@@ -154,4 +155,4 @@ def _late_gathers(job: Job) -> Iterator[Cause]:
     if cost >= SMALL * job.accounts.step_s:
         number = f"{late.sum() / len(trace.steps):.0f} of {gather.sum() / len(trace.steps):.0f}"
         said = f"{number} all-gathers of a step begin only when compute waits for them"
-        yield cause("prefetch", said, cost, job.accounts.step_s, "gather the next layer's weights while this one computes (prefetch)")
+        yield cause("prefetch", said, cost, job.accounts.step_s, "gather a layer's weights while the one before it computes")

@@ -19,6 +19,8 @@ POOR = 0.5  # of a link's rate: less is worth a word
 USUAL = 0.8  # of a link's rate that large messages reach (busbw of nccl-tests, ``shared`` collectives)
 MANY = 8  # collectives of one group in a step: tensor parallelism waits for each of them
 SMALL = 0.02
+INSIDE = "keep groups that meet in every layer (tensor parallelism) inside one host"
+ANOTHER = "see NCCL_DEBUG=INFO for another transport than this link, or too few channels"
 
 
 def hosts_of(job: Job) -> Mapping[int, str]:
@@ -50,8 +52,9 @@ def crossing(job: Job) -> Iterator[Cause]:
         if crosses and len(rows) / steps >= MANY:
             cost = float(wire[rows].sum()) / steps
             over = f"{len(places)} hosts" if places else f"hosts of {count} devices"
-            said = f"{len(rows) / steps:.0f} collectives a step of a group of {size} ranks cross {over}: {format_seconds(cost)} on the wire"
-            yield Cause("crosses hosts", said, cost, cost / step_s, "keep groups that meet in every layer inside one host (tensor parallelism)")
+            number = f"{len(rows) / steps:.0f} collectives a step"
+            said = f"{number} of a group of {size} ranks cross {over}: {format_seconds(cost)} on the wire"
+            yield Cause("crosses hosts", said, cost, cost / step_s, INSIDE)
 
 
 def utilisation(job: Job) -> Iterator[Cause]:
@@ -61,19 +64,21 @@ def utilisation(job: Job) -> Iterator[Cause]:
         return
     start, end = spans(trace)
     wire = np.maximum(1e-9, end - start - np.nan_to_num(job.waiting[0]))
-    count = trace.device.count if trace.device else 0
+    most = max(1, trace.device.count if trace.device else 0)
     for op in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):
-        rows = [i for i, c in enumerate(trace.collectives) if c.op == op and (c.nbytes or 0) >= LARGE_BYTES and 1 < c.ranks <= max(count, 1)]
+        calls = trace.collectives
+        rows = [i for i, c in enumerate(calls) if c.op == op and (c.nbytes or 0) >= LARGE_BYTES and 1 < c.ranks <= most]
         if not rows:
             continue
-        sent = np.array([float(ring_factor(op, trace.collectives[i].ranks)) * (trace.collectives[i].nbytes or 0.0) for i in rows])
+        sent = np.array([float(ring_factor(op, calls[i].ranks)) * (calls[i].nbytes or 0.0) for i in rows])
         rate = float(np.median(sent / wire[rows]))
         cost = float(wire[rows].sum()) / max(1, len(trace.steps)) * max(0.0, 1 - rate / (USUAL * known.bandwidth_Bps))
         if rate < POOR * known.bandwidth_Bps and cost >= SMALL * step_s:
-            size = format_bytes(float(np.median([trace.collectives[i].nbytes or 0.0 for i in rows])))
-            said = f"{op} of {size} moves {format_rate(rate)} a rank, {rate / known.bandwidth_Bps:.0%} of {known.name} ({format_rate(known.bandwidth_Bps)})"
-            gain = f"at {USUAL:.0%} of the link a step takes {format_seconds(cost)} less on the wire (-{cost / step_s:.0%} where none hides)"
-            yield Cause("link", said, cost, cost / step_s, "another path or transport than this link, or too few channels: see NCCL_DEBUG=INFO", gain)
+            size = format_bytes(float(np.median([calls[i].nbytes or 0.0 for i in rows])))
+            reached = f"{rate / known.bandwidth_Bps:.0%} of {known.name} ({format_rate(known.bandwidth_Bps)})"
+            said = f"{op} of {size} moves {format_rate(rate)} a rank, {reached}"
+            gain = f"at {USUAL:.0%} of the link a step takes {format_seconds(cost)} less on the wire (-{cost / step_s:.0%})"
+            yield Cause("link", said, cost, cost / step_s, ANOTHER, gain)
 
 
 def host_link(job: Job) -> Link | None:

@@ -27,7 +27,8 @@ def _steps_of(job: Job, place: int) -> Iterator[StepRow]:
     trace, ran = job.traces[place], job.covered[place]
     begin, end = np.array([s.start_s for s in trace.steps]), np.array([s.end_s for s in trace.steps])
     compute, comm, either, anything = (c.within(begin, end) for c in (ran.compute, ran.comm, ran.either, ran.anything))
-    exposed, hidden, copy = np.maximum(0, either - compute), np.maximum(0, comm + compute - either), np.maximum(0, anything - either)
+    exposed, hidden = np.maximum(0, either - compute), np.maximum(0, comm + compute - either)
+    copy = np.maximum(0, anything - either)
     idle = np.maximum(0, end - begin - compute - exposed - copy)
     columns = (job.job_s(place, begin), compute, exposed, hidden, copy, idle)
     for step, figures in zip(trace.steps, zip(*(c.tolist() for c in columns), strict=True), strict=True):
@@ -47,7 +48,8 @@ def collective_rows(job: Job) -> tuple[CollectiveRow, ...]:
         keys: dict[_Kind, int] = {}
         told = ((c.op, c.algorithm, c.group, c.ranks, c.nbytes) for c in trace.collectives)
         code = np.fromiter((keys.setdefault(k, len(keys)) for k in told), int, len(start))
-        figures = [np.bincount(code, weights=x, minlength=len(keys)) for x in (np.ones(len(start)), end - start - waited, waited, hidden)]
+        columns = (np.ones(len(start)), end - start - waited, waited, hidden)
+        figures = [np.bincount(code, weights=x, minlength=len(keys)) for x in columns]
         for key, at in keys.items():
             kinds.setdefault(key, []).append(np.array([f[at] for f in figures]))
     rows = [_collective_row(key, parts) for key, parts in kinds.items()]
@@ -57,7 +59,8 @@ def collective_rows(job: Job) -> tuple[CollectiveRow, ...]:
 def _collective_row(key: _Kind, parts: list[Column]) -> CollectiveRow:
     op, algorithm, group, ranks, nbytes = key
     count, wire, wait, hidden = np.mean(parts, axis=0).tolist()
-    return CollectiveRow(op, algorithm, group, ranks, round(count), None if nbytes is None else nbytes * round(count), wire, wait, hidden)
+    total = None if nbytes is None else nbytes * round(count)
+    return CollectiveRow(op, algorithm, group, ranks, round(count), total, wire, wait, hidden)
 
 
 def _merged(rows: list[CollectiveRow]) -> Iterator[CollectiveRow]:
@@ -93,7 +96,8 @@ def named_work(job: Job, place: int) -> Mapping[tuple[str, int], tuple[int, floa
     line, (begin, end) = trace.timeline, job.windows[place]
     at = np.searchsorted(begin, line.start_s, side="right") - 1
     inside = np.flatnonzero((at >= 0) & (line.start_s < (end[-1] if len(end) else -np.inf)))
-    kinds, keys = line.kind.tolist(), {}
+    kinds = line.kind.tolist()
+    keys: dict[tuple[str, int], int] = {}
     code = np.fromiter((keys.setdefault((line.name[i], kinds[i]), len(keys)) for i in inside.tolist()), int, len(inside))
     counts = np.bincount(code, minlength=len(keys))
     sums = np.bincount(code, weights=(line.end_s - line.start_s)[inside], minlength=len(keys))

@@ -26,8 +26,8 @@ def layer_notes(job: Job) -> Iterator[Note]:
     layers = _attention_layers(job)
     reduces, gathers, scatters = (counts.get(op, 0) for op in ("all-reduce", "all-gather", "reduce-scatter"))
     if gathers and scatters and gathers >= 1.5 * scatters:
-        said = f"{gathers} all-gathers and {scatters} reduce-scatters a step = weights of {_near(scatters, layers)} gathered for both passes"
-        yield Note("layers", f"{said}, and their gradients scattered")
+        whose = f"weights of {_near(scatters, layers)} gathered for both passes, and their gradients scattered"
+        yield Note("layers", f"{gathers} all-gathers and {scatters} reduce-scatters a step = {whose}")
     elif trace.training and 0 < reduces <= FEW_BUCKETS and not layers:
         yield Note("layers", f"{reduces} all-reduces a step: as many buckets of gradients, or two a layer and pass")
     elif reduces > 2:

@@ -51,11 +51,13 @@ def slow_stages(job: Job, accounts: Accounts) -> Iterator[Suspect]:
         if found is not None:
             computed = accounts.compute_s[place]
             cost = float(np.median(computed[found.since :]) - np.median(computed[: found.since])) / step_s
-            yield Suspect("slow rank", place, cost, found.since, f"rank {rank} computes {found.level - found.before:.0%} longer than it did")
+            said = f"rank {rank} computes {found.level - found.before:.0%} longer than it did"
+            yield Suspect("slow rank", place, cost, found.since, said)
         others = np.delete(pace, place)
         if found is None and len(others) and pace[place] > 1 + SLOWER and np.all(np.abs(others - np.median(others)) < ALIKE):
             cost = float(np.median(accounts.compute_s[place])) * (1 - 1 / pace[place]) / step_s
-            yield Suspect("slow rank", place, cost, 0, f"rank {rank}'s kernels take {pace[place] - 1:.0%} longer than those of the other stages")
+            said = f"rank {rank}'s kernels take {pace[place] - 1:.0%} longer than those of the other stages"
+            yield Suspect("slow rank", place, cost, 0, said)
 
 
 def _paces(job: Job) -> Column:
@@ -136,6 +138,6 @@ def _undelivered(job: Job, starving: Column) -> Iterator[Suspect]:
     most = max((r.level for _, r in found), default=0.0)
     for place, r in found:
         if r.level >= FIRST * most:
-            rank = job.traces[place].rank
-            yield Suspect("starved stage", place, r.level, r.since, f"rank {rank} waits {r.level:.0%} of a step for input that was sent long before")
+            said = f"rank {job.traces[place].rank} waits {r.level:.0%} of a step for input that was sent long before"
+            yield Suspect("starved stage", place, r.level, r.since, said)
             return

@@ -13,6 +13,7 @@ from commtax.timeline import Column
 
 ALONE = 0.5  # of its lateness: a second rank that is as late as this, or more, shares the blame, and then it is no rank's
 LOST = 0.5  # of what is newly exposed must have been hidden before
+STEADY = 0.85  # of the steps that must show why a rank is late
 SAME_WIRE = 0.2  # more wire than this is another link, not lost overlap
 
 
@@ -24,37 +25,40 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
         return
     wait = accounts.wait_s[chosen]
     late = (of_others(wait) - wait) / step_s
-    risen = [rise(x, LEAST) for x in late]
-    found = [(r.level, i) for i, r in enumerate(risen) if r is not None]
+    found = [(r.level, i, r.since) for i, r in enumerate(rise(x, LEAST) for x in late) if r is not None]
     if not found:
         return
-    level, at = max(found)
-    since = (risen[at] or risen[0]).since  # type: ignore[union-attr]
+    level, at, since = max(found)
     if any(np.median(x[since:]) > ALONE * level for i, x in enumerate(late) if i != at):
         return
-    excess = {name: _excess(getattr(accounts, name)[chosen], at, since) / step_s for name in ("compute_s", "host_s")}
-    place, rank = chosen[at], ranks[chosen[at]]
-    idle, exposed = excess["host_s"], level - excess["compute_s"] - excess["host_s"]
-    most = max(excess["compute_s"], idle, exposed)
-    waits = f"the others wait {level:.0%} of a step for rank {rank}"
+    computed, idle = (_excess(x[chosen], at, since) / step_s for x in (accounts.compute_s, accounts.host_s))
+    exposed = level - np.median(computed) - np.median(idle)
+    place, most = chosen[at], max(np.median(computed), np.median(idle), exposed)
+    waits = f"the others wait {level:.0%} of a step for rank {ranks[place]}"
     if most == exposed:
         yield from _unhidden(accounts, chosen, at, since, level, waits)
-    elif most == excess["compute_s"]:
-        own = _excess(accounts.compute_s[chosen], at, since, relative=True)
-        yield Suspect("slow rank", place, level, since, f"{waits}, which computes {own:.0%} longer than they do")
-    else:
-        yield Suspect("late rank", place, level, since, f"{waits}, which computes as fast as they do and idles {idle:.0%} of a step longer")
+    elif most == np.median(computed) and _steady(computed):
+        longer = np.median(_excess(accounts.compute_s[chosen], at, since, relative=True))
+        yield Suspect("slow rank", place, level, since, f"{waits}, which computes {longer:.0%} longer than they do")
+    elif most == np.median(idle) and _steady(idle[1:-1]):  # a pause between steps may be in the one or the other
+        said = f"{waits}, which computes as fast as they do and idles {np.median(idle):.0%} of a step longer"
+        yield Suspect("late rank", place, level, since, said)
 
 
-def _excess(x: Column, row: int, since: int, relative: bool = False) -> float:
-    """How much more one row has than the median of the others, in a usual step since then."""
+def _excess(x: Column, row: int, since: int, relative: bool = False) -> Column:
+    """How much more one row has than the median of the others, in each step since then."""
     own, others = x[row, since:], of_others(x)[row, since:]
-    return float(np.median(own / np.maximum(others, 1e-12) - 1 if relative else own - others))
+    return np.asarray(own / np.maximum(others, 1e-12) - 1 if relative else own - others)
+
+
+def _steady(excess: Column) -> bool:
+    """Whether nearly every step shows it: work that moves from rank to rank strikes one of them often, but not always."""
+    return not len(excess) or bool(np.mean(excess > 0.4 * np.median(excess)) >= STEADY)
 
 
 def _unhidden(accounts: Accounts, chosen: list[int], at: int, since: int, level: float, waits: str) -> Iterator[Suspect]:
     """One rank's communication that others hide: as much wire as theirs, and more of it exposed."""
-    if _excess((accounts.wire_s + accounts.hidden_s)[chosen], at, since, relative=True) <= SAME_WIRE:
+    if np.median(_excess((accounts.wire_s + accounts.hidden_s)[chosen], at, since, relative=True)) <= SAME_WIRE:
         said = f"{waits}, whose communication does not hide under its compute as theirs does"
         yield Suspect("lost overlap", chosen[at], level, since, said)
 

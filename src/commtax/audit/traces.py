@@ -56,7 +56,8 @@ def _told(job: Job) -> Iterator[Finding]:
     why = "" if head.on_device else NO_DEVICE
     if not head.steps:
         return
-    named = "whole trace" if head.steps[0].name == WHOLE else f"{head.steps[0].phase} step".strip()
+    phases = {s.phase for s in head.steps}
+    named = WHOLE if head.steps[0].name == WHOLE else f"{phases.pop() if len(phases) == 1 else ''} step".strip()
     yield Finding(Note("step", named), None, median(s.seconds for s in head.steps), "s", reason=why)
     for op, count in sorted(per_step(job).items()):
         yield Finding(Note("count", f"{op} a step"), None, count)
@@ -79,7 +80,7 @@ def _wire(job: Job, op: str) -> float:
     """The median of a kind's wire."""
     met = job.meetings
     times = [m for m, c in zip(met.wire_s.tolist(), met.calls, strict=True) if c.op == op] if met else []
-    return median(times or [c.seconds for c in job.traces[0].collectives if c.op == op])
+    return float(median(times or [c.seconds for c in job.traces[0].collectives if c.op == op]))
 
 
 def _notes(job: Job) -> Iterator[Note]:
@@ -91,7 +92,8 @@ def _notes(job: Job) -> Iterator[Note]:
     fused = {c.name.split("<")[0].split("(")[0] for c in head.collectives if _FUSED.search(c.name[:300])}
     if fused:
         number = sum(bool(_FUSED.search(c.name[:300])) for c in head.collectives)
-        yield Note("fused", f"{number} collectives are fused with what follows ({', '.join(sorted(fused)[:3])}): their time holds compute")
+        which = ", ".join(sorted(fused)[:3])
+        yield Note("fused", f"{number} collectives are fused with what follows ({which}): their time holds compute")
     if job.meetings and (most := max(abs(o) for o in offsets(job))) > SKEW_S:
         yield Note("clocks", f"clocks of the ranks differ by up to {format_seconds(most)}: aligned by what ends on all of them")
     for t in job.traces:

@@ -75,7 +75,7 @@ def aligned(ranks: int, together: Mapping[Pair, tuple[Column, Column]], loose: S
 
 def _by_messages(clocks: Mapping[int, Clock], loose: Sequence[Column]) -> tuple[int, Clock]:
     """The rank next to an aligned one, by messages between them; by its own clock where none coincide."""
-    new = next(r for r in range(len(loose)) if r not in clocks and (r - 1 in clocks or r == min(set(range(len(loose))) - set(clocks))))
+    new = min(set(range(len(loose))) - set(clocks))
     near = new - 1 if new - 1 in clocks else min(clocks, key=lambda r: abs(r - new))
     offset = coinciding(clocks[near].job_s(loose[near]), loose[new])
     return new, Clock(offset if offset is not None else clocks[near].offset_s)

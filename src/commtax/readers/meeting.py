@@ -27,7 +27,8 @@ TICK_S = 1e-9  # of a profiler's clock
 APART_TIMES = 20.0  # the distance of the nearest rank: ranks that are farther apart share no collectives
 APART_S = 1e-6  # of the ends of two lists: less tells no shift from another
 NOISE_S = 3e-6  # by which ends of one collective differ from rank to rank
-SHIFTED, ORDERED = 0.05, 0.5  # of the time between two collectives: ends that differ more are of other ones; lists alike are believed
+SHIFTED = 0.05  # of the time between two collectives: ends that differ more are of other ones
+ORDERED = 0.5  # … lists alike are believed
 Key = tuple[str, str, tuple[int, ...], int, int]
 
 
@@ -72,7 +73,7 @@ class Meetings:
 
     @cached_property
     def zero_s(self) -> float:
-        begins = [c.job_s(np.array(t.timeline.begin_s + s)) for t, c, s in zip(self.traces, self.clocks, self.shifts, strict=True)]
+        begins = [c.job_s(np.array(t.begin_s + s)) for t, c, s in zip(self.traces, self.clocks, self.shifts, strict=True)]
         return float(min(begins))
 
     @cached_property

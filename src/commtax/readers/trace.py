@@ -64,9 +64,8 @@ class Usage:
 def usage(timeline: Timeline, windows: Sequence[Span]) -> Usage:
     """How the windows of a rank were spent."""
     ran, (begin, end) = covered(timeline), np.array(windows, dtype=float).reshape(-1, 2).T
-    compute, comm, either, anything = (
-        float(np.sum(c.within(begin, end))) for c in (ran.compute, ran.comm, ran.either, ran.anything)
-    )
+    kinds = (ran.compute, ran.comm, ran.either, ran.anything)
+    compute, comm, either, anything = (float(np.sum(c.within(begin, end))) for c in kinds)
     return Usage(
         total_s=float(np.sum(end - begin)),
         compute_s=compute,
@@ -144,6 +143,11 @@ class Trace:
     notes: tuple[Note, ...] = ()
     host: str = ""  # where it ran, where the file or its name tells it
     partial: str = ""  # why the file was not read to its end
+
+    @property
+    def begin_s(self) -> float:
+        """When its first step or work begins."""
+        return min([self.timeline.begin_s, *(s.start_s for s in self.steps[:1])])
 
     def usage(self, steps: Sequence[Step]) -> Usage:
         """How some of the steps (the whole trace where there are none) were spent."""
