@@ -58,7 +58,7 @@ def test_a_run_differs_in_nothing_from_itself():
     assert not found.facts
     assert not found.kernels
     assert "as long as A's within 5%" in sentence(found)
-    assert sentence(found).endswith("none of 3 facts that both tell changed")
+    assert sentence(found).endswith("of 3 facts that both tell none changed")
 
 
 @given(st.floats(1e-4, 5e-3), st.floats(1e-4, 5e-3), st.floats(0, 5e-3), st.floats(0, 5e-3))
@@ -92,6 +92,14 @@ def test_compute_names_its_kernel():
     after = run(kernels=(KernelRow(GEMM, "compute", 144, 0.0071), KernelRow("one-shot kernel", "comm", 73, 0.002)))
     after = Audit(None, (replace(after.sections[0], steps=tuple(replace(s, compute_s=0.010) for s in after.sections[0].steps)),))
     assert "+2 ms compute (void cutlass::gemm +2 ms)" in sentence(difference(run(), after))
+
+
+def test_a_part_of_a_step_does_not_decide_beside_it():
+    """One collective takes twice as long, and the step does not: nothing is worse."""
+    slower = [run(findings=(Finding(Note("collective", "one all-reduce"), None, s, "s"),)) for s in (1e-5, 2e-5)]
+    found = difference(*slower)
+    assert not found.worse
+    assert [c.relative for c in found.metrics] == [pytest.approx(1.0)]
 
 
 def bench(**figures):

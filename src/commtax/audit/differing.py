@@ -20,6 +20,8 @@ RATES = (
     *("MFU", "logged MFU"),
 )
 """Codes of figures that are worse when they are lower."""
+STEPS = "trace"
+"""The kind of sections that tell steps one by one: other figures of theirs are parts of the step."""
 COURSE = ("steps", "algorithms", "pid", "py", "running", "waiting", "kv usage", "preemptions")
 """Facts that a run's own course decides: they are no reason for it, and what they tell is compared elsewhere."""
 NOTEWORTHY = 0.10  # of all that a step's parts moved: less is not told of
@@ -35,6 +37,7 @@ class Change:
     after: float | None
     unit: str = "s"
     is_rate: bool = False
+    inside: bool = False  # of a step, which is judged as a whole
 
     @property
     def delta(self) -> float:
@@ -125,7 +128,7 @@ class Difference:
     @property
     def worse(self) -> tuple[Change, ...]:
         """Steps and metrics that are worse in the second run by more than the tolerance."""
-        judged = (*((self.step,) if self.step else ()), *self.metrics)
+        judged = (self.step, *(m for m in self.metrics if not m.inside)) if self.step else self.metrics
         return tuple(c for c in judged if c.is_worse(self.tolerance))
 
     @property
@@ -189,7 +192,8 @@ def _metrics(before: Audit, after: Audit) -> Iterator[Change]:
     ours, theirs = _measured(before), _measured(after)
     for key, finding in ours.items():
         if other := theirs.get(key):
-            yield Change(str(finding.item), finding.measured, other.measured, finding.unit, finding.code in RATES)
+            figures = finding.measured, other.measured
+            yield Change(str(finding.item), *figures, finding.unit, finding.code in RATES, key[0] == STEPS)
 
 
 def _measured(audited: Audit) -> dict[tuple[str, str, int], Finding]:

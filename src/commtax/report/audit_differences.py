@@ -80,7 +80,7 @@ def _why(c: SentChange) -> str:
 def _facts(d: Difference) -> str:
     changes = [f"{f.name} {f.before or 'not told'} -> {f.after or 'not told'}" for f in d.facts]
     if not changes:
-        return f"none of {plural(d.told, 'fact')} that both tell changed" if d.told else "neither tells versions, flags or hosts"
+        return f"of {plural(d.told, 'fact')} that both tell none changed" if d.told else "neither tells versions, flags or hosts"
     if len(changes) == 1:
         return f"{changes[0]} is the only fact that changed"
     more = f"; and {len(changes) - MOST_FACTS} more" if len(changes) > MOST_FACTS else ""

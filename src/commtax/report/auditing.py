@@ -98,7 +98,8 @@ def _findings(findings: Sequence[Finding], claimed: bool) -> Iterator[Table]:
     told = [f for f in findings if not claimed and f.verdict == UNKNOWN]
     yield without_empty(("item", ">measured", "why"), ((f.item, value_text(f.measured, f.unit), f.reason) for f in told))
     compared = [f for f in findings if f not in told]
-    yield (heads, [list(_cells(f)) for f in compared]) if claimed else without_empty(heads, map(_cells, compared))
+    whole = claimed and any(f.predicted is not None for f in compared)
+    yield (heads, [list(_cells(f)) for f in compared]) if whole else without_empty(heads, map(_cells, compared))
 
 
 def _cells(f: Finding) -> tuple[Cell, ...]:
