@@ -150,13 +150,17 @@ class Columns:
         """An event as JSON has it: what is no complete event is passed over, what has the wrong form is counted."""
         if not isinstance(event, dict) or event.get("ph") != "X":
             return
+        kind = KERNEL  # until it is known
         try:
-            start, end = span(event["ts"], event.get("dur", 0))
-            if event["name"] is None:
-                raise ValueError("an event without a name")
-            self.place(KIND_OF[event.get("cat") or ""], str(event["name"]), start, end, *map(event.get, ("pid", "tid", "args")))
+            kind = KIND_OF[event.get("cat") or ""]
+            start, end = span(event["ts"], event.get("dur", 0) if kind != OTHER else 0)
+            if kind != OTHER:
+                if event["name"] is None:
+                    raise ValueError("an event without a name")
+                self.place(kind, str(event["name"]), start, end, *map(event.get, ("pid", "tid", "args")))
         except WRONG:
-            self.wrong += 1
+            self.wrong += kind != OTHER
+            self.complete += kind == OTHER
         else:
             self.begun(start)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from typing import Generic, TypeVar
 
 from commtax.files import Json, MiB, parse_json
@@ -19,8 +19,9 @@ from commtax.statement import Refusal
 
 Item = TypeVar("Item")
 PIECE_BYTES = MiB  # of objects that stay in a processor's cache
-MOST_AROUND = 64 * MiB  # of what stands before the list, of what follows it, and of one object in it
-_SCANNED = 256 * MiB  # of a file, searched sign by sign for where damaged objects end
+MOST_AROUND = 32 * MiB  # of what stands before the list, of what follows it, and of one object in it
+MOST_DAMAGED = 20_000  # objects, each of which is looked at several times
+_SCANNED = 16 * MiB  # of a file, searched sign by sign for where damaged objects end
 _NEAR = 16384  # bytes at the end of a piece, in which most events would end
 _FOLLOWING = 8  # pieces behind a damaged one that are looked at
 _CANDIDATES = 8  # places that may be the list's beginning
@@ -30,7 +31,7 @@ _NEXT = re.compile(rb'\}\s*+,\s*+(?=\{\s*+"(?:ph|cat|name|pid|tid|ts|dur|args|id
 _ANY_NEXT = re.compile(rb"\}\s*+,\s*+(?=\{)")  # … that begin with a key of their own
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]"]', re.S)
 _HEX = rb"[0-9a-fA-F]{2}"
-_OTHER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^"\[\]{},\s]++', re.S)
+_PASSED = re.compile(rb'(?:[^"{\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.S)  # spaces, commas, and what is no object
 _ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|u[dD][89abAB]%s\\u[dD][c-fC-F]%s)|\\' % (_HEX, _HEX))
 _CONTROLS = bytes(32 if sign < 32 else sign for sign in range(256))
 _NO_NUMBER = re.compile(rb"(:\s*+)-?(?:nan|inf|infinity)(?=\s*+[,}\]])", re.I)
@@ -97,6 +98,9 @@ class Listed(Generic[Item]):
             needed = 2 * len(held) if not used else 0
             if closed:
                 tail, held = held, b""
+            elif self.damaged > MOST_DAMAGED:
+                self.partial = f"damaged: more than {MOST_DAMAGED:,} events that are no JSON"
+                return
             elif len(held) > MOST_AROUND:
                 self.partial = f"damaged: no end of an event in {MOST_AROUND // MiB} MiB"
                 return
@@ -147,9 +151,9 @@ class Listed(Generic[Item]):
                 return held[self.at :]
             if begins not in (b"", b"{"):
                 raise Refusal(f"trace '{self.name}': not valid JSON (it begins with {begins!r})", "trace")
-            last = not piece or len(held) > MOST_AROUND
-            places = [m for m in self._key.finditer(held, searched) if m.end() < len(held) or last]
-            if self._opened(held, places[:_CANDIDATES], last):
+            places = [m for m in islice(self._key.finditer(held, searched), _CANDIDATES) if m.end() < len(held)]
+            last = not piece or len(held) > MOST_AROUND or len(places) == _CANDIDATES
+            if self._opened(held, places, last):
                 return held[self.at :]
             searched = max(searched, len(held) - 256) if not places else searched
             if last:
@@ -204,8 +208,7 @@ class Listed(Generic[Item]):
         cuts = [m.span() for m in _NEXT.finditer(held, at)] or [m.span() for m in _ANY_NEXT.finditer(held, at)]
         number = 0
         while True:
-            while at < len(held) and held[at] in b" \t\r\n,":
-                at += 1
+            at = _PASSED.match(held, at).end()  # type: ignore[union-attr]
             if at == len(held):
                 return found, at, False
             if held[at] == 0x5D:  # ]
@@ -226,6 +229,8 @@ class Listed(Generic[Item]):
                 return found, at, False  # it may end in the next piece
             self.damaged += 1
             at = after or close
+            if self.damaged > MOST_DAMAGED:
+                return found, at, False
 
     def _following(self, held: bytes, cuts: list[tuple[int, int]]) -> Iterator[Item]:
         """What the next few pieces between cuts are, each for itself."""
@@ -239,10 +244,7 @@ class Listed(Generic[Item]):
             return []
 
     def _close(self, held: bytes, at: int) -> int:
-        """Behind the bracket that closes the object that begins here, or behind what is no object; 0 where it does not end."""
-        if held[at] not in b"{[":
-            other = _OTHER.match(held, at)
-            return other.end() if other and other.end() < len(held) else 0
+        """Behind the bracket that closes the object (or the list) that begins here; 0 where nothing does."""
         depth = 0
         for token in _TOKEN.finditer(held, at, min(len(held), at + max(0, self._budget))):
             sign = token[0]

@@ -151,9 +151,9 @@ def take(columns: Columns, events: Sequence[Typed | Odd], known: Known) -> None:
         if event.ph == "X":
             by_category[event.cat](event)
     for kind, found in held.items():
-        if found:
+        if found and kind == OTHER:
             columns.begun(_earliest(found), len(found))
-        if found and kind != OTHER:
+        elif found:
             _place(columns, known, kind, *_timed(columns, found))
     return columns.judge_size()
 
@@ -174,10 +174,9 @@ def _earliest(events: list[Any]) -> int | None:
     exact = isinstance(events[0], Exact)
     times = [_number(e.ts) for e in events] if exact else []
     low = min(times) if exact else min(map(_TIME, events))
-    if low != low:  # the first has no time, and nothing is less than that
-        return _earliest(events[1:]) if len(events) > 1 else None
-    if not EARLIEST_NS < low * 1000 < LATEST_NS:
-        return None
+    if not EARLIEST_NS < low * 1000 < LATEST_NS:  # nor is anything less than what is no number
+        sound = [e for e in events if EARLIEST_NS < (_number(e.ts) if exact else e.ts) * 1000 < LATEST_NS]
+        return _earliest(sound) if sound else None
     return min(ns(bytes(e.ts).decode()) for e, at in zip(events, times, strict=True) if at <= low) if exact else ns(low)
 
 
@@ -208,10 +207,13 @@ def _place(columns: Columns, known: Known, kind: int, events: list[Any], starts:
             _place_launches(columns, events, names, starts, ends)
         else:
             _place_ran(columns, known, kind, events, names, starts, ends)
+        if events:
+            columns.begun(int(starts.min()), len(events))
     except WRONG:
         for event, start, end in zip(events, starts.tolist(), ends.tolist(), strict=True):
             try:
                 columns.place(kind, event.name, start, end, event.pid, event.tid, _loads(event.args))
+                columns.begun(start)
             except WRONG:
                 columns.wrong += 1
 
