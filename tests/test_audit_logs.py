@@ -47,7 +47,7 @@ def test_enough_real_logs():
 def test_a_real_log_is_recognised_as_what_it_is(row, tmp_path):
     path = tmp_path / "x.log"
     path.write_text("\n".join(row["lines"]))
-    assert formats.kinds(path) == ["log"]
+    assert "log" in formats.kinds(path)
     (said,) = formats.read(path)
     assert getattr(said, "engine", "nccl") == row["kind"]
 

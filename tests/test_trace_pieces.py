@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commtax.readers.algorithms import algorithm_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -340,26 +339,6 @@ def test_every_backend_s_launches_are_linked(runtime, kernels):
     assert step.seconds == pytest.approx(30e-6)
     assert trace.timeline.kinds[trace.timeline.kind[-1]] == "copy"
     assert len(trace.timeline.lanes) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "algorithm"),
-    [
-        ("ncclDevKernel_AllReduce_Sum_bf16_TREE_LL(x)", "tree ll"),
-        ("ncclKernel_AllReduce_RING_LL128_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", "ring ll128"),
-        ("ncclDevKernel_AllReduce_Sum_f16_COLLNET_DIRECT_SIMPLE(x)", "collnet simple"),
-        ("ncclDevKernel_AllGather_PAT_SIMPLE(x)", "pat simple"),
-        ("ncclDevKernel_AllReduce_Sum_f32_NVLS_TREE_SIMPLE(x)", "nvls tree simple"),
-        ("ncclDevKernel_Generic_4(x)", ""),
-        ("void vllm::cross_device_reduce_2stage<half, 8>(x)", "two-shot"),
-        ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<x>(y)", "one-shot"),
-        ("void tensorrt_llm::kernels::twoShotAllReduceKernel<half>(x)", "two-shot"),
-        ("multimem_all_reduce_kernel", "nvls"),
-        ("void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<c10::BFloat16>(x)", "one-shot"),
-    ],
-)
-def test_algorithms_by_name(name, algorithm):
-    assert algorithm_of(name) == algorithm
 
 
 # Oracles

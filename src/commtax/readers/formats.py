@@ -227,8 +227,18 @@ def read_run(paths: Sequence[Path], program: str = "nsys", watch: Watch | None =
 
 
 def read(path: Path, program: str = "nsys", watch: Watch | None = None) -> list[Left]:
-    """What a file says, unpacked where it is packed."""
+    """What a file says, unpacked where it is packed; of a text all that any format can read."""
+    said: list[Left] = []
+    refused: list[Refusal] = []
     with opened(path, watch=watch) as stream:
         source = Source(stream, program)
-        found = [f.read(source) for f in formats_of(source)]
-    return [said for one in found for said in (one if isinstance(one, list) else [one])]
+        for fitting in formats_of(source):
+            try:
+                found = fitting.read(source)
+            except Refusal as refusal:
+                refused.append(refusal)
+            else:
+                said += found if isinstance(found, list) else [found]
+    if refused and not said:
+        raise refused[0]
+    return said

@@ -23,6 +23,7 @@ PAIRED_S = 5e-6  # two ends of one message
 PARTED = 0.1  # of a collective's time: ranks whose ends are farther apart than this were not in it together
 SAMPLED = 400  # ends of a list that tell who shares its collectives
 SHIFTS = 400  # most places that two lists are moved against each other
+TOGETHER = 0.9  # of two lists alike: so many pairs that overlap show that all are pairs, though a busy host ends some late
 TICK_S = 1e-9  # of a profiler's clock
 APART_TIMES = 20.0  # the distance of the nearest rank: ranks that are farther apart share no collectives
 APART_S = 1e-6  # of the ends of two lists: less tells no shift from another
@@ -313,7 +314,7 @@ def _aligned_rows(lists: Sequence[_List], key: Key, group: list[int]) -> Column:
 def _two(a: _List, ours: Column, b: _List, theirs: Column) -> tuple[Column, Column]:
     """Positions in two lists that are the same collective."""
     alike = len(ours) == len(theirs) and bool(np.all(a.signs[ours] == b.signs[theirs]))
-    if alike and bool(np.all(np.maximum(a.start[ours], b.start[theirs]) < np.minimum(a.end[ours], b.end[theirs]))):
+    if alike and np.mean(np.maximum(a.start[ours], b.start[theirs]) < np.minimum(a.end[ours], b.end[theirs])) >= TOGETHER:
         return np.arange(len(ours)), np.arange(len(ours))
     shifted = _shifted(a, ours, b, theirs, alike)
     return shifted if shifted is not None else _by_clock(a, ours, b, theirs)

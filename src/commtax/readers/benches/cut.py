@@ -30,6 +30,8 @@ def _value(text: str, at: int, last: list[str], depth: int) -> tuple[Json, int]:
         if depth and opened in ("{", "["):
             return (_object if opened == "{" else _list)(text, at + 1, last, depth - 1), -1
         return None, -1
+    if end == len(text) and text[at : at + 1] not in ("{", "[", '"'):  # a number may have had more digits
+        return None, -1
     return value, end
 
 
