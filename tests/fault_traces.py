@@ -349,7 +349,7 @@ def _sized(p):
         p.size = max(p.size, 0.3)
     if p.fault == "slow link":
         p.everyone = p.job not in ("tp-dp", "pp")
-        if p.everyone:  # the same everywhere and always is nobody's fault
+        if p.everyone or p.ranks == 2:  # the same everywhere and always is nobody's fault
             p.since = rng.randint(2, p.steps - 3)
         if p.job == "pp":
             p.culprit = rng.randrange(p.ranks - 1)
