@@ -30,8 +30,9 @@ class Rise:
 def rise(x: Column, least: float, changed: bool = False) -> Rise | None:
     """The level of a series where it is at least so much above nothing; with ``changed`` above what it was before, and not always.
 
-    >>> rise(np.array([0.0, 0.01, 0.0, 0.3, 0.31, 0.3]), 0.05)
-    Rise(level=0.3, since=3, before=0.0, sure=...)
+    >>> found = rise(np.array([0.0, 0.01, 0.0, 0.3, 0.31, 0.3]), 0.05)
+    >>> (found.level, found.since, found.before) if found else None
+    (0.3, 3, 0.0)
     """
     if len(x) < AFTER:
         return None
