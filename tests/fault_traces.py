@@ -349,7 +349,7 @@ def _sized(p):
         p.size = max(p.size, 0.3)
     if p.fault == "slow link":
         p.everyone = p.job not in ("tp-dp", "pp")
-        if p.everyone:  # the same everywhere and always is nobody's fault
+        if p.everyone or p.ranks == 2:  # the same everywhere and always is nobody's fault
             p.since = rng.randint(2, p.steps - 3)
         if p.job == "pp":
             p.culprit = rng.randrange(p.ranks - 1)
@@ -360,7 +360,7 @@ def _sized(p):
             p.size = max(2 * p.size, 2.6 / share)
     if p.fault == "starved stage":
         p.culprit = rng.randrange(1, p.ranks)
-        p.size = max(p.size, 0.4)
+        p.size = max(p.size, 0.4, 0.1 * (p.micro + p.ranks - 1) * (3 if p.flavour >= 3 else 1) / p.micro)
     if p.fault == "lost overlap":
         p.everyone = rng.random() < 0.5
         p.since = rng.randint(2, p.steps - 3) if p.everyone else p.since

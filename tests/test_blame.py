@@ -1,10 +1,14 @@
 """Who is to blame: faults put into made jobs, clocks that differ, and what healthy jobs do."""
 
+import random
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fault_traces
 from commtax.audit.accounts import Job
 from commtax.audit.blame import blame
 from commtax.audit.finding import CULPRITS
@@ -53,6 +57,17 @@ def test_healthy_jobs_name_nobody(job, skew):
     assert blame(job_of(made)) == (None, 0.0)
 
 
+def test_weights_that_never_overlap_are_told():
+    """Sharded weights in training: gathers and scatters that every rank waits for at once, in every step."""
+    rng = random.Random(5)
+    plan = fault_traces.chosen(rng, "lost overlap", "fsdp", ranks=3)
+    plan.since, plan.everyone, plan.wire_us = 0, True, 0.3 * plan.compute_us
+    ranks = fault_traces.simulate(fault_traces.program(plan))
+    made = [fault_traces.document(r, plan, rng, 0.0, 1e9, True, "profiler") for r in ranks]
+    found, _ = blame(Job.of([kineto.parse(d) for d in made]))
+    assert (found.kind, found.rank, found.since_s) == ("lost overlap", None, pytest.approx(0.0, abs=1e-5))
+
+
 def test_every_kind_is_made():
     assert KINDS == CULPRITS
 
@@ -96,7 +111,7 @@ def test_groups_that_nobody_told_are_found_by_their_ends():
     made = next(c for seed in range(99) if not (c := case(seed, None, 50.0, "tp-dp", 4)).says["told"] and c.says["jitter"] > 0)
     met = meet([kineto.parse(d) for d in made.documents])
     ends = np.append(met.first, len(met.place))
-    spread = max(np.ptp(met.end_s[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True))
+    spread = max(np.ptp(met.end_s[a:b]) for a, b in pairwise(ends))
     assert met.unmatched == 0
     assert spread < 1e-6
     assert met.sizes.max() < len(made.documents)

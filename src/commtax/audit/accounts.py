@@ -129,24 +129,20 @@ class Job:
 
     def _shifts(self) -> list[int]:
         """What is added to a rank's step numbers to get the first rank's, by what they met in."""
-        shifts: dict[int, int] = {0: 0}
-        met = self.meetings
+        met, shifts = self.meetings, np.zeros(len(self.traces), dtype=int)
         if met is None:
             return [0]
+        order = np.argsort(met.place, kind="stable")
         rows = np.concatenate([[0], np.cumsum(np.bincount(met.place, minlength=len(self.traces)))])
         at = np.zeros(len(met.place), dtype=int)
-        order = np.argsort(met.place, kind="stable")
-        for place, trace in enumerate(self.traces):
+        lead = met.first[met.of]
+        for place, trace in enumerate(self.traces):  # the first of a collective's ranks comes before all others
             mine = order[rows[place] : rows[place + 1]]
             at[mine] = self.step_of(place, spans(trace)[0][met.index[mine]])
-        lead = met.first[met.of]
-        for _ in self.traces:
-            for place in range(1, len(self.traces)):
-                mine = (met.place == place) & np.isin(met.place[lead], list(shifts)) & (lead != np.arange(len(lead)))
-                if place not in shifts and mine.any():
-                    base = np.array([shifts.get(p, 0) for p in range(len(self.traces))])[met.place[lead[mine]]]
-                    shifts[place] = int(np.median(at[lead[mine]] + base - at[mine]))
-        return [shifts.get(p, 0) for p in range(len(self.traces))]
+            led = mine[lead[mine] != mine]
+            if len(led):
+                shifts[place] = int(np.median(at[lead[led]] + shifts[met.place[lead[led]]] - at[led]))
+        return shifts.tolist()
 
     def _usual(self, steps: Column) -> Column:
         """Which of the first rank's steps have as many collectives as most of them."""

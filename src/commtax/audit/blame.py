@@ -8,7 +8,7 @@ from commtax.audit.accounts import Job
 from commtax.audit.finding import Culprit
 from commtax.audit.links import slow_links
 from commtax.audit.stages import is_pipeline, slow_stages, stages, starved
-from commtax.audit.stragglers import lost_overlap, stragglers
+from commtax.audit.stragglers import lost_overlap, never_overlapped, stragglers
 from commtax.audit.suspects import LEAST, Suspect
 
 FEWEST = 3  # steps without which nothing is typical
@@ -20,7 +20,7 @@ def suspects(job: Job) -> list[Suspect]:
     if accounts.total_s.shape[1] < FEWEST:
         return []
     ranks = [t.rank for t in job.traces]
-    found = [*lost_overlap(accounts), *slow_links(job, first)]
+    found = [*lost_overlap(accounts), *never_overlapped(job, accounts), *slow_links(job, first)]
     if is_pipeline(job):
         found += [*slow_stages(job, accounts), *starved(job, accounts)]
         for peers in stages(job):

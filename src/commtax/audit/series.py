@@ -14,7 +14,7 @@ FLOOR = 0.004  # of a step: no series is less noisy than this
 STEADY = 0.75  # of the steps since then that must show it
 TO_MEDIAN = 1.2533  # standard error of a median, in those of a mean
 ENOUGH = 5  # steps of which one may stand out for a reason of its own
-FEWEST = 2  # steps before and after a change
+BEFORE, AFTER = 2, 3  # steps that a change needs on both sides: the last two alone are no change
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,11 @@ class Rise:
 def rise(x: Column, least: float, changed: bool = False) -> Rise | None:
     """The level of a series where it is at least so much above nothing; with ``changed`` above what it was before, and not always.
 
-    >>> rise(np.array([0.0, 0.01, 0.0, 0.3, 0.31, 0.3]), 0.05)
-    Rise(level=0.3, since=3, before=0.0, sure=...)
+    >>> found = rise(np.array([0.0, 0.01, 0.0, 0.3, 0.31, 0.3]), 0.05)
+    >>> (found.level, found.since, found.before) if found else None
+    (0.3, 3, 0.0)
     """
-    if len(x) < FEWEST + 1:
+    if len(x) < AFTER:
         return None
     since = _split(x)
     if since:
@@ -62,12 +63,12 @@ def _noise(x: Column) -> float:
 
 def _split(x: Column) -> int:
     """The step from which on the series is another: where two means fit best, without steps that stand alone; 0: nowhere."""
-    if len(x) < 2 * FEWEST:
+    if len(x) < BEFORE + AFTER:
         return 0
     padded = np.concatenate([x[:1], x, x[-1:]])
     smooth = np.median(np.stack([padded[:-2], padded[1:-1], padded[2:]]), axis=0)
     sums, n = np.cumsum(smooth), len(x)
-    at = np.arange(FEWEST, n - FEWEST + 1)
+    at = np.arange(BEFORE, n - AFTER + 1)
     left, right = sums[at - 1] / at, (sums[-1] - sums[at - 1]) / (n - at)
     gained = at * (n - at) * (right - left) ** 2
     return int(at[np.argmax(gained)])

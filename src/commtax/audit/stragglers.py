@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from commtax.audit.accounts import Accounts
+from commtax.audit.accounts import Accounts, Job
 from commtax.audit.series import rise
 from commtax.audit.suspects import LEAST, Suspect, of_others
+from commtax.readers.trace import KINDS as WORK
 from commtax.timeline import Column
 
 ALONE = 0.5  # of its lateness: a second rank that is as late as this, or more, shares the blame, and then it is no rank's
 LOST = 0.5  # of what is newly exposed must have been hidden before
 STEADY = 0.85  # of the steps that must show why a rank is late
+NEVER, MUCH = 0.05, 0.15  # of the wire that hides, and of a step that is exposed, where sharded weights overlap with nothing
 SAME_WIRE = 0.2  # more wire than this is another link, not lost overlap
 
 
@@ -81,3 +84,19 @@ def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
         was, now = float(np.median(hidden[before])), float(np.median(hidden[after]))
         said = f"communication takes as long as before, but {now:.0%} of a step of it hides under compute instead of {was:.0%}"
         yield Suspect("lost overlap", None, grown, risen.since, said)
+
+
+def never_overlapped(job: Job, accounts: Accounts) -> Iterator[Suspect]:
+    """Gathers and scatters of sharded weights on a stream of their own, in training, of which nothing hides on any rank."""
+    trace = job.traces[0]
+    line, counts = trace.timeline, Counter(c.op for c in trace.collectives)
+    apart = not set(line.lane[line.kind == WORK.index("comm")].tolist()) & set(
+        line.lane[line.kind == WORK.index("compute")].tolist()
+    )
+    sharded = counts["reduce-scatter"] >= 2 * len(trace.steps) and counts["all-gather"] >= 1.5 * counts["reduce-scatter"]
+    if not (trace.training and apart and sharded and accounts.step_s > 0):
+        return
+    exposed, hidden = float(np.median(accounts.wire_s)), float(np.max(np.median(accounts.hidden_s, axis=1)))
+    if hidden <= NEVER * (exposed + hidden) and exposed >= MUCH * accounts.step_s:
+        said = f"gathers and scatters of weights take {exposed / accounts.step_s:.0%} of a step, and none of it hides under compute"
+        yield Suspect("lost overlap", None, exposed / accounts.step_s, 0, said)
