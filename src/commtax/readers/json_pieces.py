@@ -234,8 +234,10 @@ class Listed(Generic[Item]):
 
     def _following(self, held: bytes, cuts: list[tuple[int, int]]) -> Iterator[Item]:
         """What the next few pieces between cuts are, each for itself."""
-        for (_, begin), (end, _) in pairwise([*cuts, (len(held) - 1, 0)]):
+        for (_, begin), (end, _) in pairwise(cuts):
             yield from self._alone(held[begin : end + 1])
+        if cuts and len(cuts) <= _FOLLOWING:  # the last one ends with its own bracket
+            yield from self._alone(held[cuts[-1][1] : self._close(held, cuts[-1][1])])
 
     def _alone(self, text: bytes) -> list[Item]:
         try:
