@@ -126,7 +126,7 @@ class Meetings:
     @cached_property
     def lanes(self) -> list[int]:
         """Of each collective its lane on the first of its ranks, counted among the lanes of its kind."""
-        counted = [_lanes(t, *spans(t)) for t in self.traces]
+        counted = [_lanes(t) for t in self.traces]
         return [counted[p][i] for p, i in zip(self.place[self.first].tolist(), self.index[self.first].tolist(), strict=True)]
 
     @property
@@ -230,7 +230,7 @@ class _List:
     def of(trace: Trace, shift: float) -> _List:
         start, end = spans(trace)
         keyed: dict[Key, list[int]] = {}
-        lanes = _lanes(trace, start, end)
+        lanes = _lanes(trace)
         for i, c in enumerate(trace.collectives):
             if c.op != MESSAGE:
                 lane = -1 if c.members or c.group else lanes[i]
@@ -241,17 +241,10 @@ class _List:
         return _List(trace.rank, start + shift, end + shift, signs, told, shift, {k: np.array(v) for k, v in keyed.items()})
 
 
-def _lanes(trace: Trace, start: Column, end: Column) -> list[int]:
-    """Of each collective the lane it ran on, counted in the order in which lanes begin to have one of its kind."""
-    line = trace.timeline
-    mask = np.flatnonzero(line.kind == line.kinds.index("comm")) if "comm" in line.kinds else np.zeros(0, dtype=int)
-    if len(mask) != len(start):
-        return [0] * len(start)
-    lanes = np.zeros(len(start), dtype=int)
-    lanes[np.lexsort((end, start))] = line.lane[mask[np.lexsort((line.end_s[mask], line.start_s[mask]))]]
+def _lanes(trace: Trace) -> list[int]:
+    """Of each collective the stream it ran on, counted as streams begin to have one of its kind; threads of a host tell nothing."""
     begun: dict[str, dict[int, int]] = {}
-    pairs = zip(trace.collectives, lanes.tolist(), strict=True)
-    return [(of_op := begun.setdefault(c.op, {})).setdefault(lane, len(of_op)) for c, lane in pairs]
+    return [(of_op := begun.setdefault(c.op, {})).setdefault(c.lane, len(of_op)) for c in trace.collectives]
 
 
 def _keys(lists: Sequence[_List]) -> list[Key]:
