@@ -365,17 +365,21 @@ def test_spans_are_merged_and_crossed_as_by_hand(a, b):
     assert [tuple(row) for row in crossed(first, second).tolist()] == sorted(met)
 
 
+def ns(microseconds):
+    return round(float(microseconds) * 1000)
+
+
 def outermost(events):
     """Operations of a host without a device that hold no collective and lie in no other such one: how many, and how long."""
     called = [e for e in events if e["name"].startswith("gloo:")]
-    spans = [(float(e["ts"]), -float(e["dur"]), e["tid"], e["name"]) for e in events if e.get("cat") == "cpu_op"]
-    until, count, micros = {}, 0, 0.0
+    spans = [(ns(e["ts"]), -ns(e["dur"]), e["tid"], e["name"]) for e in events if e.get("cat") == "cpu_op"]
+    until, count, nanos = {}, 0, 0
     for at, negative, thread, name in sorted(spans):
-        holds = any(e["tid"] == thread and at <= float(e["ts"]) < at - negative for e in called)
+        holds = any(e["tid"] == thread and at <= ns(e["ts"]) < at - negative for e in called)
         around = name.startswith(("c10d::", "record_param_comms", "gloo:"))
         if not holds and not around and at >= until.get(thread, -1.0):
-            count, micros, until[thread] = count + 1, micros - negative, at - negative
-    return count, micros * 1e-6
+            count, nanos, until[thread] = count + 1, nanos - negative, at - negative
+    return count, nanos * 1e-9
 
 
 RECORDED = json.loads((FIXTURES / "audit" / "stream.json").read_text())
