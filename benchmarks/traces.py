@@ -12,6 +12,7 @@ a layer with their metadata. Nothing is kept: the files lie in a temporary folde
 import argparse
 import gzip
 import io
+import json
 import os
 import subprocess
 import sys
@@ -136,24 +137,20 @@ def events(rank: int) -> Iterator[str]:
 
 def made(path: Path, size: int, rank: int) -> None:
     """A trace of about so many bytes (unpacked)."""
-    groups = '[{"pg_name": "3", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "backend_config": "cuda:nccl", "pg_size": 8, "ranks": [0, 1, 2, 3, 4, 5, 6, 7]}]'
-    chip = '{"id": %d, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85045542912, "numSms": 132}' % rank
-    job = '{"backend": "nccl", "rank": %d, "world_size": 8, "pg_count": 1, "pg_config": %s, "nccl_version": "2.27.3"}' % (
-        rank,
-        groups,
-    )
+    group = {"pg_name": "3", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "pg_size": 8, "ranks": list(range(8))}
+    chip = {"id": rank, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85045542912, "numSms": 132}
+    job = {"backend": "nccl", "rank": rank, "world_size": 8, "pg_count": 1, "pg_config": [group], "nccl_version": "2.27.3"}
+    head = json.dumps({"schemaVersion": 1, "deviceProperties": [chip], "distributedInfo": job})
     opened = gzip.open(path, "wt", compresslevel=1) if path.suffix == ".gz" else path.open("w")
     written = 0
     with opened as file:
-        file.write(
-            '{\n  "schemaVersion": 1,\n  "deviceProperties": [%s],\n  "distributedInfo": %s,\n  "traceEvents": [\n' % (chip, job)
-        )
+        file.write(f'{head[:-1]},\n  "traceEvents": [\n')
         for text in events(rank):
             file.write(text)
             written += len(text)
             if written >= size and '"ac2g"' not in text:
                 break
-        file.write('  {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": %.3f}\n  ],\n' % BASE_US)
+        file.write(f'  {{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": {BASE_US:.3f}}}\n  ],\n')
         file.write('  "traceName": "made.json",\n  "displayTimeUnit": "ms",\n  "baseTimeNanoseconds": 1711964646000000000\n}\n')
 
 
