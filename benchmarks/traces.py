@@ -4,9 +4,9 @@
     python benchmarks/traces.py --megabytes 100 --hta /tmp/hta/bin/python
     python benchmarks/traces.py --megabytes 400 --ranks 4 --gzip
 
-The trace is made here, as Kineto writes it: a training step of 32 layers again and again, with the mix of events that a profile with
-stacks has (python_function and cpu_op most, then the driver's calls, the arrows between, kernels, annotations), and two all-reduces
-a layer with their metadata. Nothing is kept: the files lie in a temporary folder.
+The trace is made here, as Kineto writes it: a training step of 32 layers again and again, with the mix of events that a profile
+with stacks has (python_function and cpu_op most, then the driver's calls, the arrows between, kernels, annotations), and two
+all-reduces a layer with their metadata. Nothing is kept: the files lie in a temporary folder.
 """
 
 import argparse
@@ -94,9 +94,10 @@ NAMES = (
 )
 KERNELS = (
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::silu_kernel(at::TensorIteratorBase&), at::detail::Array<char*, 2> >"
-    "(int, at::native::silu_kernel(at::TensorIteratorBase&), at::detail::Array<char*, 2>)",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >(int, float)",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::silu_kernel(at::TensorIteratorBase&), "
+    "at::detail::Array<char*, 2> >(int, at::native::silu_kernel(at::TensorIteratorBase&), at::detail::Array<char*, 2>)",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+    "at::detail::Array<char*, 3> >(int, float)",
     "void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t>, true>(Flash_fwd_params)",
 )
 REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -141,9 +142,8 @@ def made(path: Path, size: int, rank: int) -> None:
     chip = {"id": rank, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85045542912, "numSms": 132}
     job = {"backend": "nccl", "rank": rank, "world_size": 8, "pg_count": 1, "pg_config": [group], "nccl_version": "2.27.3"}
     head = json.dumps({"schemaVersion": 1, "deviceProperties": [chip], "distributedInfo": job})
-    opened = gzip.open(path, "wt", compresslevel=1) if path.suffix == ".gz" else path.open("w")
     written = 0
-    with opened as file:
+    with gzip.open(path, "wt", compresslevel=1) if path.suffix == ".gz" else path.open("w") as file:
         file.write(f'{head[:-1]},\n  "traceEvents": [\n')
         for text in events(rank):
             file.write(text)
