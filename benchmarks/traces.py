@@ -4,14 +4,15 @@
     python benchmarks/traces.py --megabytes 100 --hta /tmp/hta/bin/python
     python benchmarks/traces.py --megabytes 400 --ranks 4 --gzip
 
-The trace is made here, as Kineto writes it: a training step of 32 layers again and again, with the mix of events that a profile with
-stacks has (python_function and cpu_op most, then the driver's calls, the arrows between, kernels, annotations), and two all-reduces
-a layer with their metadata. Nothing is kept: the files lie in a temporary folder.
+The trace is made here, as Kineto writes it: a training step of 32 layers again and again, with the mix of events that a profile
+with stacks has (python_function and cpu_op most, then the driver's calls, the arrows between, kernels, annotations), and two
+all-reduces a layer with their metadata. Nothing is kept: the files lie in a temporary folder.
 """
 
 import argparse
 import gzip
 import io
+import json
 import os
 import subprocess
 import sys
@@ -93,9 +94,10 @@ NAMES = (
 )
 KERNELS = (
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::silu_kernel(at::TensorIteratorBase&), at::detail::Array<char*, 2> >"
-    "(int, at::native::silu_kernel(at::TensorIteratorBase&), at::detail::Array<char*, 2>)",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >(int, float)",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::silu_kernel(at::TensorIteratorBase&), "
+    "at::detail::Array<char*, 2> >(int, at::native::silu_kernel(at::TensorIteratorBase&), at::detail::Array<char*, 2>)",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+    "at::detail::Array<char*, 3> >(int, float)",
     "void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t>, true>(Flash_fwd_params)",
 )
 REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -136,24 +138,19 @@ def events(rank: int) -> Iterator[str]:
 
 def made(path: Path, size: int, rank: int) -> None:
     """A trace of about so many bytes (unpacked)."""
-    groups = '[{"pg_name": "3", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "backend_config": "cuda:nccl", "pg_size": 8, "ranks": [0, 1, 2, 3, 4, 5, 6, 7]}]'
-    chip = '{"id": %d, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85045542912, "numSms": 132}' % rank
-    job = '{"backend": "nccl", "rank": %d, "world_size": 8, "pg_count": 1, "pg_config": %s, "nccl_version": "2.27.3"}' % (
-        rank,
-        groups,
-    )
-    opened = gzip.open(path, "wt", compresslevel=1) if path.suffix == ".gz" else path.open("w")
+    group = {"pg_name": "3", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "pg_size": 8, "ranks": list(range(8))}
+    chip = {"id": rank, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85045542912, "numSms": 132}
+    job = {"backend": "nccl", "rank": rank, "world_size": 8, "pg_count": 1, "pg_config": [group], "nccl_version": "2.27.3"}
+    head = json.dumps({"schemaVersion": 1, "deviceProperties": [chip], "distributedInfo": job})
     written = 0
-    with opened as file:
-        file.write(
-            '{\n  "schemaVersion": 1,\n  "deviceProperties": [%s],\n  "distributedInfo": %s,\n  "traceEvents": [\n' % (chip, job)
-        )
+    with gzip.open(path, "wt", compresslevel=1) if path.suffix == ".gz" else path.open("w") as file:
+        file.write(f'{head[:-1]},\n  "traceEvents": [\n')
         for text in events(rank):
             file.write(text)
             written += len(text)
             if written >= size and '"ac2g"' not in text:
                 break
-        file.write('  {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": %.3f}\n  ],\n' % BASE_US)
+        file.write(f'  {{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": {BASE_US:.3f}}}\n  ],\n')
         file.write('  "traceName": "made.json",\n  "displayTimeUnit": "ms",\n  "baseTimeNanoseconds": 1711964646000000000\n}\n')
 
 

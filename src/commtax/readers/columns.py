@@ -7,7 +7,7 @@ device shows, since without one their leaves are what is computed.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -194,18 +194,18 @@ class Columns:
     def all_hosted(
         self,
         kind: int,
-        names: list[str],
+        names: Sequence[str],
         starts: Column,
         ends: Column,
-        threads: list[Any],
+        tids: Sequence[Any],
         told: Callable[[str, T], int],
-        args: list[T],
+        args: Sequence[T],
     ) -> None:
         """A host's events of one kind; what arguments tell is asked for where an event is a collective's."""
         roles_of, number_of = self._roles[kind], self.names
         numbers = [number_of[name] for name in names]
         roles = np.array([roles_of[name] for name in names])
-        threads = [self.threads[thread] for thread in threads]
+        threads = [self.threads[thread] for thread in tids]
         collective = np.flatnonzero(roles & _ROLE < WORK).tolist()
         facts = [told(names[i], args[i]) for i in collective]
         self.trained.extend(starts[roles >= _TRAINS])

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -93,7 +93,7 @@ _LAUNCHED, _RAN = msgspec.json.Decoder(_Launched).decode, msgspec.json.Decoder(_
 _EACH = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _EVENTS, _EXACTS = msgspec.json.Decoder(list[Event]).decode, msgspec.json.Decoder(list[Exact]).decode
 _EVENT, _EXACT = msgspec.json.Decoder(Event).decode, msgspec.json.Decoder(Exact).decode
-_TIME, _NAME = attrgetter("ts"), attrgetter("name")
+_TIME, _FIELDS = attrgetter("ts"), attrgetter("name", "ts", "dur", "pid", "tid", "args")
 
 
 class Decoder:
@@ -122,10 +122,10 @@ class Known:
     """The number of what arguments tell of a collective: many events tell the same, and their other arguments are not looked at."""
 
     def __init__(self, columns: Columns) -> None:
-        self._columns, self._numbers = columns, dict[tuple[Any, ...], int]()
+        self._columns, self._numbers = columns, dict[tuple[str, bytes], int]()
 
     def __call__(self, name: str, args: msgspec.Raw) -> int:
-        key: tuple[Any, ...] = (name, *map(bytes, msgspec.structs.astuple(_TOLD(args)))) if args is not NONE else (name,)
+        key = name, b"\0".join(msgspec.structs.astuple(_TOLD(args or _EMPTY)))
         number = self._numbers.get(key)
         if number is None:
             number = self._columns.told(name, _loads(args))
@@ -154,7 +154,7 @@ def take(columns: Columns, events: Sequence[Typed | Odd], known: Known) -> None:
         if found and kind == OTHER:
             columns.begun(_earliest(found), len(found))
         elif found:
-            _place(columns, known, kind, *_timed(columns, found))
+            _place(columns, known, kind, found)
     return columns.judge_size()
 
 
@@ -180,70 +180,78 @@ def _earliest(events: list[Any]) -> int | None:
     return min(ns(bytes(e.ts).decode()) for e, at in zip(events, times, strict=True) if at <= low) if exact else ns(low)
 
 
-def _timed(columns: Columns, events: list[Any]) -> tuple[list[Any], Column, Column]:
-    """Those that have a name and times that a clock shows, with their starts and ends."""
-    exact = isinstance(events[0], Exact)
-    lasting = np.array([e.dur for e in events])
-    times = np.array([_number(e.ts) for e in events] if exact else list(map(_TIME, events)))
-    with np.errstate(invalid="ignore", over="ignore"):
-        sound = (times * 1000 > EARLIEST_NS) & (times * 1000 < LATEST_NS) & (np.abs(lasting) * 1000 < LONGEST_NS)
-    if None in map(_NAME, events):
-        sound &= np.array([e.name is not None for e in events])
-    if not sound.all():
-        columns.wrong += int(np.sum(~sound))
-        events = [e for e, is_sound in zip(events, sound.tolist(), strict=True) if is_sound]
-        times, lasting = times[sound], lasting[sound]
-    starts = np.array([ns(bytes(e.ts).decode()) for e in events], dtype=np.int64) if exact else all_ns(times)
-    return events, starts, starts + all_ns(np.maximum(lasting, 0.0))
+class _Kept(NamedTuple):
+    """Events of one kind as columns: each is touched once, since what is spread over the memory is slow to touch."""
+
+    names: Sequence[str]
+    times: Sequence[Any]
+    lasting: Sequence[float]
+    pids: Sequence[int | str]
+    tids: Sequence[int | str]
+    args: Sequence[msgspec.Raw]
 
 
-def _place(columns: Columns, known: Known, kind: int, events: list[Any], starts: Column, ends: Column) -> None:
+def _place(columns: Columns, known: Known, kind: int, events: list[Any]) -> None:
     """All at once, or one by one where the arguments of some do not fit their types."""
-    names = [e.name for e in events]
+    kept, starts, ends = _timed(columns, _Kept(*zip(*map(_FIELDS, events), strict=True)), isinstance(events[0], Exact))
+    if not len(starts):
+        return
     try:
         if kind in (ANNOTATION, OPERATOR):
-            columns.all_hosted(kind, names, starts, ends, [e.tid for e in events], known, [e.args for e in events])
+            columns.all_hosted(kind, kept.names, starts, ends, kept.tids, known, kept.args)
         elif kind == LAUNCH:
-            _place_launches(columns, events, names, starts, ends)
+            _place_launches(columns, kept, starts, ends)
         else:
-            _place_ran(columns, known, kind, events, names, starts, ends)
-        if events:
-            columns.begun(int(starts.min()), len(events))
+            _place_ran(columns, known, kind, kept, starts, ends)
+        columns.begun(int(starts.min()), len(starts))
     except WRONG:
-        for event, start, end in zip(events, starts.tolist(), ends.tolist(), strict=True):
+        rows = zip(kept.names, starts.tolist(), ends.tolist(), kept.pids, kept.tids, kept.args, strict=True)
+        for name, start, end, pid, tid, args in rows:
             try:
-                columns.place(kind, event.name, start, end, event.pid, event.tid, _loads(event.args))
+                columns.place(kind, name, start, end, pid, tid, _loads(args))
                 columns.begun(start)
             except WRONG:
                 columns.wrong += 1
 
 
-def _place_launches(columns: Columns, events: list[Any], names: list[str], starts: Column, ends: Column) -> None:
-    told: list[Any] = [_LAUNCHED(e.args or _EMPTY).correlation for e in events]
-    numbers, threads = list(map(columns.names.__getitem__, names)), [columns.threads[e.tid] for e in events]
+def _timed(columns: Columns, kept: _Kept, exact: bool) -> tuple[_Kept, Column, Column]:
+    """Those that have a name and times that a clock shows, with their starts and ends."""
+    lasting = np.array(kept.lasting)
+    times = np.array(list(map(_number, kept.times)) if exact else kept.times)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sound = (times * 1000 > EARLIEST_NS) & (times * 1000 < LATEST_NS) & (np.abs(lasting) * 1000 < LONGEST_NS)
+    if None in kept.names:
+        sound &= np.array([name is not None for name in kept.names])
+    if not sound.all():
+        columns.wrong += int(np.sum(~sound))
+        kept = _Kept(*(tuple(compress(column, sound.tolist())) for column in kept))
+        times, lasting = times[sound], lasting[sound]
+    starts = np.array([ns(bytes(at).decode()) for at in kept.times], dtype=np.int64) if exact else all_ns(times)
+    return kept, starts, starts + all_ns(np.maximum(lasting, 0.0))
+
+
+def _place_launches(columns: Columns, kept: _Kept, starts: Column, ends: Column) -> None:
+    told: list[Any] = [_LAUNCHED(args or _EMPTY).correlation for args in kept.args]
+    numbers, threads = list(map(columns.names.__getitem__, kept.names)), list(map(columns.threads.__getitem__, kept.tids))
     if None in told:
-        kept = [c is not None for c in told]
-        numbers, threads, told = (list(compress(column, kept)) for column in (numbers, threads, told))
-        starts, ends = starts[kept], ends[kept]
+        linked = [c is not None for c in told]
+        numbers, threads, told = (list(compress(column, linked)) for column in (numbers, threads, told))
+        starts, ends = starts[linked], ends[linked]
     columns.launches.extend(starts, ends, numbers, threads, told)
 
 
-def _place_ran(
-    columns: Columns, known: Known, kind: int, events: list[Any], names: list[str], starts: Column, ends: Column
-) -> None:
-    args = [_RAN(e.args or _EMPTY) for e in events]
-    lanes, numbers = columns.lanes, list(map(columns.names.__getitem__, names))
-    places = [
-        lanes[a.device, e.pid if a.device is None else a.device, e.tid if a.stream is None else a.stream]
-        for e, a in zip(events, args, strict=True)
-    ]
-    correlations = [UNTOLD if a.correlation is None else a.correlation for a in args]
-    told = [0] * len(events)
-    for i, a in enumerate(args):
-        if a.collective is not NONE or a.elements is not NONE or a.size is not NONE:
-            told[i] = known(names[i], events[i].args)
+def _place_ran(columns: Columns, known: Known, kind: int, kept: _Kept, starts: Column, ends: Column) -> None:
+    ran = [_RAN(args or _EMPTY) for args in kept.args]
+    lanes, numbers = columns.lanes, list(map(columns.names.__getitem__, kept.names))
+    places, correlations, told = [], [], [0] * len(ran)
+    for i, one in enumerate(ran):
+        device, stream, correlation = one.device, one.stream, one.correlation
+        places.append(lanes[device, kept.pids[i] if device is None else device, kept.tids[i] if stream is None else stream])
+        correlations.append(UNTOLD if correlation is None else correlation)
+        if one.collective is not NONE or one.elements is not NONE or one.size is not NONE:
+            told[i] = known(kept.names[i], kept.args[i])
     columns.found_device()
-    columns.device.extend(starts, ends, numbers, places, correlations, told, [kind == COPY] * len(events))
+    columns.device.extend(starts, ends, numbers, places, correlations, told, [kind == COPY] * len(ran))
 
 
 def _number(raw: msgspec.Raw) -> float:
