@@ -90,11 +90,9 @@ def never_overlapped(job: Job, accounts: Accounts) -> Iterator[Suspect]:
     """Gathers and scatters of sharded weights on a stream of their own, in training, of which nothing hides on any rank."""
     trace = job.traces[0]
     line, counts = trace.timeline, Counter(c.op for c in trace.collectives)
-    apart = not set(line.lane[line.kind == WORK.index("comm")].tolist()) & set(
-        line.lane[line.kind == WORK.index("compute")].tolist()
-    )
+    sending, computing = (set(line.lane[line.kind == WORK.index(kind)].tolist()) for kind in ("comm", "compute"))
     sharded = counts["reduce-scatter"] >= 2 * len(trace.steps) and counts["all-gather"] >= 1.5 * counts["reduce-scatter"]
-    if not (trace.training and apart and sharded and accounts.step_s > 0):
+    if not (trace.training and sharded and accounts.step_s > 0) or sending & computing:
         return
     exposed, hidden = float(np.median(accounts.wire_s)), float(np.max(np.median(accounts.hidden_s, axis=1)))
     if hidden <= NEVER * (exposed + hidden) and exposed >= MUCH * accounts.step_s:
