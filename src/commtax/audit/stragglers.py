@@ -71,7 +71,8 @@ def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
     step_s = accounts.step_s
     if not step_s > 0:
         return
-    exposed, hidden = np.median(accounts.wire_s, axis=0) / step_s, np.median(accounts.hidden_s, axis=0) / step_s
+    # Of the ranks the one that still hides most: where a single one has lost it, the others wait for that one.
+    exposed, hidden = np.min(accounts.wire_s, axis=0) / step_s, np.max(accounts.hidden_s, axis=0) / step_s
     risen = rise(exposed - np.median(exposed[: max(1, len(exposed) // 4)]), LEAST, changed=True)
     if risen is None:
         return
