@@ -3,6 +3,7 @@
 import gzip
 import json
 import tracemalloc
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -366,7 +367,7 @@ def test_spans_are_merged_and_crossed_as_by_hand(a, b):
 
 
 def ns(microseconds):
-    return round(float(microseconds) * 1000)
+    return round(Decimal(microseconds) * 1000)
 
 
 def outermost(events):
@@ -391,7 +392,7 @@ def test_shared_traces_say_what_a_parser_of_whole_files_found(recorded):
     """As recorded with the reader that loaded a file whole, and as its own JSON counts."""
     raw = gzip.decompress((SHARED / recorded["name"]).read_bytes())
     trace = kineto.from_pieces(pieces(raw, [300_000]), recorded["name"])
-    events = [e for e in json.loads(raw)["traceEvents"] if e.get("ph") == "X"]
+    events = [e for e in json.loads(raw, parse_float=Decimal)["traceEvents"] if e.get("ph") == "X"]
     device = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     expected, line = recorded["expected"], trace.timeline
     if device:

@@ -18,6 +18,7 @@ from commtax.readers.trace import Trace
 from commtax.timeline import Column
 
 USUAL = 0.5  # of the steps that must have equally many collectives to leave the others out
+LIKE = 0.2  # of them more or fewer are as usual: a step that nobody named may begin within one
 MOST_BEATS = 40  # steps that are looked at one by one; more are put together
 SOON_S = 2e-6  # a kernel that begins so soon before a collective's end (rounding) has waited for it
 LAUNCH_S, LAUNCH_SHARE = 10e-6, 0.1  # so soon behind a collective, or so much of the pause: it was waited for
@@ -153,7 +154,8 @@ class Job:
         values, times = np.unique(counts, return_counts=True)
         if times.max() < USUAL * len(steps):
             return np.ones(len(steps), dtype=bool)
-        return np.asarray(counts == values[np.argmax(times)])
+        usual = values[np.argmax(times)]
+        return np.asarray(np.abs(counts - usual) <= max(1.0, LIKE * usual))
 
     @cached_property
     def accounts(self) -> Accounts:

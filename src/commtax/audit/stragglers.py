@@ -71,7 +71,8 @@ def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
     step_s = accounts.step_s
     if not step_s > 0:
         return
-    exposed, hidden = np.median(accounts.wire_s, axis=0) / step_s, np.median(accounts.hidden_s, axis=0) / step_s
+    # Of the ranks the one that still hides most: where a single one has lost it, the others wait for that one.
+    exposed, hidden = np.min(accounts.wire_s, axis=0) / step_s, np.max(accounts.hidden_s, axis=0) / step_s
     risen = rise(exposed - np.median(exposed[: max(1, len(exposed) // 4)]), LEAST, changed=True)
     if risen is None:
         return
@@ -90,11 +91,9 @@ def never_overlapped(job: Job, accounts: Accounts) -> Iterator[Suspect]:
     """Gathers and scatters of sharded weights on a stream of their own, in training, of which nothing hides on any rank."""
     trace = job.traces[0]
     line, counts = trace.timeline, Counter(c.op for c in trace.collectives)
-    apart = not set(line.lane[line.kind == WORK.index("comm")].tolist()) & set(
-        line.lane[line.kind == WORK.index("compute")].tolist()
-    )
+    sending, computing = (set(line.lane[line.kind == WORK.index(kind)].tolist()) for kind in ("comm", "compute"))
     sharded = counts["reduce-scatter"] >= 2 * len(trace.steps) and counts["all-gather"] >= 1.5 * counts["reduce-scatter"]
-    if not (trace.training and apart and sharded and accounts.step_s > 0):
+    if not (trace.training and sharded and accounts.step_s > 0) or sending & computing:
         return
     exposed, hidden = float(np.median(accounts.wire_s)), float(np.max(np.median(accounts.hidden_s, axis=1)))
     if hidden <= NEVER * (exposed + hidden) and exposed >= MUCH * accounts.step_s:
