@@ -372,12 +372,12 @@ def ns(microseconds):
 
 def outermost(events):
     """Operations of a host without a device that hold no collective and lie in no other such one: how many, and how long."""
-    called = [e for e in events if e["name"].startswith("gloo:")]
+    called = [e for e in events if e["name"].startswith(("gloo:", "nccl:"))]
     spans = [(ns(e["ts"]), -ns(e["dur"]), e["tid"], e["name"]) for e in events if e.get("cat") == "cpu_op"]
     until, count, nanos = {}, 0, 0
     for at, negative, thread, name in sorted(spans):
         holds = any(e["tid"] == thread and at <= ns(e["ts"]) < at - negative for e in called)
-        around = name.startswith(("c10d::", "record_param_comms", "gloo:"))
+        around = name.startswith(("c10d::", "record_param_comms", "gloo:", "nccl:"))
         if not holds and not around and at >= until.get(thread, -1.0):
             count, nanos, until[thread] = count + 1, nanos - negative, at - negative
     return count, nanos * 1e-9
