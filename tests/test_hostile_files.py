@@ -106,13 +106,13 @@ def test_variables_that_hold_each_other_are_bounded():
 def test_a_period_is_found_in_one_pass():
     signs = [("a",)] * 200_000 + [("b",)]
     began = time.process_time()
-    assert trace._period(signs) == 0
+    assert trace.period(signs) == 0
     assert time.process_time() - began < 4
     chooser = random.Random(1)
     for _ in range(300):
         letters = [(chooser.choice("ab"),) for _ in range(chooser.randint(0, 12))]
         plain = (p for p in range(1, len(letters) // 2 + 1) if all(a == b for a, b in zip(letters, letters[p:], strict=False)))
-        assert trace._period(letters) == next(plain, 0)
+        assert trace.period(letters) == next(plain, 0)
 
 
 VALUES = (None, True, -1, 0, 1e999, float("nan"), 10**400, "", "x", "1e999", "9" * 400, [], [[]], {}, [None], {"a": []}, [[1, "x"]])
