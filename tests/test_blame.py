@@ -1,6 +1,7 @@
 """Who is to blame: faults put into made jobs, clocks that differ, and what healthy jobs do."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -115,6 +116,17 @@ def test_groups_that_nobody_told_are_found_by_their_ends():
     assert met.unmatched == 0
     assert spread < 1e-6
     assert met.sizes.max() < len(made.documents)
+
+
+def test_an_exchange_that_is_called_a_message():
+    """All-to-alls of experts in a graph are kernels named SendRecv: on all ranks at once, so that they are no pipeline."""
+    traces = [kineto.parse(decode_graphs(6, 0, steps=4, rank=r, late_us=3.0 * (r != 1))) for r in range(3)]
+    named = [replace(t, collectives=tuple(replace(c, op="send-recv", ranks=3) for c in t.collectives)) for t in traces]
+    met = meet(named)
+    assert set(met.sizes.tolist()) == {3}
+    assert np.allclose(met.wire_s, 5e-6)
+    found, _ = blame(Job.of(named))
+    assert (found.kind, found.rank) == ("slow rank", 1)
 
 
 def test_a_rank_that_was_watched_later_is_matched_by_its_ends():

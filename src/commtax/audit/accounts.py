@@ -18,7 +18,7 @@ from commtax.readers.trace import Trace
 from commtax.timeline import Column
 
 USUAL = 0.5  # of the steps that must have equally many collectives to leave the others out
-LIKE = 0.2  # of them more or fewer are as usual: a step that nobody named may begin within one
+LIKE = 0.3  # of them more or fewer are as usual: a step that nobody named may begin within one
 MOST_BEATS = 40  # steps that are looked at one by one; more are put together
 SOON_S = 2e-6  # a kernel that begins so soon before a collective's end (rounding) has waited for it
 LAUNCH_S, LAUNCH_SHARE = 10e-6, 0.1  # so soon behind a collective, or so much of the pause: it was waited for

@@ -50,8 +50,8 @@ def _blamed(job: Job, culprit: Culprit | None, cost_s: float) -> Iterator[Cause]
     if culprit is None:
         return
     step_s = _since(job, culprit)
-    who = f"rank {culprit.rank}: " if culprit.rank is not None else ""
-    yield cause(culprit.kind, f"{culprit.kind}: {who}{culprit.said}", min(cost_s, 0.99 * step_s), step_s, CHANGES[culprit.kind])
+    where = f" at rank {culprit.rank}" if culprit.rank is not None else ""
+    yield cause(culprit.kind, f"{culprit.kind}{where}: {culprit.said}", min(cost_s, 0.99 * step_s), step_s, CHANGES[culprit.kind])
 
 
 def _since(job: Job, culprit: Culprit) -> float:

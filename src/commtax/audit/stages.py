@@ -21,6 +21,9 @@ LONG_PAUSE = 0.3  # of the longest usual pause
 
 def is_pipeline(job: Job) -> bool:
     """Whether ranks hand work on by messages."""
+    met = job.meetings
+    if met is None or any(size > 2 for size, c in zip(met.sizes.tolist(), met.calls, strict=True) if c.op == MESSAGE):
+        return False
     messages = sum(c.op == MESSAGE for t in job.traces for c in t.collectives)
     return len(job.traces) > 1 and messages > MESSAGES * sum(len(t.collectives) for t in job.traces)
 

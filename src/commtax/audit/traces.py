@@ -33,7 +33,7 @@ def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[s
         "trace",
         tuple(names),
         findings,
-        (*job.traces[0].notes, *place_notes(job.traces), *notes, *_notes(job), *layer_notes(job)),
+        (*_read(job), *place_notes(job.traces), *notes, *_notes(job), *layer_notes(job)),
         usage,
         causes(job, culprit, cost_s),
         culprit,
@@ -81,6 +81,12 @@ def _wire(job: Job, op: str) -> float:
     met = job.meetings
     times = [m for m, c in zip(met.wire_s.tolist(), met.calls, strict=True) if c.op == op] if met else []
     return float(median(times or [c.seconds for c in job.traces[0].collectives if c.op == op]))
+
+
+def _read(job: Job) -> Iterator[Note]:
+    """What the reader of the first trace remarked, but that nobody named steps where they were found by repetition."""
+    found = bool(job.traces[0].steps) and job.traces[0].steps[0].name == REPEATED
+    return (n for n in job.traces[0].notes if not (found and n.code == "no steps"))
 
 
 def _notes(job: Job) -> Iterator[Note]:

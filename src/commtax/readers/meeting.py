@@ -149,7 +149,8 @@ def meet(traces: Sequence[Trace]) -> Meetings:
     if len({t.rank for t in traces}) < len(traces):
         raise Refusal(f"traces: ranks {', '.join(str(t.rank) for t in traces)}: each rank once", "traces")
     ordered = tuple(sorted(traces, key=lambda t: t.rank))
-    lists = [_List.of(t, (t.origin_ns - ordered[0].origin_ns) * 1e-9) for t in ordered]
+    exchanged = _is_exchange(ordered)
+    lists = [_List.of(t, (t.origin_ns - ordered[0].origin_ns) * 1e-9, exchanged) for t in ordered]
     matches = [rows for key in _keys(lists) for rows in _matched(lists, key)]
     together: dict[tuple[int, int], tuple[Column, Column]] = {}
     for places, rows in matches:
@@ -158,11 +159,19 @@ def meet(traces: Sequence[Trace]) -> Meetings:
             ends = lists[pair[0]].end[rows[:, 0]], lists[pair[1]].end[rows[:, other]]
             before = together.get(pair)
             together[pair] = ends if before is None else (np.append(before[0], ends[0]), np.append(before[1], ends[1]))
-    messages = [np.flatnonzero([c.op == MESSAGE for c in t.collectives]) for t in ordered]
+    messages = [np.flatnonzero([c.op == MESSAGE and not exchanged for c in t.collectives]) for t in ordered]
     clocks = aligned(len(lists), together, [x.end[m] for x, m in zip(lists, messages, strict=True)])
     matches = [part for match in matches for part in _parted(lists, match, clocks)]
     matches += _messages(lists, messages, clocks)
     return _joined(ordered, lists, matches, clocks)
+
+
+def _is_exchange(traces: Sequence[Trace]) -> bool:
+    """Whether messages are exchanges of all ranks (an all-to-all whose kernels are called so): as many on each, ending together."""
+    ends = [np.array([c.end_s for c in t.collectives if c.op == MESSAGE]) for t in traces]
+    if len(ends) < 3 or len({len(e) for e in ends}) > 1 or len(ends[0]) < 3:
+        return False
+    return bool(_distances(ends).max() <= NOISE_S + SHIFTED * float(np.mean(np.abs(np.diff(ends[0])))))
 
 
 def _joined(ordered: tuple[Trace, ...], lists: list[_List], matches: list[_Rows], clocks: list[Clock]) -> Meetings:
@@ -227,12 +236,12 @@ class _List:
     keyed: dict[Key, Column]  # by group and kind: their indices, in order
 
     @staticmethod
-    def of(trace: Trace, shift: float) -> _List:
+    def of(trace: Trace, shift: float, exchanged: bool = False) -> _List:
         start, end = spans(trace)
         keyed: dict[Key, list[int]] = {}
         lanes = _lanes(trace)
         for i, c in enumerate(trace.collectives):
-            if c.op != MESSAGE:
+            if exchanged or c.op != MESSAGE:
                 lane = -1 if c.members or c.group else lanes[i]
                 keyed.setdefault((c.op, c.group, c.members, c.ranks, lane), []).append(i)
         sizes = (-1.0 if c.nbytes is None or c.op == "all-to-all" else c.nbytes for c in trace.collectives)
@@ -271,7 +280,7 @@ def _groups(lists: Sequence[_List], key: Key, places: list[int]) -> Iterable[lis
     nearest = np.where(np.eye(len(places), dtype=bool), np.inf, apart).min(axis=1)
     near = apart <= APART_TIMES * np.maximum(TICK_S, np.minimum(nearest[:, None], nearest[None, :]))
     if near.all() and 0 < size < len(places):
-        return [places[i : i + size] for i in range(0, len(places), size)]
+        return [g for i in range(0, len(places), size) if len(g := places[i : i + size]) > 1]
     left, found = list(range(len(places))), []
     while left:
         group = [i for i in left if near[left[0], i]]
