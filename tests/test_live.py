@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import torch
 import live_models
 from cli_run import run_here
 from commtax import catalog
+from commtax.audit import audit
 from commtax.catalog import physics
 from commtax.cli import main
 from commtax.cost.compute import step_kernels
@@ -100,12 +102,17 @@ def jobs(checkpoints, ranks, **changes):
 
 
 @pytest.fixture(scope="module")
-def two(checkpoints):
-    """Two ranks: three architectures over shared memory, one over gloo, one damaged, one with a slow rank."""
+def traces(tmp_path_factory):
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def two(checkpoints, traces):
+    """Two ranks: three architectures over shared memory, one over gloo, one damaged, one over gloo with a slow rank, traced."""
     good = jobs(checkpoints, 2)
     gloo = jobs(checkpoints, 2, impl="gloo", batch=1)[:1]
     broken = jobs(checkpoints, 2, break_rank=1)[:1]
-    slow = jobs(checkpoints, 2, slow_rank="1:30")[:1]
+    slow = jobs(checkpoints, 2, impl="gloo", slow_rank="1:30", output_len=9, trace=str(traces))[:1]
     return run_all([*good, *gloo, *broken, *slow], timeout_s=120)
 
 
@@ -164,6 +171,20 @@ def test_a_broken_shard_is_caught(two):
 def test_a_slow_rank_is_named(two):
     assert two[5]["tp"]["slowest_rank"] == 1
     assert two[5]["collectives"]["equal"]
+
+
+def test_its_traces_say_so_too(two, traces):
+    """The profiler's traces of both ranks: as many collectives and bytes as the engine's own ledger has, and who is slow."""
+    (section,) = audit([traces]).sections
+    assert (section.culprit.kind, section.culprit.rank) == ("slow rank", 1)
+    ledger = Counter()
+    for row in two[5]["collectives"]["measured"]:
+        steps = 1 if row["phase"] == "prefill" else 8
+        ledger.update({(row["op"], "count"): steps * row["count"], (row["op"], "bytes"): steps * row["count"] * row["nbytes"]})
+    found = Counter()
+    for row in section.collectives:
+        found.update({(row.op, "count"): row.count, (row.op, "bytes"): row.nbytes})
+    assert found == ledger
 
 
 def test_shared_memory_adds_as_gloo_does(four):
