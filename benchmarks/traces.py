@@ -1,7 +1,7 @@
 """How long a large profiler trace takes to audit, in how much memory, and beside HolisticTraceAnalysis on the same file.
 
     python benchmarks/traces.py --megabytes 1000
-    python benchmarks/traces.py --megabytes 100 --hta /tmp/hta/bin/python
+    python benchmarks/traces.py --megabytes 100 --hta hta/bin/python
     python benchmarks/traces.py --megabytes 400 --ranks 4 --gzip
 
 The trace is made here, as Kineto writes it: a training step of 32 layers again and again, with the mix of events that a profile
