@@ -206,8 +206,7 @@ class Job:
         behind = until - np.clip(ended, since, until)
         behind = np.where(behind <= np.maximum(LAUNCH_S, LAUNCH_SHARE * length), behind, length)
         free = np.maximum(behind, length - ran.comm.within(since, until))
-        at = self.step_of(place, since)
-        return np.bincount(at[at >= 0], weights=free[at >= 0], minlength=len(begin))[: len(begin)]
+        return self._summed(place, since, until, free)
 
 
 def _quick(length: Column, waited: Column, message: Column, loose: Column) -> Column:
