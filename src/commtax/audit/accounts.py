@@ -51,8 +51,13 @@ class Accounts:
         size = -(-count // most)
         first = np.arange(0, count - count % size or count, size)
         kept = first[-1] + size if len(first) else 0
-        sums = {f.name: np.add.reduceat(getattr(self, f.name)[:, :kept], first, axis=1) for f in fields(self)}
+        sums = {f.name: summed(getattr(self, f.name)[:, :kept], first) for f in fields(self)}
         return replace(self, **{**sums, "begin_s": self.begin_s[:, first]}), first
+
+
+def summed(rows: Column, first: Column) -> Column:
+    """Columns put together from each first one on."""
+    return np.add.reduceat(rows, first, axis=1)
 
 
 @dataclass(frozen=True)  # without slots: what is asked often is kept
@@ -193,20 +198,28 @@ class Job:
         return np.bincount(at[at >= 0], weights=inside[at >= 0], minlength=len(begin))[: len(begin)]
 
     def _host(self, place: int, ends: Column) -> Column:
-        """Of each step the pauses of compute that no collective's end explains.
+        """Of each step the pauses of compute that no collective's end explains."""
+        since, until, free = self._pauses(place, ends)
+        return self._summed(place, since, until, free)
+
+    def _pauses(self, place: int, ends: Column) -> tuple[Column, Column, Column]:
+        """When compute pauses, and for how long of that no collective's end explains it.
 
         A pause that ends soon behind a collective has waited for it, and is the host's from there on; any other is the host's.
         """
-        ran, (begin, _) = self.covered[place], self.windows[place]
+        ran = self.covered[place]
         since, length = ran.compute.gaps
-        if not len(since):
-            return np.zeros(len(begin))
         until, ordered = since + length, np.concatenate([[-np.inf], np.sort(ends)])
         ended = ordered[np.searchsorted(ordered, until + SOON_S, side="right") - 1]
         behind = until - np.clip(ended, since, until)
         behind = np.where(behind <= np.maximum(LAUNCH_S, LAUNCH_SHARE * length), behind, length)
-        free = np.maximum(behind, length - ran.comm.within(since, until))
-        return self._summed(place, since, until, free)
+        return since, until, np.maximum(behind, length - ran.comm.within(since, until))
+
+    def paused_within(self, place: int) -> Column:
+        """Of each common step those pauses of one rank that lie inside it: between steps a stage idles while others drain."""
+        since, until, free = self._pauses(place, spans(self.traces[place])[1])
+        inside = self.step_of(place, since) == self.step_of(place, until)
+        return self._summed(place, since[inside], until[inside], free[inside])[self.common[place]]
 
 
 def _quick(length: Column, waited: Column, message: Column, loose: Column) -> Column:

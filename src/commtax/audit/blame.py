@@ -22,7 +22,7 @@ def suspects(job: Job) -> list[Suspect]:
     ranks = [t.rank for t in job.traces]
     found = [*lost_overlap(accounts), *never_overlapped(job, accounts), *slow_links(job, first)]
     if is_pipeline(job):
-        found += [*slow_stages(job, accounts), *starved(job, accounts)]
+        found += [*slow_stages(job, accounts), *starved(job, accounts, first)]
         for peers in stages(job):
             found += stragglers(accounts, ranks, peers)
     else:

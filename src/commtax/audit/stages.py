@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from commtax.audit.accounts import Accounts, Job
+from commtax.audit.accounts import Accounts, Job, summed
 from commtax.audit.series import Rise, rise
 from commtax.audit.suspects import LEAST, Suspect, of_others
 from commtax.readers.meeting import MESSAGE
@@ -91,23 +91,39 @@ def _lengths(job: Job, place: int) -> dict[str, tuple[float, float]]:
     return {name: (float(middle[i]), float(sums[i])) for name, i in codes.items()}
 
 
-def starved(job: Job, accounts: Accounts) -> Iterator[Suspect]:
-    """A stage whose input comes late: what feeds it idles, its own host asks late, or what was sent does not arrive."""
+def starved(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspect]:
+    """A stage whose input comes late: what feeds it idles, its own host asks late, or what was sent does not arrive.
+
+    Between steps a stage idles while others fill or drain the pipeline: pauses there are held against it only where they grow and
+    nothing else explains them.
+    """
     step_s = accounts.step_s
     if not step_s > 0:
         return
-    idle = accounts.host_s / step_s
-    excess = idle - of_others(idle)
-    risen = [rise(x, LEAST) for x in excess]
+    late = list(_undelivered(job, accounts.starved_s / step_s, accounts.compute_s / step_s))
+    within = np.array([job.paused_within(place) for place in range(len(job.traces))])
+    idle = summed(within[:, : _whole(first, within.shape[1])], first) / step_s
+    late += _fed_late(job, [rise(x, LEAST) for x in idle - of_others(idle)])
+    late = late or list(_waiting(job, accounts))
+    if not late:
+        whole = accounts.host_s / step_s
+        grown = [x - np.median(x[: max(1, len(x) // 4)]) for x in whole - of_others(whole)]
+        late = list(_fed_late(job, [rise(x, LEAST, changed=True) for x in grown]))
+    yield from late
+
+
+def _whole(first: Column, count: int) -> int:
+    """Columns that are put together: those at the end that make no whole bundle are left out."""
+    size = int(first[1] - first[0]) if len(first) > 1 else count
+    return int(first[-1]) + size if len(first) else 0
+
+
+def _fed_late(job: Job, risen: list[Rise | None]) -> Iterator[Suspect]:
+    """The stage behind the one that idles most before it sends; itself where it idles before it receives."""
     found = [(r.level, place, r) for place, r in enumerate(risen) if r is not None]
-    if found:
-        level, place, one = max(found, key=lambda f: f[:2])
-        yield _fed_late(job, place, level, one)
-    yield from _undelivered(job, accounts.starved_s / step_s)
-
-
-def _fed_late(job: Job, place: int, level: float, found: Rise) -> Suspect:
-    """The stage behind the one that idles before it sends; itself where it idles before it receives."""
+    if not found:
+        return
+    level, place, worst = max(found, key=lambda f: f[:2])
     rank, last = job.traces[place].rank, len(job.traces) - 1
     partner = _partner_behind_pauses(job, place)
     starving = place + 1 if partner > place and place < last else place
@@ -115,7 +131,7 @@ def _fed_late(job: Job, place: int, level: float, found: Rise) -> Suspect:
         said = f"rank {rank} idles {level:.0%} of a step before it takes what it is sent"
     else:
         said = f"rank {job.traces[starving].rank} waits for rank {rank}, which idles {level:.0%} of a step before it hands over"
-    return Suspect("starved stage", starving, level, found.since, said)
+    yield Suspect("starved stage", starving, level, worst.since, said)
 
 
 def _partner_behind_pauses(job: Job, place: int) -> int:
@@ -133,14 +149,30 @@ def _partner_behind_pauses(job: Job, place: int) -> int:
     return int(np.median(others)) if others else place + 1
 
 
-def _undelivered(job: Job, starving: Column) -> Iterator[Suspect]:
+def _undelivered(job: Job, starving: Column, computed: Column) -> Iterator[Suspect]:
     """The first stage, in order, that waits long for messages whose senders are done; later ones wait for it in turn."""
-    ahead = np.vstack([np.zeros((1, starving.shape[1])), starving[:-1]])
-    risen = [rise(x, LEAST) for x in starving - ahead]
+    for place, r in _first(_beyond(job, starving, computed)):
+        said = f"rank {job.traces[place].rank} waits {r.level:.0%} of a step for input that was sent long before"
+        yield Suspect("starved stage", place, r.level, r.since, said)
+
+
+def _waiting(job: Job, accounts: Accounts) -> Iterator[Suspect]:
+    """The first stage that waits longer for its input than the stage before it does, though that one computes as fast as ever."""
+    for place, r in _first(_beyond(job, accounts.wait_s / accounts.step_s, accounts.compute_s / accounts.step_s)):
+        rank, feeder = job.traces[place].rank, job.traces[place - 1].rank
+        said = f"rank {rank} waits {r.level:.0%} of a step longer for its input than rank {feeder} does, which feeds it"
+        yield Suspect("starved stage", place, r.level, r.since, said)
+
+
+def _beyond(job: Job, waits: Column, computed: Column) -> list[Rise | None]:
+    """How much longer each stage waits than the one before it, beyond the microbatch that fills the pipeline."""
+    messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
+    ahead = np.vstack([waits[:1], (waits + computed / max(1.0, min(messages)))[:-1]])
+    return [rise(x, LEAST) for x in waits - ahead]
+
+
+def _first(risen: list[Rise | None]) -> list[tuple[int, Rise]]:
+    """The first place in order that has at least half of what the worst has."""
     found = [(place, r) for place, r in enumerate(risen) if r is not None]
     most = max((r.level for _, r in found), default=0.0)
-    for place, r in found:
-        if r.level >= FIRST * most:
-            said = f"rank {job.traces[place].rank} waits {r.level:.0%} of a step for input that was sent long before"
-            yield Suspect("starved stage", place, r.level, r.since, said)
-            return
+    return [(place, r) for place, r in found if r.level >= FIRST * most][:1]

@@ -88,7 +88,7 @@ def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
 
 
 def never_overlapped(job: Job, accounts: Accounts) -> Iterator[Suspect]:
-    """Gathers and scatters of sharded weights on a stream of their own, in training, of which nothing hides on any rank."""
+    """Gathers and scatters of sharded weights on a stream of their own, of which nothing hides on any rank; serving has none."""
     trace = job.traces[0]
     line, counts = trace.timeline, Counter(c.op for c in trace.collectives)
     sending, computing = (set(line.lane[line.kind == WORK.index(kind)].tolist()) for kind in ("comm", "compute"))

@@ -19,6 +19,7 @@ DRIFT_ENDS = 40  # ends that are needed to tell a drift from noise
 DRIFT_S = 20e-6  # over the whole trace: less is left alone
 COINCIDE_S = 20e-6
 COINCIDE_SHARE = 0.5
+STAY = 0.5  # of the most ends that coincide: so many at the usual offset keep it
 MOST_ENDS = 1500  # of a rank, compared with all of another's
 
 
@@ -77,18 +78,25 @@ def _by_messages(clocks: Mapping[int, Clock], loose: Sequence[Column]) -> tuple[
     """The rank next to an aligned one, by messages between them; by its own clock where none coincide."""
     new = min(set(range(len(loose))) - set(clocks))
     near = new - 1 if new - 1 in clocks else min(clocks, key=lambda r: abs(r - new))
-    offset = coinciding(clocks[near].job_s(loose[near]), loose[new])
-    return new, Clock(offset if offset is not None else clocks[near].offset_s)
+    usual = clocks[near].offset_s
+    offset = coinciding(clocks[near].job_s(loose[near]), loose[new], usual)
+    return new, Clock(offset if offset is not None else usual)
 
 
-def coinciding(ours: Column, theirs: Column) -> float | None:
-    """The offset at which most ends coincide, of those the least; None where too few do."""
+def coinciding(ours: Column, theirs: Column, usual: float = 0.0) -> float | None:
+    """The offset at which most ends coincide, of those the least; None where too few do.
+
+    Microbatches repeat, so that many offsets are nearly as good: the usual one stays unless another is far better.
+    """
     a, b = ours[:MOST_ENDS], theirs[:MOST_ENDS]
     if len(a) < 4 or len(b) < 4:
         return None
     apart = np.sort((a[:, None] - b[None, :]).ravel())
     counts = np.searchsorted(apart, apart + COINCIDE_S, side="right") - np.arange(len(apart))
     most = int(counts.max())
+    near = apart[np.abs(apart - usual) <= COINCIDE_S / 2]
+    if len(near) >= max(4, STAY * most):
+        return float(np.median(near))
     if most < COINCIDE_SHARE * min(len(a), len(b)) or most < 4:
         return None
     best = np.flatnonzero(counts >= 0.9 * most)
