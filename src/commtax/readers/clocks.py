@@ -99,6 +99,6 @@ def coinciding(ours: Column, theirs: Column, usual: float = 0.0) -> float | None
         return float(np.median(near))
     if most < COINCIDE_SHARE * min(len(a), len(b)) or most < 4:
         return None
-    best = np.flatnonzero(counts >= 0.9 * most)
+    best = np.flatnonzero(counts >= 0.97 * most)
     at = best[np.argmin(np.abs(apart[best]))]
     return float(np.median(apart[at : at + counts[at]]))
