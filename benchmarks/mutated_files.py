@@ -3,8 +3,9 @@
     python benchmarks/mutated_files.py                    # 10,000 of each kind: about an hour on two cores
     python benchmarks/mutated_files.py --each 200 --kind NCCL
 
-Seeds are ``mutated_seeds.py``'s, of every format and of each tool that it reads; ``hostile_files.py`` damages them. Every second file is
-audited against a claim; now and then the page, the comparison with the sound file and the trace without names are made too.
+Seeds are ``mutated_seeds.py``'s, of every format and of each tool that it reads; ``hostile_files.py`` damages them, and one in
+``SELDOM`` may become large. Every second file is audited against a claim; now and then the page, the comparison with the sound file
+and the trace without names are made too.
 Counted are anything but an answer or a refusal of one line (a traceback), more than ``LONG_S``, and more than ``MOST_BYTES``.
 ``hostile_files.py`` runs whole commands, a process each; this one calls what they call, so that it can try many more.
 """
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from hostile_files import mutated
+import hostile_files
 from mutated_seeds import Seed, seeds
 from rich.console import Console
 
@@ -49,6 +50,7 @@ LONGEST_REFUSAL = 2000
 NOW_AND_THEN = 0.1
 PROGRAM = "no-such-program"  # that would open reports of Nsight Systems
 BATCH = 250
+SELDOM, SMALL, LARGE = 40, 2**17, 4 * 2**20  # bytes of a damaged file
 
 
 @lru_cache(maxsize=2)
@@ -122,13 +124,18 @@ def _forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+def _damaged(rng: random.Random, raw: bytes) -> bytes:
+    hostile_files.LARGEST = SMALL if rng.randrange(SELDOM) else LARGE
+    return hostile_files.mutated(rng, raw)[0]
+
+
 def one(kind: str, number: int, of_kind: list[Seed], folder: Path, tally: Tally) -> None:
     """Damage one file, and count what becomes of it."""
     rng = random.Random(f"{kind}/{number}")
     seed = rng.choice(of_kind)
     claimed = claim(kind.startswith("training")) if number % 2 else None
     sound = _sound(seed, claimed)
-    paths = seed.written(folder, mutated(rng, seed.raw)[0])
+    paths = seed.written(folder, _damaged(rng, seed.raw))
     begun = time.perf_counter()
     signal.alarm(LONG_S)
     try:

@@ -60,7 +60,8 @@ class Seed:
 def seeds() -> dict[str, list[Seed]]:
     """Seeds by kind; every format that is read has some."""
     found: dict[str, list[Seed]] = {}
-    for kind, seed in (*_traces(), *_databases(), *_rocprof(), *_own(), *_flight(), *_benches(), *_logs(), *_training(), *_refused()):
+    of_data = (_traces, _databases, _rocprof, _own, _flight)
+    for kind, seed in (pair for made in (*of_data, _benches, _logs, _training, _refused) for pair in made()):
         found.setdefault(kind, []).append(seed)
     _check(found)
     return found
@@ -114,7 +115,11 @@ def _traces() -> Iterator[tuple[str, Seed]]:
 
 
 def _databases() -> Iterator[tuple[str, Seed]]:
-    names = ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", "void vllm::cross_device_reduce_1stage<bf16, 2>(x)", "nvjet_tst_128x256")
+    names = (
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)",
+        "vllm::cross_device_reduce_1stage<bf16, 2>(x)",
+        "nvjet_tst_128x256",
+    )
     for kind, schema in (("Nsight Systems, now", made_nsys.NEW), ("Nsight Systems, 2019", made_nsys.OLD)):
         with tempfile.TemporaryDirectory() as folder:
             export = made_nsys.Export(Path(folder) / "run.sqlite", schema)
@@ -184,7 +189,8 @@ def _flight() -> Iterator[tuple[str, Seed]]:
 
 def _benches() -> Iterator[tuple[str, Seed]]:
     for entry in _entries("benches"):
-        kind = "JSON lines of " + ("one batch" if "one-batch" in entry["name"] else "serving") if entry["kind"] == "JSON lines" else entry["kind"]
+        lines = "JSON lines of " + ("one batch" if "one-batch" in entry["name"] else "serving")
+        kind = lines if entry["kind"] == "JSON lines" else entry["kind"]
         yield f"benchmark, {kind}", Seed(f"{entry['name']}.txt", _text(entry))
     for path, kind in (
         (FIXTURES / "vllm-cpu-tp1.serve.json", "vLLM serve JSON"),
