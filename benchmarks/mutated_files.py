@@ -24,7 +24,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -49,7 +49,7 @@ MOST_BYTES = 2**30
 LONGEST_REFUSAL = 2000
 NOW_AND_THEN = 0.1
 PROGRAM = "no-such-program"  # that would open reports of Nsight Systems
-BATCH = 250
+BATCH = 100
 SELDOM, SMALL, LARGE = 40, 2**17, 4 * 2**20  # bytes of a damaged file
 
 
@@ -188,6 +188,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kind", default="", help="kinds with this in their name alone")
     parser.add_argument("--show", type=int, default=5, help="failures that are shown in full")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=600.0, help="stop then, and say how far it came")
     return parser.parse_args()
 
 
@@ -195,13 +196,19 @@ def main() -> int:
     given = _arguments()
     kinds = {kind: of_kind for kind, of_kind in seeds().items() if given.kind in kind}
     end = given.first + given.each
-    work = [(k, s, at, min(BATCH, end - at)) for k, s in kinds.items() for at in range(given.first, end, BATCH)]
+    work = [(k, s, at, min(BATCH, end - at)) for at in range(given.first, end, BATCH) for k, s in kinds.items()]
     tallies = {kind: Tally() for kind in kinds}
+    stop = time.monotonic() + 60 * given.minutes
     with ProcessPoolExecutor(given.jobs, max_tasks_per_child=40) as pool:
-        for kind, tally in pool.map(tried, work):
+        for done in as_completed([pool.submit(tried, one_batch) for one_batch in work]):
+            kind, tally = done.result()
             tallies[kind].add(tally)
             wrong = sum(len(t.wrong) for t in tallies.values())
+            sys.stderr.write("".join(f"\n{failure}\n" for failure in tally.wrong))
             sys.stderr.write(f"\r{kind}: {tallies[kind].ends.total():,} of {given.each:,}; {wrong} wrong\x1b[K")
+            if time.monotonic() > stop:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
     sys.stderr.write("\n")
     print(f"{'kind':36} {'seeds':>5} {'read':>7} {'refused':>7} {'wrong':>6} {'longest s':>9} {'most MiB':>8}")
     for kind, t in tallies.items():

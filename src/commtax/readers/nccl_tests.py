@@ -18,10 +18,11 @@ from commtax.statement import Refusal
 OPS: dict[str, str] = table("readers/collective_names.toml")["programs"]
 """What each program measures."""
 _NAMED = re.compile(rf"(?<!\w)({'|'.join(OPS)})_perf\b", re.I)
+_HEADER = re.compile(r"#\s*+nThread\b")
 _RANK = re.compile(r"#\s*+Rank\s++(\d{1,9})(?:\s++Group\s++(\d{1,9}))?")
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
 MOST_RANKS = 1 << 20
-MOST_ROWS = 500_000  # of one text, and of its ranks and hosts
+MOST_ROWS = 200_000  # of one text, and of its ranks and hosts
 LINE_CHARS = 1 << 16
 _SAID = re.compile(r"_perf|nThread|Rank|\d[ \t]++\d", re.I)  # one of which stands in every line that is read
 NO_FACTOR = ("send-recv", "broadcast")  # whose busbw is algbw, over however many ranks
@@ -89,7 +90,7 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
     for who, raw in (told for line in lines_with(_SAID, text, LINE_CHARS) for told in prefixes.lines(mended(line))):
         line = raw.strip()
         source = sources.setdefault(who, _Source(name, op))
-        named, header = _NAMED.search(line), re.match(r"#\s*+nThread\b", line)
+        named, header = _NAMED.search(line), _HEADER.match(line)
         if source.rows and (header or named):
             runs.append(source.ended())
         if named:  # a command is often printed by the launcher, whose lines have no prefix
