@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
@@ -167,6 +168,7 @@ def tried(work: tuple[str, list[Seed], int, int]) -> tuple[str, Tally]:
     """How many were read and refused, what went wrong, the longest and the most memory."""
     kind, of_kind, first, count = work
     signal.signal(signal.SIGALRM, _ring)
+    warnings.simplefilter("error", RuntimeWarning)  # of numpy: a value that is none was reckoned with
     tally = Tally()
     _forget_peak()
     with tempfile.TemporaryDirectory() as name:
