@@ -23,7 +23,7 @@ LATE_GATHERS = 0.5
 
 def causes(job: Job, culprit: Culprit | None, cost_s: float) -> tuple[Cause, ...]:
     """All that costs a step something, dearest first; ``cost_s`` is what the culprit costs."""
-    if not job.accounts.total_s.size:
+    if not job.accounts.total_s.size or not job.accounts.step_s > 0:  # steps that take no time cost nothing
         return ()
     found = [*_blamed(job, culprit, cost_s), *_waiting(job, culprit), *_exposed(job), *_idle(job), *_bubble(job)]
     found += [*_late_gathers(job), *crossing(job), *utilisation(job)]
@@ -58,7 +58,7 @@ def _since(job: Job, culprit: Culprit) -> float:
     """A typical step since the fault began."""
     accounts = job.accounts
     struck = np.median(accounts.begin_s, axis=0) >= (culprit.since_s or 0.0) - 0.5 * accounts.step_s
-    return float(np.median(accounts.total_s[:, struck])) if struck.any() else accounts.step_s
+    return (float(np.median(accounts.total_s[:, struck])) if struck.any() else 0.0) or accounts.step_s
 
 
 def _waiting(job: Job, culprit: Culprit | None) -> Iterator[Cause]:

@@ -19,6 +19,7 @@ from commtax.verbs.requests import Outcome
 from commtax.verbs.serving import Simulation
 
 MOST_SIMULATED = 10_000  # requests of a run: some seconds where each is long
+MOST_STEPS = 2_000_000  # of all answers of one client
 APART = 0.15  # by which the two predictors of a closed loop may differ before only means are judged
 WHILE_S = 600.0  # requests that come within this long, where a result does not say how many there were …
 ROUNDS = 10  # … and of each client
@@ -154,7 +155,7 @@ def expected(load: Load, claim: Claim) -> Expected:
     """All figures of a load; a refusal where it does not fit."""
     if load.batch is not None:
         return _batch(load, load.batch, claim)
-    count = min(load.count, MOST_SIMULATED)
+    count = _simulated(load)
     lengths = {"input_len": load.prompt, "output_len": load.answer, "spread": load.spread or 0.0}
     offered = {"prefix_hit_rate": load.hit_rate, "burstiness": load.burstiness}
     asked = claim.question.but(concurrency=min(load.clients or 1, count), num_prompts=count, **lengths, **offered)
@@ -172,6 +173,13 @@ def expected(load: Load, claim: Claim) -> Expected:
     means = {key: figure for key, figure in _closed(closed).items() if key in figures}  # one token has no time between tokens
     unsure = frozenset(m for (m, s), f in means.items() if abs(figures[m, s].value / f.value - 1) > APART)
     return Expected(load, figures | means, _closed_terms(closed), max(1.0, float(closed.running)), unsure)
+
+
+def _simulated(load: Load) -> int:
+    """Requests of a run that are simulated: of few clients with long answers, which see the same again and again, fewer."""
+    if load.rate is not None or load.clients is None:
+        return min(load.count, MOST_SIMULATED)
+    return min(load.count, MOST_SIMULATED, load.clients * max(ROUNDS, MOST_STEPS // load.answer))
 
 
 def _growing(load: Load, grows: bool) -> None:

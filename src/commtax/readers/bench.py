@@ -18,6 +18,7 @@ from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
 from commtax.readers.benches import aiperf, guidellm, lines, mlperf, prometheus, tables
 from commtax.readers.benches.cut import readable
 from commtax.readers.benches.record import METRICS, TABLE, Bench, number, result, spread_among
+from commtax.readers.short_lines import each_line
 from commtax.statement import Note, Refusal
 
 MOST_RESULTS = 2_000  # of one file
@@ -71,7 +72,7 @@ def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
     try:
         found = list(islice((one for d in documents if isinstance(d, dict) for one in _each(d)), MOST_RESULTS + 1))
     except (TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise Refusal(f"benchmark '{name}': a field has the wrong form ({error})") from None
+        raise Refusal(f"benchmark '{name}': a field has the wrong form ({error!s:.80})") from None
     results = _checked(found, name, f"{NOTHING}{_keys(documents)}")
     return (*results[:-1], replace(results[-1], notes=(*results[-1].notes, cut))) if cut else results
 
@@ -96,16 +97,17 @@ def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
     try:
         return parse_documents(text, name), None
     except Refusal:
-        begun = [line for line in text.splitlines() if line.strip()]
+        if memory_of(text) > JSON_MEMORY_BYTES:
+            raise
         whole: list[Json] = []
-        for line in begun[: 1 + text.count("\n")]:
+        for line in (line for line in each_line(text) if line.strip()):
             try:
                 whole += parse_documents(line, name)
             except Refusal:
                 break
         if whole and isinstance(whole[0], dict):
             return whole, Note("partial", f"result {len(whole) + 1} is cut off or no JSON: those before it are read")
-        value, last = readable(text) if memory_of(text) <= JSON_MEMORY_BYTES else (None, "")
+        value, last = readable(text)
         if not value:
             raise
         note = Note("partial", f"cut off or damaged after its key '{last[:40]}': what is whole before it is read")
@@ -179,7 +181,7 @@ def _is_sweep(text: str) -> bool:
 
 def _sweep(text: str) -> Iterator[Bench]:
     """Rows of the table that ``vllm bench sweep`` writes, each a result."""
-    rows = csv.DictReader((line for line in text.lstrip().splitlines() if len(line) <= LONGEST_LINE), strict=False)
+    rows = csv.DictReader((line for line in each_line(text.lstrip()) if len(line) <= LONGEST_LINE), strict=False)
     for row in rows:
         d = {key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)}
         if any(number(d.get(column)) is not None for column in COLUMNS):

@@ -17,6 +17,7 @@ from commtax.timeline import PRODUCER
 PHASES = {"decode": "decode", "prompts": "prefill", "both": "mixed"}
 TRAINED = ("B", "W", "BW", "F&B")  # parts of a backward pass, in a pipeline
 MOST_STEPS = 1_000_000
+MOST_S = 1e10  # of a time: three centuries
 _CATEGORY = re.compile(rb'"cat"\s{0,9}:\s{0,9}"([^"\\]{1,40})"')
 _ALIKE = re.compile(r"([\d,]{1,12}) steps?: (?:([\d,]{1,12}) prompt tokens?)?(?: \+ )?(?:([\d,]{1,12}) decodes?)?")
 _OVERLAP = 64  # signs that a category may take
@@ -66,6 +67,8 @@ def _of_lane(lane: str, number: int, slices: Sequence[Json]) -> Trace:
 
 def _span(event: Json) -> tuple[float, float]:
     start, seconds = float(event["ts"]) * 1e-6, float(event["dur"]) * 1e-6
+    if not (abs(start) < MOST_S and 0 <= seconds < MOST_S):
+        raise ValueError(f"a slice at {start:g} s of {seconds:g} s")
     return start, start + seconds
 
 

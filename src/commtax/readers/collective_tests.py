@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from commtax.readers import nccl_tests
 from commtax.readers.nccl_tests import Run
-from commtax.readers.short_lines import short_lines
+from commtax.readers.short_lines import lines_with
 
 LINE_CHARS = 1024
 MOST_DEVICES = 1 << 16
@@ -13,6 +13,7 @@ _WITHIN = re.compile(r"\[\d{1,9}\](?=\s{2})")  # a launcher's mark inside a row 
 _DEVICE = re.compile(
     r"#?\s{0,9}Rank\s{1,9}(\d{1,9})\s.{0,120}? on\s{1,40}(\S{0,120}) {0,9}device\s{1,9}\d{1,4} \[[^\]]{1,40}\] (.{1,80})"
 )
+_SAID = re.compile("device|Avg bus|-tests")  # one of which stands in every line that is read here
 _ROW = re.compile(r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}[ \t]{1,20}(?:float|half|bfloat16|double|u?int\d{1,2})[ \t]", re.M)
 _AVERAGE = re.compile(r"Avg bus bandwidth\s{0,20}:\s{0,9}([\d.]{1,20})")
 _VERSION = re.compile(r"((?:nccl|rccl)-tests:? [vV]ersion \S{1,60})")
@@ -38,17 +39,15 @@ def looks_like(text: str) -> bool:
 def parse(text: str, name: str = "output") -> CollectiveTests:
     """All runs of a text, whatever printed it."""
     devices: dict[int, tuple[str, str]] = {}
-    average, version, pieces = 0.0, "", []
-    for line in short_lines(text, LINE_CHARS):
+    average, version = 0.0, ""
+    for line in lines_with(_SAID, text, LINE_CHARS):
         if "device" in line and (found := _DEVICE.search(line)) and len(devices) < MOST_DEVICES:
             devices[int(found[1])] = (found[2], found[3].strip())
         elif "Avg bus" in line and (found := _AVERAGE.search(line)):
             average = _number(found[1]) * 1e9
         elif not version and "-tests" in line and (found := _VERSION.search(line)):
             version = found[1]
-        if line.strip():
-            pieces.append(_WITHIN.sub(" ", line))
-    runs = nccl_tests.parse_all("\n".join(pieces), name)
+    runs = nccl_tests.parse_all(text, name, lambda line: _WITHIN.sub(" ", line))
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
     return CollectiveTests(runs, names, hosts, len(devices), average, version)
 

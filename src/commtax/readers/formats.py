@@ -180,7 +180,7 @@ TEXTS = (
         "collectives",
         "nccl-tests or rccl-tests output",
         lambda source: collective_tests.looks_like(source.text),
-        lambda source: collective_tests.parse(decoded(source.stream.whole(LOG_BYTES)), source.path.name),
+        lambda source: collective_tests.parse(source.raw, source.path.name),
     ),
     Format(
         "links",

@@ -7,18 +7,24 @@ What agrees with both is taken; what contradicts itself is refused.
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from commtax.files import table
 from commtax.readers import prefixes
+from commtax.readers.short_lines import lines_with
 from commtax.statement import Refusal
 
 OPS: dict[str, str] = table("readers/collective_names.toml")["programs"]
 """What each program measures."""
 _NAMED = re.compile(rf"(?<!\w)({'|'.join(OPS)})_perf\b", re.I)
+_HEADER = re.compile(r"#\s*+nThread\b")
 _RANK = re.compile(r"#\s*+Rank\s++(\d{1,9})(?:\s++Group\s++(\d{1,9}))?")
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
 MOST_RANKS = 1 << 20
+MOST_ROWS = 200_000  # of one text, and of its ranks and hosts
+LINE_CHARS = 1 << 16
+_SAID = re.compile(r"_perf|nThread|Rank|\d[ \t]++\d", re.I)  # one of which stands in every line that is read
 NO_FACTOR = ("send-recv", "broadcast")  # whose busbw is algbw, over however many ranks
 
 
@@ -76,15 +82,15 @@ class _Source:
         return run
 
 
-def parse_all(text: str, name: str = "output") -> tuple[Run, ...]:
+def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = str) -> tuple[Run, ...]:
     """Every run of a text that holds several outputs, one after the other or of several hosts in turn."""
     runs: list[Run] = []
     sources: dict[str, _Source] = {}
-    op = ""
-    for who, raw in prefixes.lines(text):
+    op, kept = "", 0
+    for who, raw in (told for line in lines_with(_SAID, text, LINE_CHARS) for told in prefixes.lines(mended(line))):
         line = raw.strip()
         source = sources.setdefault(who, _Source(name, op))
-        named, header = _NAMED.search(line), re.match(r"#\s*+nThread\b", line)
+        named, header = _NAMED.search(line), _HEADER.match(line)
         if source.rows and (header or named):
             runs.append(source.ended())
         if named:  # a command is often printed by the launcher, whose lines have no prefix
@@ -92,11 +98,15 @@ def parse_all(text: str, name: str = "output") -> tuple[Run, ...]:
         if named or header:
             source.op = op
         if rank := _RANK.match(line):
+            kept += 1
             source.listed[int(rank[1])] = int(rank[2] or 0)
         row = None if line.startswith("#") else _row(line)
         if row:
             source.op = source.op or op
             source.rows.append(row)
+            kept += 1
+        if kept >= MOST_ROWS or len(sources) > MOST_ROWS:
+            raise Refusal(f"'{name}': more than {MOST_ROWS:,} rows, ranks or hosts, which is more than is read; split it")
     runs += [source.ended() for source in sources.values() if source.rows]
     return tuple(runs)
 

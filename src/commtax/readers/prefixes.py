@@ -8,9 +8,11 @@ import re
 from collections.abc import Iterator
 from io import StringIO
 
+from commtax.readers.short_lines import each_line
+
 MOST_PREFIXES = 4
 _WHEN = re.compile(
-    r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?+(?:Z|[+-]\d\d:?\d\d)\s"  # kubectl, docker
+    r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?+(?:Z|[+-]\d\d:?\d\d)[^\S\n]"  # kubectl, docker
     r"|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=\[|<std))"  # mpirun, before its tag
 )
 _WHO = re.compile(
@@ -21,6 +23,8 @@ _WHO = re.compile(
     r"|\[(\d{1,9})\] (?= {0,40}+[^\s,\]}])"  # MPICH and Intel MPI; a list in JSON goes on otherwise
     r"|[ ]{0,9}([A-Za-z0-9][\w.-]{0,252}+):(?: |$))"  # srun, pdsh, clush
 )
+_BEFORE = re.compile(rf"^(?=[\[< A-Za-z0-9])(?:{_WHEN.pattern}|{_WHO.pattern}){{1,{MOST_PREFIXES}}}", re.M)
+_BLOCK = 1 << 20  # signs of a text that are looked at together
 
 
 def lines(text: str) -> Iterator[tuple[str, str]]:
@@ -29,18 +33,17 @@ def lines(text: str) -> Iterator[tuple[str, str]]:
     >>> list(lines("[1,0]<stdout>:# nThread 1\\nnode-3: 0: # nThread 1\\n# nThread 1"))
     [('1,0', '# nThread 1'), ('node-3 0', '# nThread 1'), ('', '# nThread 1')]
     """
-    for line in text.splitlines():
+    for line in each_line(text):
         yield _parted(line)
 
 
 def plain(text: str) -> str:
     """The text as the program wrote it; other signs that end a line stay, because JSON may hold them."""
-    out, at = StringIO(), 0  # line by line: a list of many short ones would take many times the text
-    while (end := text.find("\n", at)) >= 0:
-        out.write(_parted(text[at:end])[1])
-        out.write("\n")
-        at = end + 1
-    out.write(_parted(text[at:])[1])
+    out, at = StringIO(), 0  # in blocks of whole lines: a list of many short ones would take many times the text
+    while at < len(text):
+        end = text.find("\n", at + _BLOCK) + 1 or len(text)
+        out.write(_BEFORE.sub("", text[at:end]))
+        at = end
     return out.getvalue()
 
 

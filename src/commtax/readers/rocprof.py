@@ -103,7 +103,7 @@ def read(stream: Stream) -> list[Trace]:
     except (TypeError, AttributeError, KeyError, IndexError, ValueError, OverflowError) as error:
         if isinstance(error, Refusal):
             raise
-        raise Refusal(f"trace '{name}': a record has the wrong form ({error})", "trace") from None
+        raise Refusal(f"trace '{name}': a record has the wrong form ({error!s:.80})", "trace") from None
     return found
 
 

@@ -1,15 +1,40 @@
-"""Lines of a stranger's text, one at a time: none that is empty, and no more of each than is looked at."""
+"""Lines of a stranger's text, one at a time: it may be all line ends or all one line, and a list of them many times as large."""
 
 import re
 from collections.abc import Iterator
 
-_LINE = re.compile(r"[^\n]+")
+_FILLED = re.compile(r"[^\n]+")
+_ENDED = re.compile(r"[^\r\n]*+(?:\r\n?|\n)|[^\r\n]++\Z")
 
 
 def short_lines(text: str, most: int) -> Iterator[str]:
-    """The beginnings of all lines that are not empty; a text may be all line ends, or all one line.
+    """The beginnings of all lines that are not empty, no more of each than is looked at.
 
     >>> list(short_lines("a\\n\\nlonger", 4))
     ['a', 'long']
     """
-    return (text[m.start() : min(m.end(), m.start() + most)] for m in _LINE.finditer(text))
+    return (text[m.start() : min(m.end(), m.start() + most)] for m in _FILLED.finditer(text))
+
+
+def lines_with(mark: re.Pattern[str], text: str, most: int) -> Iterator[str]:
+    """The beginnings of those lines in which a mark stands; the others cost next to nothing.
+
+    >>> list(lines_with(re.compile("step|loss"), "a\\nstep 1\\n\\nno\\na loss", 5))
+    ['step ', 'a los']
+    """
+    at = 0
+    while found := mark.search(text, at):
+        begin, end = max(at, text.rfind("\n", at, found.start()) + 1), text.find("\n", found.end())
+        yield text[begin : min(end, begin + most) if end >= 0 else begin + most]
+        if end < 0:
+            return
+        at = end + 1
+
+
+def each_line(text: str) -> Iterator[str]:
+    """All lines, whichever way they end.
+
+    >>> list(each_line("a\\r\\n\\nb\\rc")), list(each_line(""))
+    (['a', '', 'b', 'c'], [])
+    """
+    return (m[0].rstrip("\r\n") for m in _ENDED.finditer(text))

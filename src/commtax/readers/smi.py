@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from commtax.readers.short_lines import short_lines
+from commtax.readers.short_lines import lines_with, short_lines
 from commtax.units import GiB
 
 LINE_CHARS = 1024
@@ -15,6 +15,8 @@ _COUNTED = re.compile(r"^(?:Data |Raw )?(Tx|Rx)\d?: (\d{1,20}) (KiB|MiB|GiB|B)$"
 _SPEED = re.compile(r"^(\d{1,6}(?:\.\d{1,6})?) GB/s$")
 _ERRORS = re.compile(r"^(.{1,60}? Errors?): (\d{1,20})$", re.I)
 _UNITS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": float(GiB)}
+_NAMED = re.compile(r"(?:GPU|Link)[ \t]\d")
+_HEADER = re.compile(r"^#[^\n]{0,80}?gpu", re.M | re.I)
 _CELLS = 64
 Pair = tuple[float, float]
 
@@ -76,7 +78,7 @@ class Monitor:
 def looks_like_links(text: str) -> bool:
     """Whether a GPU and a link of it stand in a text."""
     named = False
-    for line in _lines(text):
+    for line in (found.replace("\t", " ").rstrip("\r") for found in lines_with(_NAMED, text, LINE_CHARS)):
         if line.lstrip(" ").startswith("GPU ") and _GPU.match(line):
             named = True
         elif named and (found := _LINK.match(line)) and _said(found[2]):
@@ -85,7 +87,7 @@ def looks_like_links(text: str) -> bool:
 
 
 def looks_like_monitor(text: str) -> bool:
-    return any(_columns(line) for line in _lines(text) if line.startswith("#"))
+    return any(_columns(line) for line in lines_with(_HEADER, text, LINE_CHARS))
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -22,9 +22,9 @@ Spans = Sequence[Span] | Column
 """Starts and ends, as tuples or as rows of two."""
 EVER: Span = (-math.inf, math.inf)
 _PROFILER = re.compile(r"^ProfilerStep#\d+")
-_VLLM = re.compile(r"^execute_(?:\d+_)?context_(?P<prefills>\d+)\((?P<tokens>\w+)\)_generation_(?P<decodes>\d+)\(\w+\)")
-_VLLM_OLD = re.compile(r"^execute_new_(?P<prefills>\d+)_cached_(?P<decodes>\d+)")
-_SGLANG = re.compile(r"^step\[(\w+) bs=(\d+)(?: toks=(\d+))?\]")
+_VLLM = re.compile(r"^execute_(?:\d+_)?context_(?P<prefills>\d{1,9})\((?P<tokens>\w+)\)_generation_(?P<decodes>\d{1,9})\(\w+\)")
+_VLLM_OLD = re.compile(r"^execute_new_(?P<prefills>\d{1,9}+)_cached_(?P<decodes>\d{1,9}+)(?!\d)")
+_SGLANG = re.compile(r"^step\[(\w+) bs=(\d{1,9})(?: toks=(\d{1,12}))?\]")
 _TRAINING = ("Optimizer.step", "Optimizer.zero_grad", "autograd::engine::evaluate_function")
 STRAY_PAUSE, STRAY_TIMES = 0.5, 10.0  # of a step's kernels together, and of the kernels set apart
 _SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TARGET_VERIFY": "decode"}
@@ -269,7 +269,7 @@ def _described(step: Step) -> Step:
     """The step with what its name tells of the batch."""
     if match := _VLLM.match(step.name) or _VLLM_OLD.match(step.name):
         prefills, decodes = int(match["prefills"]), int(match["decodes"])
-        new = re.match(r"(?:sq)?(\d+)", match.groupdict().get("tokens", ""))  # 128, or the first figure of sq8155sk8430…
+        new = re.match(r"(?:sq)?(\d{1,12}+)(?!\d)", match.groupdict().get("tokens", ""))  # 128, or the first figure of sq8155sk8430…
         tokens = int(new[1]) if new else 0
         phase = "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else "empty"
         return replace(step, phase=phase, decode_seqs=decodes, prefill_seqs=prefills, prefill_tokens=tokens)

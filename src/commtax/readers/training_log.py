@@ -13,7 +13,7 @@ from datetime import datetime
 from statistics import median
 
 from commtax.files import table
-from commtax.readers.short_lines import short_lines
+from commtax.readers.short_lines import lines_with, short_lines
 from commtax.spec import AXES, SIZES
 from commtax.statement import Note
 from commtax.units import GiB
@@ -32,6 +32,7 @@ _DEEPSPEED = re.compile(r"\b(?:global_step=|\d{1,9}/)(\d{1,12}), (?:RunningAvg)?
 _CURRENT = re.compile(r"CurrSamplesPerSec=([\d.]{1,25})")
 _ALLOCATED = re.compile(r"MaxMemAllocated=([\d.]{1,20})\s?GB")
 _BATCH = re.compile(r"^\[batch=(\d{1,12})(?:/(\d{1,12}))?\]:")
+_STEPPED = re.compile(r"iteration|step|SamplesPerSec=|\[batch=|train_runtime")  # one of which stands in every line of a step
 _COMPOSER = re.compile(r"^\s{1,20}(?:Train )?([a-z_/]{1,60}): (\S{1,40})")
 _SUMMARY = re.compile(r"['\"](train_\w{1,40})['\"]: ['\"]?([\d.eE+-]{1,30})")
 _ARGUMENT = re.compile(r"^(?:.{0,200}\] {1,9})?[ \t]{0,9}([A-Za-z]\w{1,80}+) (\.{2,120}+) ?(.{0,200})")
@@ -121,7 +122,7 @@ class TrainingLog:
 
 def looks_like(text: str) -> bool:
     """Whether a line of a training step stands in a text."""
-    return any(_stepped(line) for line in _lines(text))
+    return any(_stepped(_COLOUR.sub("", line)) for line in lines_with(_STEPPED, text, LINE_CHARS))
 
 
 def parse(text: str) -> TrainingLog:

@@ -22,7 +22,12 @@ def found(head: bytes) -> str:
     if text[0] in "{[":
         keys = top_keys(text)
         return f"found JSON with the keys {', '.join(keys)}" if keys else "found JSON without keys"
-    return f"found a text that begins with '{text.splitlines()[0].strip()[:MOST_SIGNS]}'"
+    return f"found a text that begins with '{_in_a_line(text.splitlines()[0].strip())}'"
+
+
+def _in_a_line(text: str) -> str:
+    """As much as is shown, without signs that end a line or steer a terminal."""
+    return "".join(sign if sign.isprintable() else " " for sign in text[:MOST_SIGNS])
 
 
 def top_keys(text: str) -> list[str]:
@@ -40,5 +45,5 @@ def top_keys(text: str) -> list[str]:
         elif sign != ":":
             last = match[1]
         elif depth == 1 and len(keys) < MOST_KEYS:
-            keys.append(last[:MOST_SIGNS])
+            keys.append(_in_a_line(last))
     return keys

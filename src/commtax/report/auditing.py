@@ -58,10 +58,10 @@ def _lowered(columns: Sequence[str], rows: list[list[Cell]], most: int) -> list[
     """Reasons that would fold a table beyond recognition, each once, to stand below it; the rows keep their numbers."""
     if columns[-1] != "why" or max(len(str(row[-1])) for row in rows) <= most:
         return []
-    reasons = list(dict.fromkeys(str(row[-1]) for row in rows if str(row[-1])))
+    reasons: dict[str, int] = {}
     for row in rows:
-        row[-1] = f"[{reasons.index(str(row[-1])) + 1}]" if str(row[-1]) else ""
-    return reasons
+        row[-1] = f"[{reasons.setdefault(str(row[-1]), len(reasons) + 1)}]" if str(row[-1]) else ""
+    return list(reasons)
 
 
 def tables(section: Section, claimed: bool) -> list[Table]:
@@ -97,7 +97,7 @@ def _findings(findings: Sequence[Finding], claimed: bool) -> Iterator[Table]:
     heads = ["item", ">predicted" if claimed else ">expected", ">measured", ">difference", ">tolerance", "verdict", "why"]
     told = [f for f in findings if not claimed and f.verdict == UNKNOWN]
     yield without_empty(("item", ">measured", "why"), ((f.item, value_text(f.measured, f.unit), f.reason) for f in told))
-    compared = [f for f in findings if f not in told]
+    compared = [f for f in findings if claimed or f.verdict != UNKNOWN]
     whole = claimed and any(f.predicted is not None for f in compared)
     yield (heads, [list(_cells(f)) for f in compared]) if whole else without_empty(heads, map(_cells, compared))
 

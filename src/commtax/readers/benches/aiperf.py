@@ -2,12 +2,15 @@
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from commtax.files import Json
 from commtax.readers.benches.record import SECONDS, STATISTICS, TABLE, Bench, number, rate_of, result, spread_of
+from commtax.readers.short_lines import each_line
 
 NAMES: Mapping[str, str] = TABLE["aiperf"]
+MOST_ROWS = 100_000
 LONGEST_LINE = 2000  # signs of a line that may be a row
 _UNIT = re.compile(r"([^()]{1,80})\(([^()]{1,40})\)\s*+$")
 _HEADER = re.compile(r"\s*(?:Metric|Statistic)\s*")
@@ -70,20 +73,19 @@ def is_csv(text: str) -> bool:
 
 def from_csv(text: str) -> Iterator[Bench]:
     """``profile_export_aiperf.csv`` or ``profile_export_genai_perf.csv``: a table of metrics, and one of single values."""
-    lines = [line for line in text.splitlines() if len(line) <= LONGEST_LINE]
-    rows = list(csv.reader(lines, strict=False))
-    yield from _rows(rows)
+    lines = (line for line in each_line(text) if len(line) <= LONGEST_LINE)
+    yield from _rows(islice(csv.reader(lines, strict=False), MOST_ROWS))
 
 
 def from_text(text: str) -> Iterator[Bench]:
     """Tables as printed, of signs that draw boxes; a text may hold several."""
     rows: list[list[str]] = []
-    for line in text.splitlines():
+    for line in each_line(text):
         if len(line) <= LONGEST_LINE and ("│" in line or "┃" in line or line.lstrip().startswith("|")):
             cells = [cell.strip() for cell in _BOX.split(line)[1:-1]]
             if rows and cells and not any(cells[1:]) and cells[0].startswith("("):
                 rows[-1][0] += f" {cells[0]}"  # the unit, on a line of its own
-            else:
+            elif len(rows) < MOST_ROWS:
                 rows.append(cells)
     yield from _rows(rows)
 
@@ -92,7 +94,7 @@ def looks_printed(text: str) -> bool:
     return "Perf | LLM Metrics" in text
 
 
-def _rows(rows: Sequence[Sequence[str]]) -> Iterator[Bench]:
+def _rows(rows: Iterable[Sequence[str]]) -> Iterator[Bench]:
     """A result for each header with an average."""
     header: list[str] = []
     blocks: dict[str, dict[str, Json]] = {}

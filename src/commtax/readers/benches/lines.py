@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from commtax.files import Json
 from commtax.readers.benches.record import Bench, number, result
+from commtax.readers.short_lines import each_line
 
 LONGEST_LINE = 400
 OPTIONS_SIGNS = 8000  # of a line with all options of the command
@@ -33,7 +34,7 @@ def parse(text: str) -> Iterator[Bench]:
     parts: dict[str, tuple[float, float]] = {}
     warming = False
     asked: dict[str, int] = {}
-    for line in text.splitlines():
+    for line in each_line(text):
         if "Namespace(" in line[:OPTIONS_SIGNS]:
             asked = {name: int(figure) for name, figure in _OPTION.findall(line[:OPTIONS_SIGNS])}
         if len(line) > LONGEST_LINE:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from commtax.readers.benches.record import Bench, number, result
+from commtax.readers.short_lines import each_line
 from commtax.statement import Note
 
 TITLE = "MLPerf Results Summary"
@@ -30,7 +31,7 @@ def looks_like(text: str) -> bool:
 def parse(text: str) -> Iterator[Bench]:
     """A result for each summary of a text."""
     held: dict[str, str] | None = None
-    for line in text.splitlines():
+    for line in each_line(text):
         if TITLE in line:
             if held:
                 yield _one(held)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from commtax.readers.benches.record import TABLE, Bench, number, result
+from commtax.readers.short_lines import each_line
 from commtax.statement import Note
 
 METRICS: Mapping[str, str] = TABLE["prometheus"]
@@ -60,7 +61,7 @@ class _Page:
 def parse(text: str) -> Iterator[Bench]:
     """One result: all that the server did since it started."""
     page = _Page()
-    for line_number, line in enumerate(text.splitlines(), 1):
+    for line_number, line in enumerate(each_line(text), 1):
         if len(line) > LONGEST_LINE or line.startswith("#") or not line.strip():
             continue
         if match := _SAMPLE.match(line):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from commtax.readers.benches.record import TABLE, Bench
+from commtax.readers.short_lines import each_line
 from commtax.statement import Note
 
 TITLE = "Serving Benchmark Result"
@@ -35,7 +36,7 @@ def parse(text: str, built: Build) -> Iterator[Bench]:
     """Each table as the document that the tool would have written, ``built`` into a result."""
     held: Document = {}
     began, headless = 0, False  # the line on which a table begins
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(each_line(text), 1):
         if TITLE in line:
             if began:
                 yield from _ended(held, built, _cut(began, headless))
