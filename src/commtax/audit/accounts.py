@@ -45,6 +45,17 @@ class Accounts:
         """A typical step."""
         return float(np.median(self.total_s)) if self.total_s.size else 0.0
 
+    def usual(self, name: str) -> Column:
+        """Of each rank the mean over the middle half of its steps by length, as the typical step that is shown (``typical``)."""
+        count = self.total_s.shape[1]
+        kept = np.argsort(self.total_s, axis=1, kind="stable")[:, count // 4 : count - count // 4]
+        return np.asarray(np.take_along_axis(getattr(self, name), kept, axis=1).mean(axis=1))
+
+    @property
+    def usual_s(self) -> float:
+        """The length of such a step, the mean of the ranks."""
+        return float(self.usual("total_s").mean()) if self.total_s.size else 0.0
+
     def together(self, most: int = MOST_BEATS) -> tuple[Accounts, Column]:
         """At most so many columns, of consecutive steps together; and the first step of each."""
         count = self.total_s.shape[1]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Cause, Culprit, Section
 from commtax.audit.typical import PARTS, by_rank, of_all, usual_phase
+from commtax.readers.repetition import WHOLE as WHOLE_TRACE
 from commtax.readers.trace import Usage
 from commtax.units import format_bytes, format_seconds, plural
 
@@ -47,6 +48,10 @@ BINDING = {
     "copy_s": "copies bind",
     "idle_s": "the device idles most of it",
 }
+ON_HOST = {"compute_s": "the host's operations bind", "idle_s": "the host runs no operation most of it"}
+"""… where no device was traced."""
+JOBS = ("trace", "flight")
+"""Kinds of sections that tell who is to blame by themselves."""
 _FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
 
 
@@ -117,9 +122,9 @@ def culprit_sentence(culprit: Culprit) -> str:
 
 
 def blamed_cause(audited: Audit) -> Cause | None:
-    """What the culprit costs, and what to do about it: the cause that has its kind as a code."""
+    """What the culprit costs, and what to do about it: the cause that has its kind as a code, or says the same."""
     found = audited.culprit
-    return next((c for c in causes(audited) if found and c.code == found.kind), None)
+    return next((c for c in causes(audited) if found and (c.code == found.kind or c.said == found.said)), None)
 
 
 def other_causes(audited: Audit) -> list[Cause]:
@@ -132,7 +137,7 @@ def what_ran(sections: Sequence[Section]) -> str:
     """The job of a trace and what binds it, else which files were read."""
     for section in sections:
         if used := of_all(section):
-            return f"{job(section)}, {binding(used)}"
+            return f"{job(section)}, {binding(used, {**BINDING, **ON_HOST} if on_host(section) else BINDING)}"
     kinds = Counter(s.kind for s in sections)
     read = ", ".join(plural(count, KINDS.get(kind, kind)) for kind, count in kinds.items()) or "no file"
     figures = [figure for s in sections for figure in _figures(s)][:MOST_FIGURES]
@@ -153,13 +158,19 @@ def job(section: Section) -> str:
     used, steps = of_all(section), max(count for _, count, _ in ranks)
     length = format_seconds(used.total_s) if used else ""
     many, kind = plural(len(ranks), "rank"), f"{usual_phase(section)} step".strip()
-    return f"{many}, {plural(steps, kind)} of {length}" if steps else f"{many}, {length}"
+    whole = not steps or all(row.name == WHOLE_TRACE for row in section.steps)
+    return f"{many}, {length} as a whole" if whole else f"{many}, {plural(steps, kind)} of {length}"
 
 
-def binding(used: Usage) -> str:
+def on_host(section: Section) -> bool:
+    """Whether no device was traced."""
+    return any(n.code == "no device" for n in section.notes)
+
+
+def binding(used: Usage, words: Mapping[str, str]) -> str:
     """The part of a step that most of it is."""
     most = max(PARTS, key=lambda name: getattr(used, name))
-    return f"{BINDING[most]} ({getattr(used, most) / used.total_s:.0%})" if used.total_s > 0 else "nothing ran"
+    return f"{words[most]} ({getattr(used, most) / used.total_s:.0%})" if used.total_s > 0 else "nothing was timed"
 
 
 def _ended(audited: Audit) -> str:
@@ -168,11 +179,21 @@ def _ended(audited: Audit) -> str:
         return _blamed(audited.culprit)
     if audited.count(DISAGREE):
         return f"something is off ({_counts(audited)})"
-    if not any(told(s) for s in audited.sections):
+    if not any(told(s) for s in audited.sections) or _untimed(audited.sections):
         return "nothing could be told"
     if count := len(causes(audited)):
-        return f"nobody is to blame; {plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
-    return "nobody is to blame, and nothing is off"
+        nobody = "nobody is to blame; " if any(s.kind in JOBS for s in audited.sections) else ""
+        return f"{nobody}{plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
+    jobs = [s for s in audited.sections if s.kind in JOBS]
+    if not jobs:
+        return "nothing in it is off; whether it should be faster, --model tells"
+    return "nobody is to blame" if any(map(on_host, jobs)) else "nobody is to blame, and nothing is off"
+
+
+def _untimed(sections: Sequence[Section]) -> bool:
+    """Whether there are steps, and none of them takes any time."""
+    used = [of_all(s) for s in sections if s.steps]
+    return len(used) == len(sections) and not any(u and u.total_s > 0 for u in used)
 
 
 def told(section: Section) -> bool:
