@@ -178,7 +178,7 @@ class Job:
     def _account(self, place: int) -> Accounts:
         """One rank's, of all its steps."""
         ran, (begin, end) = self.covered[place], self.windows[place]
-        compute, either, anything = (c.within(begin, end) for c in (ran.compute, ran.either, ran.anything))
+        compute, comm, either, anything = (c.within(begin, end) for c in (ran.compute, ran.comm, ran.either, ran.anything))
         start, finish = spans(self.traces[place])
         alone = np.nan_to_num(self.alone[place])
         waited = np.where(np.isnan(self.waiting[place]), alone, self.waiting[place])
@@ -187,6 +187,7 @@ class Job:
         exposed = np.maximum(0.0, either - compute)
         wait = np.minimum(exposed, self._summed(place, start, start + waited, shown))
         hidden = np.maximum(0.0, self._summed(place, start, finish, finish - start - waited) - (exposed - wait))
+        hidden = np.minimum(hidden, np.maximum(0.0, comm + compute - either))  # no more than lies under compute
         total, copy = end - begin, np.maximum(0.0, anything - either)
         idle, starved = np.maximum(0.0, total - anything), self._summed(place, start, finish, alone)
         return Accounts(

@@ -130,10 +130,14 @@ def _idle(job: Job) -> Iterator[Cause]:
 
 
 def _between_kernels(said: str, each_s: float, replayed: float) -> tuple[str, str, str]:
-    """Code, words and change of many short pauses: the host's, unless it launched graphs or they are as short as the device's own."""
+    """Code, words and change of many short pauses: the host's, unless it launched graphs or they are a device's own."""
     if each_s >= LAUNCH_S and replayed < MOSTLY:
         return "launch-bound", f"{said}: the host launches kernels too slowly", "CUDA graphs, or fewer and larger kernels"
-    why = "kernels of a graph follow each other" if replayed >= MOSTLY else "kernels follow each other as fast as a device begins them"
+    why = (
+        "kernels of a graph follow each other"
+        if replayed >= MOSTLY
+        else "kernels follow each other as fast as a device begins them"
+    )
     return "between kernels", f"{said}: {why}", "fewer and larger kernels (fusion, a larger batch)"
 
 

@@ -16,6 +16,7 @@ from commtax.cli.order import cluster_of, profile_of, refuse
 from commtax.cli.output import Output, write_page
 from commtax.cli.progress import reading
 from commtax.files import check_writable, refuse_overwriting
+from commtax.readers.trace import Trace
 from commtax.report import audit_differences, audit_documents, auditing
 from commtax.statement import Refusal
 from commtax.units import format_bytes, plural
@@ -110,6 +111,8 @@ def _diff(files: tuple[Path, ...], output: Output, given: Given) -> NoReturn:
 def _share(read: Read, files: tuple[Path, ...], output: Output, out: Path) -> None:
     """Traces without names, and where they are."""
     refuse_overwriting(out, files, "anonymise")
+    if (jobs := sum(isinstance(job[0][1], Trace) for job in read.jobs)) > 1:
+        raise Refusal(f"anonymise: traces of {jobs} jobs; give those of one at a time", "anonymise")
     written = write_anonymous([trace for _, trace in read.traces], out)
     size = format_bytes(sum(path.stat().st_size for path in written))
     output.remarks.append(f"{plural(len(written), 'trace')} without names written to {out} ({size}): it can be shared")

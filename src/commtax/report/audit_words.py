@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Cause, Culprit, Section
 from commtax.audit.typical import PARTS, by_rank, of_all, usual_phase
@@ -80,8 +81,18 @@ def blamed(audited: Audit) -> list[str]:
 
 
 def causes(audited: Audit) -> list[Cause]:
-    """Of all sections, the dearest first; those without a price stay behind them, in their order."""
-    return sorted((c for s in audited.sections for c in s.causes), key=_dearest)
+    """Of all sections, the dearest first; those without a price stay behind them, in their order.
+
+    Of several jobs each cause says whose it is.
+    """
+    several = _jobs(audited.sections) > 1
+    own = ((s.files[0] if several and s.kind == "trace" else "", c) for s in audited.sections for c in s.causes)
+    told = (replace(c, said=f"{file}: {c.said}") if file else c for file, c in own)
+    return sorted(told, key=_dearest)
+
+
+def _jobs(sections: Sequence[Section]) -> int:
+    return sum(s.kind == "trace" for s in sections)
 
 
 def _dearest(cause: Cause) -> float:
@@ -124,7 +135,7 @@ def culprit_sentence(culprit: Culprit) -> str:
 def blamed_cause(audited: Audit) -> Cause | None:
     """What the culprit costs, and what to do about it: the cause that has its kind as a code, or says the same."""
     found = audited.culprit
-    return next((c for c in causes(audited) if found and (c.code == found.kind or c.said == found.said)), None)
+    return next((c for c in causes(audited) if found and (c.code == found.kind or c.said.endswith(found.said))), None)
 
 
 def other_causes(audited: Audit) -> list[Cause]:
@@ -135,6 +146,8 @@ def other_causes(audited: Audit) -> list[Cause]:
 
 def what_ran(sections: Sequence[Section]) -> str:
     """The job of a trace and what binds it, else which files were read."""
+    if (several := _jobs(sections)) > 1:
+        return f"traces of {several} jobs, each told by itself"
     for section in sections:
         if used := of_all(section):
             return f"{job(section)}, {binding(used, {**BINDING, **ON_HOST} if on_host(section) else BINDING)}"
