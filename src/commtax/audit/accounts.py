@@ -5,6 +5,7 @@ Ranks that meet take equally long for a step, so that whoever waits least is the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -174,6 +175,14 @@ class Job:
         rows = [self._account(place) for place in range(len(self.traces))]
         pairs = list(zip(rows, self.common, strict=True))
         return Accounts(*(np.array([getattr(row, f.name)[steps] for row, steps in pairs]) for f in fields(Accounts)))
+
+    @cached_property
+    def typical(self) -> Accounts:
+        """Of the steps of the commonest phase alone: an engine's prompts and tokens are not of one length."""
+        phases = [self.traces[0].steps[at].phase for at in self.common[0].tolist()]
+        usual = Counter(phases).most_common(1)[0][0] if phases else ""
+        kept = np.array([phase == usual for phase in phases], dtype=bool)
+        return Accounts(*(getattr(self.accounts, f.name)[:, kept] for f in fields(Accounts)))
 
     def _account(self, place: int) -> Accounts:
         """One rank's, of all its steps."""

@@ -25,7 +25,7 @@ LATE_GATHERS = 0.5
 
 def causes(job: Job, culprit: Culprit | None, cost_s: float) -> tuple[Cause, ...]:
     """All that costs a step something, dearest first; ``cost_s`` is what the culprit costs."""
-    if not job.accounts.usual_s > 0:
+    if not job.typical.usual_s > 0:
         return ()
     found = [*_blamed(job, culprit, cost_s), *_waiting(job, culprit), *_exposed(job), *_idle(job), *_bubble(job)]
     found += [*_late_gathers(job), *crossing(job), *utilisation(job)]
@@ -71,8 +71,8 @@ def _since(job: Job, culprit: Culprit) -> float:
 
 def _waiting(job: Job, culprit: Culprit | None) -> Iterator[Cause]:
     """Time in collectives before the last rank comes: who waits for whom."""
-    step_s = job.accounts.usual_s
-    waited = job.accounts.usual("wait_s")
+    step_s = job.typical.usual_s
+    waited = job.typical.usual("wait_s")
     cost = float(np.median(waited))
     named = culprit is not None and culprit.kind in ("slow rank", "late rank", "starved stage")
     if cost < SMALL * step_s or named or len(job.traces) < 2:
@@ -86,7 +86,7 @@ def _waiting(job: Job, culprit: Culprit | None) -> Iterator[Cause]:
 
 def _exposed(job: Job) -> Iterator[Cause]:
     """Communication that nothing hides, but for waiting, and which kind most of it is."""
-    accounts, step_s = job.accounts, job.accounts.usual_s
+    accounts, step_s = job.typical, job.typical.usual_s
     cost = float(np.median(accounts.usual("wire_s")))
     if cost < SMALL * step_s:
         return
@@ -108,7 +108,7 @@ def _exposed(job: Job) -> Iterator[Cause]:
 
 def _idle(job: Job) -> Iterator[Cause]:
     """A device with nothing to do: many short pauses are launches, few long ones a stall of the host or its data."""
-    step_s, places = job.accounts.usual_s, job.accounts.usual("idle_s")
+    step_s, places = job.typical.usual_s, job.typical.usual("idle_s")
     place = int(np.argsort(places)[len(places) // 2])
     cost, trace = float(places[place]), job.traces[place]
     if cost < SMALL * step_s or not trace.on_device:
@@ -133,20 +133,16 @@ def _between_kernels(said: str, each_s: float, replayed: float) -> tuple[str, st
     """Code, words and change of many short pauses: the host's, unless it launched graphs or they are a device's own."""
     if each_s >= LAUNCH_S and replayed < MOSTLY:
         return "launch-bound", f"{said}: the host launches kernels too slowly", "CUDA graphs, or fewer and larger kernels"
-    why = (
-        "kernels of a graph follow each other"
-        if replayed >= MOSTLY
-        else "kernels follow each other as fast as a device begins them"
-    )
-    return "between kernels", f"{said}: {why}", "fewer and larger kernels (fusion, a larger batch)"
+    why = "between the kernels of graphs" if replayed >= MOSTLY else "between kernels that were launched in time"
+    return "between kernels", f"{said} {why}", "fewer and larger kernels (fusion, a larger batch)"
 
 
 def _bubble(job: Job) -> Iterator[Cause]:
     """Stages that wait for each other, beside what filling and draining the pipeline explains."""
     if not is_pipeline(job):
         return
-    step_s, depth = job.accounts.usual_s, len(stages(job))
-    share = float(np.median(1 - job.accounts.usual("compute_s") / step_s))
+    step_s, depth = job.typical.usual_s, len(stages(job))
+    share = float(np.median(1 - job.typical.usual("compute_s") / step_s))
     first, steps = job.traces[0], max(1, len(job.traces[0].steps))
     messages = sum(c.op == MESSAGE for c in first.collectives) / steps
     micro = max(1, round(messages / (2 if first.training else 1)))
@@ -171,7 +167,7 @@ def _late_gathers(job: Job) -> Iterator[Cause]:
     shown = np.maximum(0.0, end - start - ran.compute.within(start, end) - waited)
     late = gather & (shown > LATE_GATHERS * (end - start - waited)) & (ran.compute.within(start - 1e-6, start) < 0.5e-6)
     cost = float(shown[late].sum()) / len(trace.steps)
-    if cost >= SMALL * job.accounts.usual_s:
+    if cost >= SMALL * job.typical.usual_s:
         number = f"{late.sum() / len(trace.steps):.0f} of {gather.sum() / len(trace.steps):.0f}"
         said = f"{number} all-gathers of a step begin only when compute waits for them"
-        yield cause("prefetch", said, "gather a layer's weights while the one before it computes", cost, job.accounts.usual_s)
+        yield cause("prefetch", said, "gather a layer's weights while the one before it computes", cost, job.typical.usual_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
@@ -56,8 +57,8 @@ def _told(job: Job) -> Iterator[Finding]:
     why = "" if head.on_device else NO_DEVICE
     if not head.steps:
         return
-    phases, spent = {s.phase for s in head.steps}, job.accounts
-    named = WHOLE if head.steps[0].name == WHOLE else f"{phases.pop() if len(phases) == 1 else ''} step".strip()
+    phase, spent = Counter(s.phase for s in head.steps).most_common(1)[0][0], job.typical
+    named = WHOLE if head.steps[0].name == WHOLE else f"{phase} step".strip()
     yield Finding(Note("step", named), None, spent.usual_s or median(s.seconds for s in head.steps), "s", reason=why)
     for op, count in sorted(per_step(job).items()):
         yield Finding(Note("count", f"{op} a step"), None, count)
@@ -69,7 +70,8 @@ def _told(job: Job) -> Iterator[Finding]:
         exposed = spent.usual("wire_s") + spent.usual("wait_s")
         yield Finding("exposed communication, of the step", None, float(np.min(exposed / length)), "share")
         yield Finding("idle device, of the step", None, float(np.median(idle / length)), "share")
-    yield from (f.undecided(f.reason) for f in waiting(job, [t.steps for t in job.traces], 1))
+    usual = [[s for s in t.steps if s.phase == phase] or t.steps for t in job.traces]
+    yield from (f.undecided(f.reason) for f in waiting(job, usual, 1))
 
 
 def _bytes(trace: Trace, op: str) -> float | None:

@@ -47,9 +47,9 @@ BINDING = {
     "compute_s": "compute binds",
     "exposed_s": "exposed communication binds",
     "copy_s": "copies bind",
-    "idle_s": "the device idles most of it",
+    "idle_s": "an idle device binds",
 }
-ON_HOST = {"compute_s": "the host's operations bind", "idle_s": "the host runs no operation most of it"}
+ON_HOST = {"compute_s": "the host's operations bind", "idle_s": "pauses between operations bind"}
 """… where no device was traced."""
 JOBS = ("trace", "flight")
 """Kinds of sections that tell who is to blame by themselves."""
@@ -68,7 +68,12 @@ def headline(audited: Audit) -> str:
 
 def summary(audited: Audit) -> list[str]:
     """All that is said before any table."""
-    return [headline(audited), *blamed(audited), *(cause_sentence(c) for c in other_causes(audited)[:MOST_CAUSES])]
+    return [headline(audited), *ran(audited), *blamed(audited), *(cause_sentence(c) for c in other_causes(audited)[:MOST_CAUSES])]
+
+
+def ran(audited: Audit) -> list[str]:
+    """Below the verdict on a claim: what a trace shows of the job, and what binds it."""
+    return [what_ran(audited.sections)] if audited.claim and any(s.steps for s in audited.sections) else []
 
 
 def blamed(audited: Audit) -> list[str]:
@@ -77,7 +82,13 @@ def blamed(audited: Audit) -> list[str]:
         return []
     cause = blamed_cause(audited)
     rest = [priced(cause), *changed(cause)] if cause else []
-    return ["; ".join(filter(None, (f"To blame: {culprit_sentence(audited.culprit)}", *rest)))]
+    return ["; ".join(filter(None, (to_blame(audited.culprit, audited), *rest)))]
+
+
+def to_blame(culprit: Culprit, audited: Audit) -> str:
+    """The culprit, with when it began where that was not at once."""
+    steps = [row.start_s for s in audited.sections if s.culprit is culprit for row in s.steps if row.index == 0]
+    return f"To blame: {culprit_sentence(culprit, max(steps, default=0.0))}"
 
 
 def causes(audited: Audit) -> list[Cause]:
@@ -121,13 +132,13 @@ def changed(cause: Cause) -> list[str]:
     return [*([f"change: {cause.change}"] if cause.change else []), *([f"gain: {cause.gain}"] if cause.gain else [])]
 
 
-def culprit_sentence(culprit: Culprit) -> str:
-    """Who, of which kind, since when, and how that shows.
+def culprit_sentence(culprit: Culprit, begin_s: float = 0.0) -> str:
+    """Who, of which kind, since when, and how that shows; ``begin_s`` is when the first step began.
 
     >>> culprit_sentence(Culprit("late rank", 3, 12.4, "the others wait 28% of a step for it"))
     'rank 3 (late rank) since 12.4 s: the others wait 28% of a step for it'
     """
-    since = f" since {format_seconds(culprit.since_s)}" if culprit.since_s else ""
+    since = f" since {format_seconds(culprit.since_s)}" if culprit.since_s and culprit.since_s > begin_s else ""
     who = (f"rank {culprit.rank} ({culprit.kind})" if culprit.rank is not None else culprit.kind) + since
     return f"{who}: {culprit.said}" if culprit.said else who
 

@@ -12,13 +12,14 @@ from commtax.report.audit_words import (
     MOST_CAUSES,
     blamed_cause,
     changed,
-    culprit_sentence,
     headline,
     other_causes,
     priced,
+    ran,
     remarks,
     share_text,
     title,
+    to_blame,
     value_text,
 )
 from commtax.report.tables import Table, notes, say, show_table, without_empty
@@ -38,10 +39,12 @@ Cell = str | Text
 def show_audit(console: Console, audited: Audit) -> None:
     """The verdict first, then a table for each file."""
     say(console, headline(audited), "bold red" if audited.verdict in (DISAGREE, FAULT) else "bold")
+    for line in ran(audited):
+        say(console, line)
     if audited.culprit:
         cause = blamed_cause(audited)
         lines = [priced(cause), *changed(cause)] if cause else []
-        _say_all(console, f"To blame: {culprit_sentence(audited.culprit)}", lines, "red")
+        _say_all(console, to_blame(audited.culprit, audited), lines, "red")
     show_causes(console, audited)
     for section in audited.sections:
         say(console, title(section), "dim")
