@@ -55,7 +55,8 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
         else:
             passed += [path.name for path in paths]
     if not left:
-        raise Refusal(f"file '{given[0]}': a folder in which no file of {len(passed)} is recognised", "file")
+        found = f"none of its {plural(len(passed), 'file')} is recognised" if passed else "no file is in it"
+        raise Refusal(f"file '{given[0]}': a folder, and {found}", "file")
     joined = _joined(left)
     traces = [(name, said) for name, said in joined if isinstance(said, Trace)]
     dumps = [(name, said) for name, said in joined if isinstance(said, Dump)]

@@ -130,6 +130,8 @@ def _facts(job: Job) -> Mapping[str, str]:
         facts["hosts"] = ", ".join(hosts[:16])
     if head.steps:
         facts["steps"] = f"{len(head.steps)} ({_named(head)})"
+    if head.on_device and (head.device or head.replayed):
+        facts["kernels from graphs"] = f"{head.replayed:.0%}"
     if algorithms := sorted({f"{c.op} {c.algorithm}" for c in head.collectives if c.algorithm}):
         facts["algorithms"] = ", ".join(algorithms[:16])
     if sizes := sorted({c.ranks for c in head.collectives if c.ranks}):
