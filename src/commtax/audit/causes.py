@@ -19,6 +19,7 @@ SHORT_S = 50e-6  # pauses shorter than this are the host's, one for each launch
 MANY = 20  # such pauses in a step
 LAUNCH_S = 1.5e-6  # a launch takes the host longer; shorter pauses are between kernels that were launched long before
 MOSTLY = 0.6
+HARDLY = 0.2  # of what the others wait
 ROUNDING = 1e-9
 LATE_GATHERS = 0.5
 
@@ -81,7 +82,10 @@ def _waiting(job: Job, culprit: Culprit | None) -> Iterator[Cause]:
     ranks = [t.rank for t in job.traces]
     said = f"ranks wait {format_seconds(cost)} of {span_of(job)} in collectives for those that come later: rank {ranks[most]} most"
     said += f" ({format_seconds(float(waited[most]))}), rank {ranks[least]} least ({format_seconds(float(waited[least]))})"
-    yield cause("waiting", said, "even out the work of the ranks: nobody comes last in every step", cost, step_s, span_of(job))
+    change = "even out the work of the ranks: nobody comes last in every step"
+    if waited[least] < HARDLY * np.median(np.delete(waited, least)):
+        change = f"look at what rank {ranks[least]} does before its collectives: it waits least, in too few steps to blame it"
+    yield cause("waiting", said, change, cost, step_s, span_of(job))
 
 
 def _exposed(job: Job) -> Iterator[Cause]:

@@ -133,8 +133,7 @@ def _notes(log: NcclLog) -> Iterator[Note]:
     for name, (times, least, most) in sorted(log.tuned.items()):
         sizes = format_bytes(least) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
         yield Note("algorithm", f"NCCL chose {name} {plural(times, 'time')}, for {sizes}")
-    if log.rings:
-        first = next(iter(log.rings))
+    if (first := next(iter(log.rings), ())) and len(first) > 1:
         order = " ".join(map(str, first[: 4 * NAMED])) + (" …" if len(first) > 4 * NAMED else "")
         yield Note("rings", f"{plural(len(log.rings), 'ring')}, the first {order}")
 

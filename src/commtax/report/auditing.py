@@ -1,5 +1,6 @@
 """An audit for a terminal: one screen in words, then tables, then small print."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
@@ -29,6 +30,8 @@ MOST_RANKS = 8  # whose steps are told one by one
 MOST_KERNELS = 8
 MOST_COLLECTIVES = 12
 MOST_SIGNS = 52  # of a kernel's name
+NAME_SIGNS = 1000  # of which a name is told
+_COMMON = re.compile(r"^void |at::native::|\(anonymous namespace\)::|std::|c10::")
 NOTHING = 0.0005  # of a step
 BAR = 20  # signs of a step
 SIGNS = {"compute": "█", "exposed": "▓", "copies": "▒", "idle": "░"}
@@ -170,8 +173,12 @@ def _kernels(rows: Sequence[KernelRow]) -> Table:
 
 
 def short(name: str, most: int = MOST_SIGNS) -> str:
+    """A kernel's name without what most of them have in common.
+
+    >>> short("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", 44)
+    'vectorized_elementwise_kernel<4, CUDAFuncto…'
     """
-    >>> short("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", 20)
-    'void at::native::ve…'
-    """
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    if len(name) <= most:
+        return name
+    told = _COMMON.sub("", name[:NAME_SIGNS])
+    return told if len(told) <= most else f"{told[: most - 1]}…"
