@@ -493,3 +493,16 @@ def test_mutated_logs_are_read(row, random, cuts):
     log = READERS[row["kind"]].parse("".join(text))
     section = audit_nccl([log], None, ["x"]) if row["kind"] == "nccl" else audit_log(log, None, "x")
     assert all(math.isfinite(f.measured) for f in section.findings)
+
+
+def test_no_graphs_are_advised_where_no_gpu_ran():
+    log = vllm_log.parse((Path(__file__).parent / "fixtures" / "vllm-cpu-tp2.log").read_text())
+    assert log.settings["enforce_eager"] == "True"
+    assert "eager" not in [c.code for c in audit_log(log, None, "a").causes]
+
+
+@pytest.mark.parametrize("name", ["a watchdog on three ranks", "a rank that called something else"])
+def test_what_never_ended_is_off(name, tmp_path):
+    path = tmp_path / "x.log"
+    path.write_text("\n".join(next(r["lines"] for r in REAL if r["name"] == name)))
+    assert audit([path]).verdict == "disagree"

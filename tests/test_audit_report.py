@@ -15,6 +15,7 @@ from cli_run import run_here
 from commtax.audit.finding import AGREE, Audit, Cause, Claim, CollectiveRow, Culprit, Finding, KernelRow, Section, StepRow
 from commtax.audit.predicted import predicted_step, priced_step
 from commtax.audit.typical import length_s, of_all, typical
+from commtax.readers.repetition import WHOLE
 from commtax.readers.trace import KINDS
 from commtax.report.audit_documents import audit_document
 from commtax.report.audit_page import MOST_SHOWN, audit_page, chart, thinned
@@ -95,11 +96,32 @@ def test_a_sound_run_is_called_one():
     )
 
 
+def test_what_binds_is_told_beside_a_claim_and_of_a_host():
+    lines = screen(Audit(claim(), (section(),)))
+    assert lines[1] == "2 ranks, 8 decode steps of 11.2 ms, compute binds (71%)"
+    host = section(notes=(Note("no device", "no device events: times are the host's"),))
+    assert screen(Audit(None, (host,)))[0].endswith("the host's operations bind (71%): nobody is to blame")
+    whole = replace(host, steps=(StepRow(0, 0, WHOLE, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),))
+    assert screen(Audit(None, (whole,)))[0] == "1 rank, 0 s as a whole, nothing was timed: nothing could be told"
+
+
+def test_a_culprit_since_the_first_step_has_no_moment():
+    early = replace(LATE, since_s=0.0)
+    late = replace(LATE, since_s=0.05)
+    assert "(late rank): " in screen(Audit(None, (section(culprit=early),)))[1]
+    assert "(late rank) since 50 ms: " in screen(Audit(None, (section(culprit=late),)))[1]
+
+
+def test_a_cause_that_says_what_the_culprit_does_is_told_once():
+    own = Cause("desync", LATE.said, None, None, "look at its program")
+    assert sum(LATE.said in x for x in screen(Audit(None, (section(culprit=LATE, causes=(own,)),)))) == 1
+
+
 def test_a_result_is_told_and_its_books_are_checked():
     told = [Finding(Note(f"tpot_{s}", f"TPOT ({s})"), None, t, "s") for s, t in (("mean", 0.08), ("p99", 0.089))]
     books = Finding("E2E = TTFT + (n - 1) TPOT", 71.5, 71.5, "s", 0.05).judged()
     lines = screen(Audit(None, (Section("bench", ("a.json",), (*told, books)),)))
-    assert lines[0] == "1 benchmark result, TPOT 80 ms: nobody is to blame, and nothing is off"
+    assert lines[0] == "1 benchmark result, TPOT 80 ms: nothing in it is off; whether it should be faster, --model tells"
     assert [x.split() for x in lines[2:4]] == [["item", "measured"], ["TPOT", "(mean)", "80", "ms"]]
     assert lines[5].split() == ["item", "expected", "measured", "difference", "tolerance", "verdict"]
 
@@ -192,6 +214,21 @@ def test_a_thinned_picture_covers_what_it_stands_for(rows, most):
         assert covering
     if len(rows) <= most:
         assert shown == given_rows
+
+
+def test_lanes_are_drawn_that_hold_something():
+    lane, start = np.arange(40) % 20 * 2, np.arange(40.0)
+    drawn = chart(Timeline(lane, start, start + 0.1 + lane, lane * 0, ("x",) * 40, tuple(map(str, range(40))), KINDS), "a")
+    assert drawn["lanes"] == [str(2 * i) for i in range(4, 20)]  # the sixteen busiest of twenty
+    assert drawn["name"].endswith("(4 lanes more)")
+    assert set(drawn["lane"]) == set(range(16))
+
+
+def test_a_page_of_several_jobs_names_each():
+    alone = replace(section(ranks=1), files=("other.json",))
+    page = audit_page(Audit(None, (section(), alone)), "commtax audit traces/")
+    assert [t["title"] for t in page["tables"] if "title" in t] == ["trace: rank0.json.gz, rank1.json.gz", "trace: other.json"]
+    assert [c["name"].split(",")[0] for c in page["charts"]] == ["rank0.json.gz", "other.json"]
 
 
 def test_a_large_trace_makes_a_small_page():

@@ -16,6 +16,7 @@ from commtax.audit.finding import CULPRITS
 from commtax.audit.happened import collective_rows, kernel_rows, step_rows, typical_step
 from commtax.audit.series import rise
 from commtax.audit.traces import audit_traces
+from commtax.audit.typical import of_all
 from commtax.readers import kineto
 from commtax.readers.clocks import Clock, between, coinciding
 from commtax.readers.coverage import merged
@@ -235,7 +236,7 @@ def test_what_does_not_repeat_is_one_step():
 # What is told without a claim
 
 
-def layered(layers, extra, steps=4, attention=True, norms=True):
+def layered(layers, extra, steps=4, attention=True, norms=True, pause=1, launched="cudaLaunchKernel"):
     """Decode steps with two all-reduces a layer, an attention kernel and two norms."""
     events, at, correlation = [], 0.0, 0
     for _ in range(steps):
@@ -249,8 +250,8 @@ def layered(layers, extra, steps=4, attention=True, norms=True):
             names += ["rms_norm_kernel"] * norms + ["gemv", "cross_device_reduce_1stage"]
         for name in names:
             correlation += 1
-            events += [launch(at, correlation), kernel(f"void vllm::{name}<x>(y)", at, 4, correlation)]
-            at += 5
+            events += [launch(at, correlation, launched), kernel(f"void vllm::{name}<x>(y)", at, 4, correlation)]
+            at += 4 + pause
         events.append(event("user_annotation", "execute_context_0(0)_generation_1(1)", begin, at - begin - 1))
     return kineto.parse(document(events))
 
@@ -273,13 +274,34 @@ def test_layers_are_told_by_counts(layers, extra, attention, says):
     assert [str(n) for n in section.notes if n.code == "layers"] == [says]
 
 
-def test_many_short_pauses_are_launches():
-    """Each kernel of 4 us is followed by a pause of 1 us: a fifth of the step."""
-    section = audit_traces([layered(20, 1)], None, ["a"])
-    (found,) = [c for c in section.causes if c.code == "launch-bound"]
-    assert found.share == pytest.approx(0.2, abs=0.01)
+@pytest.mark.parametrize(
+    ("pause", "launched", "code"),
+    [
+        (4, "cudaLaunchKernel", "launch-bound"),
+        (1, "cudaLaunchKernel", "between kernels"),  # sooner than a host launches
+        (4, "cudaGraphLaunch", "between kernels"),  # no host between them
+    ],
+)
+def test_many_short_pauses_are_launches(pause, launched, code):
+    """Each kernel of 4 us is followed by a pause."""
+    section = audit_traces([layered(20, 1, pause=pause, launched=launched)], None, ["a"])
+    (found,) = [c for c in section.causes if c.code in ("launch-bound", "between kernels", "stall")]
+    assert found.code == code
+    assert found.share == pytest.approx(pause / (4 + pause), abs=0.01)
     assert "instead of" in found.gain
-    assert "CUDA graphs" in found.change
+    assert ("CUDA graphs" in found.change) == (code == "launch-bound")
+
+
+def test_causes_and_the_typical_step_tell_the_same():
+    """Shares of a single rank's causes are those of the step that is shown."""
+    section = audit_traces([layered(20, 1, pause=4)], None, ["a"])
+    used = of_all(section)
+    shares = {c.code: c.share for c in section.causes}
+    assert shares["launch-bound"] == pytest.approx(used.idle_share)
+    assert shares["exposed"] == pytest.approx(used.exposed_share)
+    told = {f.code: f.measured for f in section.findings}
+    assert told["idle device, of the step"] == pytest.approx(used.idle_share)
+    assert told["step"] == pytest.approx(used.total_s)
 
 
 def test_a_culprit_is_a_cause_with_its_gain():

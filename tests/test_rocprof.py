@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_run import run_here
+from commtax.audit import audit
 from commtax.audit.reading import read_all
 from commtax.readers import formats
 from made_traces import clashes, per_step
@@ -229,3 +230,10 @@ def test_damaged_tables_are_read_or_refused(tmp_path_factory, found, data):
         formats.read(path)
     except ValueError as error:
         assert "\n" not in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("kind", ["marker_api_trace", "hip_api_trace"])
+def test_calls_alone_take_no_time_that_could_be_told(tmp_path, kind):
+    found = audit([written(tmp_path, of_kind(kind))])
+    assert found.sections[0].causes == ()
+    assert found.verdict == "unknown"

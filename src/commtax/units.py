@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from commtax.statement import Refusal
 
 GiB = 2**30
+THOUSAND = 999.5  # printed as a thousand
 MAX_BYTES = 1e18  # an exabyte
 MAX_COUNT = 2**48  # more than anything that is counted here, and exact as a float and as an integer of 64 bits
 
@@ -129,12 +130,13 @@ def format_si(value: float, unit: str) -> str:
 def format_seconds(seconds: float) -> str:
     """A duration in the unit that keeps it between 1 and 1,000.
 
-    >>> format_seconds(5.3e-6), format_seconds(0.00494), format_seconds(12)
-    ('5.3 µs', '4.94 ms', '12 s')
+    >>> format_seconds(5.3e-6), format_seconds(0.00494), format_seconds(12), format_seconds(0.9996e-3), format_seconds(6120)
+    ('5.3 µs', '4.94 ms', '12 s', '1 ms', '6120 s')
     """
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(seconds) >= factor:
-            return f"{seconds / factor:.3g} {unit}"
+        if abs(seconds) >= 0.9995 * factor:  # what would be printed as a thousand of the next smaller unit
+            figure = seconds / factor
+            return f"{figure:.0f} {unit}" if abs(figure) >= THOUSAND and abs(figure) < 1e6 else f"{figure:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
 
 

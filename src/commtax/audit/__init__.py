@@ -49,11 +49,12 @@ def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | No
 
 
 def audit_read(read: Read, claim: Claim | None = None, baseline: Path | None = None) -> Audit:
-    """All that was read; what the ranks of a job left of one kind is told together."""
+    """All that was read; what the ranks of a job left of one kind is told together, and several jobs one after the other."""
     sections = [_section(name, said, claim, baseline) for name, said in read.left if type(said) not in JOINED]
-    for kind, audited in JOINED.items():
-        if files := [(name, said) for name, said in read.left if type(said) is kind]:
-            sections.append(audited([said for _, said in files], claim, [name for name, _ in files]))
+    logs = [(name, said) for name, said in read.left if isinstance(said, NcclLog)]
+    for job in (*([logs] if logs else []), *read.jobs):
+        names, said = zip(*job, strict=True)
+        sections.append(JOINED[type(said[0])](said, claim, names))
     return Audit(claim, tuple(sections), read.notes)
 
 

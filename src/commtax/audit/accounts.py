@@ -5,6 +5,7 @@ Ranks that meet take equally long for a step, so that whoever waits least is the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -44,6 +45,17 @@ class Accounts:
     def step_s(self) -> float:
         """A typical step."""
         return float(np.median(self.total_s)) if self.total_s.size else 0.0
+
+    def usual(self, name: str) -> Column:
+        """Of each rank the mean over the middle half of its steps by length, as the typical step that is shown (``typical``)."""
+        count = self.total_s.shape[1]
+        kept = np.argsort(self.total_s, axis=1, kind="stable")[:, count // 4 : count - count // 4]
+        return np.asarray(np.take_along_axis(getattr(self, name), kept, axis=1).mean(axis=1))
+
+    @property
+    def usual_s(self) -> float:
+        """The length of such a step, the mean of the ranks."""
+        return float(self.usual("total_s").mean()) if self.total_s.size else 0.0
 
     def together(self, most: int = MOST_BEATS) -> tuple[Accounts, Column]:
         """At most so many columns, of consecutive steps together; and the first step of each."""
@@ -169,10 +181,18 @@ class Job:
         pairs = list(zip(rows, self.common, strict=True))
         return Accounts(*(np.array([getattr(row, f.name)[steps] for row, steps in pairs]) for f in fields(Accounts)))
 
+    @cached_property
+    def typical(self) -> Accounts:
+        """Of the steps of the commonest phase alone: an engine's prompts and tokens are not of one length."""
+        phases = [self.traces[0].steps[at].phase for at in self.common[0].tolist()]
+        usual = Counter(phases).most_common(1)[0][0] if phases else ""
+        kept = np.array([phase == usual for phase in phases], dtype=bool)
+        return Accounts(*(getattr(self.accounts, f.name)[:, kept] for f in fields(Accounts)))
+
     def _account(self, place: int) -> Accounts:
         """One rank's, of all its steps."""
         ran, (begin, end) = self.covered[place], self.windows[place]
-        compute, either, anything = (c.within(begin, end) for c in (ran.compute, ran.either, ran.anything))
+        compute, comm, either, anything = (c.within(begin, end) for c in (ran.compute, ran.comm, ran.either, ran.anything))
         start, finish = spans(self.traces[place])
         alone = np.nan_to_num(self.alone[place])
         waited = np.where(np.isnan(self.waiting[place]), alone, self.waiting[place])
@@ -181,6 +201,7 @@ class Job:
         exposed = np.maximum(0.0, either - compute)
         wait = np.minimum(exposed, self._summed(place, start, start + waited, shown))
         hidden = np.maximum(0.0, self._summed(place, start, finish, finish - start - waited) - (exposed - wait))
+        hidden = np.minimum(hidden, np.maximum(0.0, comm + compute - either))  # no more than lies under compute
         total, copy = end - begin, np.maximum(0.0, anything - either)
         idle, starved = np.maximum(0.0, total - anything), self._summed(place, start, finish, alone)
         return Accounts(

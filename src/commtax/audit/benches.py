@@ -157,6 +157,8 @@ def _suspicious(result: Bench, claim: Claim | None = None) -> Iterator[Finding]:
     """What a sound run cannot show, on any machine."""
     if result.failed:
         yield Finding("failed requests", 0, result.failed, reason="what failed is not in the statistics").judged()
+    if invalid := [n for n in result.notes if n.code == "invalid"]:
+        yield Finding("conditions of the benchmark missed", 0, len(invalid), reason=str(invalid[0])).judged()
     yield from _identities(result)
     yield from _whole_request(result, lengths_of(result, claim)[1] if claim else result.output_len)
 

@@ -17,23 +17,32 @@ from commtax.units import format_seconds, plural
 SMALL = 0.02  # of a step: what costs less binds nothing
 SHORT_S = 50e-6  # pauses shorter than this are the host's, one for each launch
 MANY = 20  # such pauses in a step
+LAUNCH_S = 1.5e-6  # a launch takes the host longer; shorter pauses are between kernels that were launched long before
 MOSTLY = 0.6
+HARDLY = 0.2  # of what the others wait
+ROUNDING = 1e-9
 LATE_GATHERS = 0.5
 
 
 def causes(job: Job, culprit: Culprit | None, cost_s: float) -> tuple[Cause, ...]:
     """All that costs a step something, dearest first; ``cost_s`` is what the culprit costs."""
-    if not job.accounts.total_s.size or not job.accounts.step_s > 0:  # steps that take no time cost nothing
+    if not job.typical.usual_s > 0:
         return ()
     found = [*_blamed(job, culprit, cost_s), *_waiting(job, culprit), *_exposed(job), *_idle(job), *_bubble(job)]
     found += [*_late_gathers(job), *crossing(job), *utilisation(job)]
     return tuple(sorted(found, key=lambda c: -(c.cost_s or 0.0)))
 
 
-def cause(code: str, said: str, cost_s: float, step_s: float, change: str) -> Cause:
+def cause(code: str, said: str, change: str, cost_s: float, step_s: float, span: str = "a step") -> Cause:
     """A cause with its share of the step, and the step without it in words."""
-    gain = f"without it a step takes {format_seconds(step_s - cost_s)} instead of {format_seconds(step_s)} (-{cost_s / step_s:.0%})"
+    left = format_seconds(step_s - cost_s) if step_s - cost_s > ROUNDING * step_s else "nothing"
+    gain = f"without it {span} takes {left} instead of {format_seconds(step_s)} (-{cost_s / step_s:.0%})"
     return Cause(code, said, cost_s, cost_s / step_s, change, gain)
+
+
+def span_of(job: Job) -> str:
+    """What seconds are of, in words."""
+    return "the trace" if job.traces[0].steps[0].name == WHOLE else "a step"
 
 
 CHANGES = {
@@ -51,7 +60,8 @@ def _blamed(job: Job, culprit: Culprit | None, cost_s: float) -> Iterator[Cause]
         return
     step_s = _since(job, culprit)
     where = f" at rank {culprit.rank}" if culprit.rank is not None else ""
-    yield cause(culprit.kind, f"{culprit.kind}{where}: {culprit.said}", min(cost_s, 0.99 * step_s), step_s, CHANGES[culprit.kind])
+    said = f"{culprit.kind}{where}: {culprit.said}"
+    yield cause(culprit.kind, said, CHANGES[culprit.kind], min(cost_s, 0.99 * step_s), step_s)
 
 
 def _since(job: Job, culprit: Culprit) -> float:
@@ -63,23 +73,26 @@ def _since(job: Job, culprit: Culprit) -> float:
 
 def _waiting(job: Job, culprit: Culprit | None) -> Iterator[Cause]:
     """Time in collectives before the last rank comes: who waits for whom."""
-    accounts, step_s = job.accounts, job.accounts.step_s
-    waited = np.median(accounts.wait_s, axis=1)
+    step_s = job.typical.usual_s
+    waited = job.typical.usual("wait_s")
     cost = float(np.median(waited))
     named = culprit is not None and culprit.kind in ("slow rank", "late rank", "starved stage")
     if cost < SMALL * step_s or named or len(job.traces) < 2:
         return
     least, most = int(np.argmin(waited)), int(np.argmax(waited))
     ranks = [t.rank for t in job.traces]
-    said = f"ranks wait {format_seconds(cost)} of a step in collectives for those that come later: rank {ranks[most]} most"
+    said = f"ranks wait {format_seconds(cost)} of {span_of(job)} in collectives for those that come later: rank {ranks[most]} most"
     said += f" ({format_seconds(float(waited[most]))}), rank {ranks[least]} least ({format_seconds(float(waited[least]))})"
-    yield cause("waiting", said, cost, step_s, "even out the work of the ranks: nobody comes last in every step")
+    change = "even out the work of the ranks: nobody comes last in every step"
+    if waited[least] < HARDLY * np.median(np.delete(waited, least)):
+        change = f"look at what rank {ranks[least]} does before its collectives: it waits least, in too few steps to blame it"
+    yield cause("waiting", said, change, cost, step_s, span_of(job))
 
 
 def _exposed(job: Job) -> Iterator[Cause]:
     """Communication that nothing hides, but for waiting, and which kind most of it is."""
-    accounts, step_s = job.accounts, job.accounts.step_s
-    cost = float(np.median(accounts.wire_s))
+    accounts, step_s = job.typical, job.typical.usual_s
+    cost = float(np.median(accounts.usual("wire_s")))
     if cost < SMALL * step_s:
         return
     by_op: dict[str, float] = {}
@@ -90,44 +103,51 @@ def _exposed(job: Job) -> Iterator[Cause]:
         by_op[c.op] = by_op.get(c.op, 0.0) + seconds
     op = max(by_op, key=lambda name: by_op[name], default="")
     most = f", {by_op[op] / max(1e-12, sum(by_op.values())):.0%} of it {op}" if op else ""
-    hidden = float(np.median(accounts.hidden_s))
-    beside = f"nothing beside it ({format_seconds(hidden)} hides under compute)"
-    said = f"communication takes {format_seconds(cost)} of a step with {beside}{most}"
+    hidden = float(np.median(accounts.usual("hidden_s")))
+    under = f"{format_seconds(hidden)} more hides under compute" if hidden > 0 else "none of it hides under compute"
+    said = f"communication takes {format_seconds(cost)} of {span_of(job)} with nothing beside it ({under}){most}"
     change = "a faster library path or link, fewer or smaller messages, or overlap with compute"
     waits = "" if len(job.traces) > 1 else "; one rank alone: waiting included"
-    yield cause("exposed", said + waits, cost, step_s, change)
+    yield cause("exposed", said + waits, change, cost, step_s, span_of(job))
 
 
 def _idle(job: Job) -> Iterator[Cause]:
     """A device with nothing to do: many short pauses are launches, few long ones a stall of the host or its data."""
-    accounts, step_s = job.accounts, job.accounts.step_s
-    places = np.median(accounts.idle_s, axis=1)
+    step_s, places = job.typical.usual_s, job.typical.usual("idle_s")
     place = int(np.argsort(places)[len(places) // 2])
-    cost = float(places[place])
-    if cost < SMALL * step_s or not job.traces[place].on_device:
+    cost, trace = float(places[place]), job.traces[place]
+    if cost < SMALL * step_s or not trace.on_device:
         return
     begin, length = job.covered[place].anything.gaps
-    inside = job.step_of(place, begin) >= 0
-    length, steps = length[inside], max(1, len(job.traces[place].steps))
-    short = length < SHORT_S
-    number = float(short.sum()) / steps
-    if number >= MANY and length[short].sum() >= MOSTLY * length.sum():
-        pauses = f"{number:.0f} pauses of {format_seconds(float(np.median(length[short])))}"
-        said = f"the device idles {format_seconds(cost)} of a step in {pauses}: the host launches kernels too slowly"
-        yield cause("launch-bound", said, cost, step_s, "CUDA graphs, or fewer and larger kernels")
+    length, steps = length[job.step_of(place, begin) >= 0], max(1, len(trace.steps))
+    short = length[length < SHORT_S]
+    whose = f"the device of rank {trace.rank}" if len(job.traces) > 1 else "the device"
+    said = f"{whose} idles {format_seconds(cost)} of {span_of(job)}"
+    if len(short) >= MANY * steps and short.sum() >= MOSTLY * length.sum():
+        each = float(np.median(short))
+        pauses = f"{len(short) / steps:.0f} pauses of {format_seconds(each)}"
+        yield cause(*_between_kernels(f"{said} in {pauses}", each, trace.replayed), cost, step_s, span_of(job))
         return
     longest = format_seconds(float(length.max())) if len(length) else "its whole length"
-    said = f"the device idles {format_seconds(cost)} of a step, in pauses of up to {longest}: it waits for the host or for data"
-    yield cause("stall", said, cost, step_s, "look at the host: data loading, scheduling, synchronisation, copies")
+    change = "look at the host: data loading, scheduling, synchronisation, copies"
+    said = f"{said}, in pauses of up to {longest}: it waits for the host or for data"
+    yield cause("stall", said, change, cost, step_s, span_of(job))
+
+
+def _between_kernels(said: str, each_s: float, replayed: float) -> tuple[str, str, str]:
+    """Code, words and change of many short pauses: the host's, unless it launched graphs or they are a device's own."""
+    if each_s >= LAUNCH_S and replayed < MOSTLY:
+        return "launch-bound", f"{said}: the host launches kernels too slowly", "CUDA graphs, or fewer and larger kernels"
+    why = "between the kernels of graphs" if replayed >= MOSTLY else "between kernels that were launched in time"
+    return "between kernels", f"{said} {why}", "fewer and larger kernels (fusion, a larger batch)"
 
 
 def _bubble(job: Job) -> Iterator[Cause]:
     """Stages that wait for each other, beside what filling and draining the pipeline explains."""
     if not is_pipeline(job):
         return
-    accounts, step_s = job.accounts, job.accounts.step_s
-    depth = len(stages(job))
-    share = float(np.median(1 - np.median(accounts.compute_s, axis=1) / step_s))
+    step_s, depth = job.typical.usual_s, len(stages(job))
+    share = float(np.median(1 - job.typical.usual("compute_s") / step_s))
     first, steps = job.traces[0], max(1, len(job.traces[0].steps))
     messages = sum(c.op == MESSAGE for c in first.collectives) / steps
     micro = max(1, round(messages / (2 if first.training else 1)))
@@ -136,7 +156,7 @@ def _bubble(job: Job) -> Iterator[Cause]:
         return
     told = f"{plural(depth, 'stage')} and {micro} {'microbatch' if micro == 1 else 'microbatches'}"
     said = f"stages do not compute {share:.0%} of a step; {told} explain {least:.0%} (filling and draining)"
-    yield cause("bubble", said, share * step_s, step_s, "more microbatches, or layers spread more evenly over the stages")
+    yield cause("bubble", said, "more microbatches, or layers spread more evenly over the stages", share * step_s, step_s)
 
 
 def _late_gathers(job: Job) -> Iterator[Cause]:
@@ -152,7 +172,7 @@ def _late_gathers(job: Job) -> Iterator[Cause]:
     shown = np.maximum(0.0, end - start - ran.compute.within(start, end) - waited)
     late = gather & (shown > LATE_GATHERS * (end - start - waited)) & (ran.compute.within(start - 1e-6, start) < 0.5e-6)
     cost = float(shown[late].sum()) / len(trace.steps)
-    if cost >= SMALL * job.accounts.step_s:
+    if cost >= SMALL * job.typical.usual_s:
         number = f"{late.sum() / len(trace.steps):.0f} of {gather.sum() / len(trace.steps):.0f}"
         said = f"{number} all-gathers of a step begin only when compute waits for them"
-        yield cause("prefetch", said, cost, job.accounts.step_s, "gather a layer's weights while the one before it computes")
+        yield cause("prefetch", said, "gather a layer's weights while the one before it computes", cost, job.typical.usual_s)

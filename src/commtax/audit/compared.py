@@ -191,7 +191,10 @@ def _seconds(job: _Steps, priced: StepBill, claim: Claim) -> Iterator[Finding]:
     why = "profiling itself, host time, or other hardware than was said"
     if idle > IDLE_SHARE and job.first.on_device:
         why = f"the device idles {idle:.0%} of it: host time, profiling included"
-    yield claim.seconds(Note("step", f"{priced.question.phase} step"), step_s, median(s.seconds for s in job.steps), why)
+    measured = median(s.seconds for s in job.steps)
+    if measured < step_s:
+        why = "a smaller model, batch or context than was said, or other hardware"
+    yield claim.seconds(Note("step", f"{priced.question.phase} step"), step_s, measured, why)
     why = "other collectives, links or sizes than was said, or waiting"
     predicted = float(priced.comm_fraction) * step_s
     yield claim.seconds("exposed communication, of the step", predicted, job.exposed_s, why, step_s)

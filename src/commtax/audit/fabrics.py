@@ -37,7 +37,7 @@ def hosts_of(job: Job) -> Mapping[int, str]:
 def crossing(job: Job) -> Iterator[Cause]:
     """Groups of many collectives a step whose ranks lie on several hosts: each of them goes over the network."""
     hosts, trace = hosts_of(job), job.traces[0]
-    steps, step_s = max(1, len(trace.steps)), job.accounts.step_s
+    steps, step_s = max(1, len(trace.steps)), job.typical.usual_s
     count = trace.device.count if trace.device else 0
     start, end = spans(trace)
     wire = end - start - np.nan_to_num(job.waiting[0])
@@ -59,7 +59,7 @@ def crossing(job: Job) -> Iterator[Cause]:
 
 def utilisation(job: Job) -> Iterator[Cause]:
     """Large messages inside a host beside the rate of the device's links."""
-    known, trace, step_s = host_link(job), job.traces[0], job.accounts.step_s
+    known, trace, step_s = host_link(job), job.traces[0], job.typical.usual_s
     if known is None or step_s <= 0:
         return
     start, end = spans(trace)

@@ -10,6 +10,7 @@ from commtax.audit.accounts import Job
 from commtax.audit.happened import named_work
 from commtax.readers.repetition import WHOLE
 from commtax.statement import Note
+from commtax.units import plural
 
 _ATTENTION = re.compile(r"flash|fmha|attention|attn|mha_", re.I)
 _NOT_ATTENTION = re.compile(r"reduce|combine|prepare|merge|schedul|metadata|gemm|elementwise", re.I)
@@ -29,7 +30,8 @@ def layer_notes(job: Job) -> Iterator[Note]:
         whose = f"weights of {_near(scatters, layers)} gathered for both passes, and their gradients scattered"
         yield Note("layers", f"{gathers} all-gathers and {scatters} reduce-scatters a step = {whose}")
     elif trace.training and 0 < reduces <= FEW_BUCKETS and not layers:
-        yield Note("layers", f"{reduces} all-reduces a step: as many buckets of gradients, or two a layer and pass")
+        pairs = "" if reduces % 2 else ", or two a layer and pass"
+        yield Note("layers", f"{plural(reduces, 'all-reduce')} a step: as many buckets of gradients{pairs}")
     elif reduces > 2:
         yield Note("layers", f"{reduces} all-reduces a step{_decomposed(reduces, layers)}")
 

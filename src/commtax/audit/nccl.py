@@ -29,7 +29,7 @@ def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str
     return Section(
         "log",
         tuple(names),
-        (*_layout(log, claim), *_ways(log)),
+        (*_layout(log, claim), *_ways(log), *_broken(log)),
         tuple(_notes(log)),
         causes=tuple(found),
         culprit=culprit,
@@ -69,6 +69,14 @@ def _ways(log: NcclLog) -> Iterator[Finding]:
             yield Finding("NVLS channels", None, nvls)
     if depth := _depth(log.parents):
         yield Finding("levels of the tree", None, depth)
+
+
+def _broken(log: NcclLog) -> Iterator[Finding]:
+    """Collectives that never came to an end: nothing of a sound run."""
+    if given_up := len({(t.seq, t.op) for t in log.timeouts}):
+        yield Finding("collectives given up", 0, given_up, reason="they ran until the watchdog ended the job").judged()
+    if _differing(log):
+        yield Finding("collectives that ranks call differently", 0, 1, reason="at least this one: see what each called").judged()
 
 
 def _transports(log: NcclLog) -> Counter[tuple[str, bool]]:
@@ -125,8 +133,7 @@ def _notes(log: NcclLog) -> Iterator[Note]:
     for name, (times, least, most) in sorted(log.tuned.items()):
         sizes = format_bytes(least) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
         yield Note("algorithm", f"NCCL chose {name} {plural(times, 'time')}, for {sizes}")
-    if log.rings:
-        first = next(iter(log.rings))
+    if (first := next(iter(log.rings), ())) and len(first) > 1:
         order = " ".join(map(str, first[: 4 * NAMED])) + (" …" if len(first) > 4 * NAMED else "")
         yield Note("rings", f"{plural(len(log.rings), 'ring')}, the first {order}")
 

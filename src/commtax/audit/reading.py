@@ -8,6 +8,8 @@ from commtax.audit.at_once import read_runs
 from commtax.catalog.hardware import recognise
 from commtax.files import Watch
 from commtax.readers import formats
+from commtax.readers.flight import Dump
+from commtax.readers.jobs import by_job, of_dump, of_trace
 from commtax.readers.ranks import distinct
 from commtax.readers.smi import Links
 from commtax.readers.trace import Trace
@@ -20,10 +22,14 @@ MOST_NAMED = 5  # files that were left out, by name
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """All that the files say, each with the name of its file; and notes on those of a folder that say nothing."""
+    """All that the files say, each with the name of its file; and notes on those of a folder that say nothing.
+
+    ``jobs`` are the traces and the flight recorders' dumps of ``left``, those of one job together.
+    """
 
     left: tuple[tuple[str, formats.Left], ...]
     notes: tuple[Note, ...] = ()
+    jobs: tuple[Sequence[tuple[str, Trace | Dump]], ...] = ()
 
     @property
     def traces(self) -> list[tuple[str, Trace]]:
@@ -49,8 +55,15 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
         else:
             passed += [path.name for path in paths]
     if not left:
-        raise Refusal(f"file '{given[0]}': a folder in which no file of {len(passed)} is recognised", "file")
-    return Read(tuple(_ranked(_joined(left))), tuple(_passed_over(passed)))
+        found = f"none of its {plural(len(passed), 'file')} is recognised" if passed else "no file is in it"
+        raise Refusal(f"file '{given[0]}': a folder, and {found}", "file")
+    joined = _joined(left)
+    traces = [(name, said) for name, said in joined if isinstance(said, Trace)]
+    dumps = [(name, said) for name, said in joined if isinstance(said, Dump)]
+    jobs = [_ranked([traces[at] for at in job]) for job in by_job([of_trace(t) for _, t in traces], [n for n, _ in traces])]
+    recorded = [[dumps[at] for at in job] for job in by_job([of_dump(d) for _, d in dumps], [n for n, _ in dumps])]
+    others = [(name, said) for name, said in joined if not isinstance(said, Trace)]
+    return Read((*others, *(one for job in jobs for one in job)), tuple(_passed_over(passed)), (*jobs, *recorded))
 
 
 def _joined(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Left]]:
@@ -64,10 +77,9 @@ def _joined(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Lef
     return [*((name, said) for name, said in left if not isinstance(said, Links)), (names, seen)]
 
 
-def _ranked(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Left]]:
-    """Traces of distinct ranks."""
-    traces = iter(distinct([said for _, said in left if isinstance(said, Trace)]))
-    return [(name, next(traces) if isinstance(said, Trace) else said) for name, said in left]
+def _ranked(job: list[tuple[str, Trace]]) -> list[tuple[str, Trace]]:
+    """Traces of one job with distinct ranks."""
+    return [(name, trace) for (name, _), trace in zip(job, distinct([trace for _, trace in job]), strict=True)]
 
 
 def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bool]]:

@@ -17,6 +17,7 @@ AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas",
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
 FULL_CACHE, FEW_MOMENTS = 0.95, 3  # a cache that full makes requests wait; fewer lines make no rate
+CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
@@ -122,11 +123,16 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
         cost = _cost(claim, library="nccl") if claim and claim.tp > 1 else None
         yield _priced("custom all-reduce", f"the engine's own all-reduce is off: {why}", cost, claim, change)
     for name, value in _CAUSES["eager"].items():
-        if log.settings.get(name) == value:
+        if log.settings.get(name) == value and not _on_cpu(log):
             cost = _cost(claim, eager=True) if claim else None
             said = f"kernels are launched one by one ({name}={value})"
             yield _priced("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
     yield from _queue(log)
+
+
+def _on_cpu(log: StartupLog) -> bool:
+    """Whether the log says that no GPU is there: nothing is launched then."""
+    return log.settings.get("device_config") == CPU or log.backend == GLOO
 
 
 def _queue(log: StartupLog) -> Iterator[Cause]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
@@ -56,20 +57,32 @@ def _told(job: Job) -> Iterator[Finding]:
     why = "" if head.on_device else NO_DEVICE
     if not head.steps:
         return
-    phases = {s.phase for s in head.steps}
-    named = WHOLE if head.steps[0].name == WHOLE else f"{phases.pop() if len(phases) == 1 else ''} step".strip()
-    yield Finding(Note("step", named), None, median(s.seconds for s in head.steps), "s", reason=why)
+    phase, spent = Counter(s.phase for s in head.steps).most_common(1)[0][0], job.typical
+    named = WHOLE if head.steps[0].name == WHOLE else f"{phase} step".strip()
+    yield Finding(Note("step", named), None, spent.usual_s or median(s.seconds for s in head.steps), "s", reason=why)
     for op, count in sorted(per_step(job).items()):
         yield Finding(Note("count", f"{op} a step"), None, count)
-        sizes = [c.nbytes for c in head.collectives if c.op == op and c.step >= 0]
-        if all(n is not None for n in sizes):
-            yield Finding(Note("bytes", f"{op} bytes a step"), None, sum(n or 0.0 for n in sizes) / len(head.steps), "bytes")
+        if (size := _bytes(head, op)) is not None:
+            yield Finding(Note("bytes", f"{op} bytes a step"), None, size, "bytes")
         yield Finding(Note("collective", f"one {op} ({_how(job)})"), None, _wire(job, op), "s", reason=why)
-    if head.on_device:
-        shares = [t.usage(t.steps) for t in job.traces]
-        yield Finding("exposed communication, of the step", None, min(u.exposed_share for u in shares), "share")
-        yield Finding("idle device, of the step", None, median(u.idle_share for u in shares), "share")
-    yield from (f.undecided(f.reason) for f in waiting(job, [t.steps for t in job.traces], 1))
+    if head.on_device and spent.usual_s > 0:
+        length, idle = spent.usual("total_s"), spent.usual("idle_s")
+        exposed = spent.usual("wire_s") + spent.usual("wait_s")
+        yield Finding("exposed communication, of the step", None, float(np.min(exposed / length)), "share")
+        yield Finding("idle device, of the step", None, float(np.median(idle / length)), "share")
+    usual = [[s for s in t.steps if s.phase == phase] or t.steps for t in job.traces]
+    yield from (f.undecided(f.reason) for f in waiting(job, usual, 1))
+
+
+def _bytes(trace: Trace, op: str) -> float | None:
+    """What a usual step's collectives of a kind hold; None where some carry no size."""
+    held = dict.fromkeys((s.index for s in trace.steps), 0.0)
+    for c in trace.collectives:
+        if c.op == op and c.step >= 0:
+            if c.nbytes is None:
+                return None
+            held[c.step] += c.nbytes
+    return float(median(held.values()))
 
 
 def _how(job: Job) -> str:
@@ -123,6 +136,8 @@ def _facts(job: Job) -> Mapping[str, str]:
         facts["hosts"] = ", ".join(hosts[:16])
     if head.steps:
         facts["steps"] = f"{len(head.steps)} ({_named(head)})"
+    if head.on_device and (head.device or head.replayed):
+        facts["kernels from graphs"] = f"{head.replayed:.0%}"
     if algorithms := sorted({f"{c.op} {c.algorithm}" for c in head.collectives if c.algorithm}):
         facts["algorithms"] = ", ".join(algorithms[:16])
     if sizes := sorted({c.ranks for c in head.collectives if c.ranks}):

@@ -140,7 +140,7 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
     """Step time, rates, utilisation and memory, beside their prices where there are any."""
     tolerance = claim.tolerance if claim else SECONDS_TOLERANCE
     step_s, measured, rates = float(priced.step_s) if priced else None, _step_s(log, went, priced), _rates(log, went)
-    if went:
+    if went and went.counted > 1:
         yield Finding("spread of steps", None, went.deviation, "share", reason=f"over {plural(went.counted, 'logged step')}")
     if measured:
         yield _seconds(Finding("step", step_s, measured, "s", tolerance, OTHER_RUN if priced else ""), priced)

@@ -16,6 +16,7 @@ from commtax.cli.order import cluster_of, profile_of, refuse
 from commtax.cli.output import Output, write_page
 from commtax.cli.progress import reading
 from commtax.files import check_writable, refuse_overwriting
+from commtax.readers.trace import Trace
 from commtax.report import audit_differences, audit_documents, auditing
 from commtax.statement import Refusal
 from commtax.units import format_bytes, plural
@@ -91,12 +92,19 @@ def _read(files: tuple[Path, ...], given: Given) -> Read:
         return read_all(files, given["nsys"], watch=watch, processes=0)
 
 
+def _one_job(read: Read, option: str) -> Read:
+    """What was read, if its traces are of one job."""
+    if (jobs := sum(isinstance(job[0][1], Trace) for job in read.jobs)) > 1:
+        raise Refusal(f"{option}: traces of {jobs} jobs are in it; give those of one", option)
+    return read
+
+
 def _diff(files: tuple[Path, ...], output: Output, given: Given) -> NoReturn:
     """The second of two runs against the first."""
     if len(files) != 2:
         raise Refusal(f"diff: two runs are compared, each a file or a folder; {plural(len(files), 'path')} given", "diff")
     refuse(given, ("anonymise", "baseline"), "belongs to one run, not to --diff")
-    before, after = (_read((path,), given) for path in files)
+    before, after = (_one_job(_read((path,), given), "diff") for path in files)
     claim = _claim(after, output, given) if given["model"] or given["cluster"] else None
     found = difference(audit_read(before, claim), audit_read(after, claim), given["tolerance"] or TOLERANCE)
     if given["html"]:
@@ -110,6 +118,7 @@ def _diff(files: tuple[Path, ...], output: Output, given: Given) -> NoReturn:
 def _share(read: Read, files: tuple[Path, ...], output: Output, out: Path) -> None:
     """Traces without names, and where they are."""
     refuse_overwriting(out, files, "anonymise")
+    _one_job(read, "anonymise")
     written = write_anonymous([trace for _, trace in read.traces], out)
     size = format_bytes(sum(path.stat().st_size for path in written))
     output.remarks.append(f"{plural(len(written), 'trace')} without names written to {out} ({size}): it can be shared")

@@ -203,7 +203,7 @@ def formats_of(source: Source) -> list[Format]:
     fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in TEXTS if f.fits(source)]
     if not fitting:
         *others, last = (f.described for f in (*TEXTS, *DATA))
-        raise Refusal(f"'{source.path}' is not recognised: looked for {', '.join(others)} and {last}; {unknown.found(source.head)}")
+        raise Refusal(f"'{source.path}' is not recognised: {unknown.found(source.head)}; looked for {', '.join(others)} and {last}")
     return fitting
 
 

@@ -118,6 +118,7 @@ def _trace(head: Json, columns: Columns, name: str, partial: str) -> Trace:
         notes=tuple(chain(_damage(columns, partial), _notes(run, collectives, steps))),
         host=_host(head, name),
         partial=partial,
+        replayed=float(run.graph.mean()) if len(run.graph) else 0.0,
     )
 
 
@@ -182,7 +183,6 @@ def _notes(run: Run, collectives: Sequence[Collective], steps: Sequence[Step]) -
     if unsized := sum(c.nbytes is None for c in collectives):
         yield Note("unsized", f"{unsized} of {len(collectives)} collectives carry no message size")
     if stray := plural(run.strays, "device event") if run.strays else "":
-        yield Note("strays", f"{stray} far behind or ahead of the step that launched them: left out of its time")
+        yield Note("strays", f"{stray} far from the step that launched them: left out of its time")
     if not steps:
-        looked_for = "no ProfilerStep, engine step or repeated graph"
-        yield Note("no steps", f"no steps found ({looked_for}): fractions are over the whole trace")
+        yield Note("no steps", "no step is named in it (ProfilerStep, an engine's step, a repeated graph)")

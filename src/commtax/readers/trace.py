@@ -143,6 +143,7 @@ class Trace:
     notes: tuple[Note, ...] = ()
     host: str = ""  # where it ran, where the file or its name tells it
     partial: str = ""  # why the file was not read to its end
+    replayed: float = 0.0  # of its kernels the share that came from graphs
 
     @property
     def begin_s(self) -> float:

@@ -9,7 +9,7 @@ from commtax.audit.finding import Audit, Cause, Section
 from commtax.audit.predicted import predicted_step, priced_step
 from commtax.report import audit_differences as differences
 from commtax.report import auditing
-from commtax.report.audit_words import MOST_CAUSES, blamed, changed, headline, other_causes, priced, remarks, title
+from commtax.report.audit_words import MOST_CAUSES, blamed, changed, headline, other_causes, priced, ran, remarks, title
 from commtax.report.documents import Record
 from commtax.report.tables import Table
 from commtax.timeline import Timeline
@@ -17,6 +17,7 @@ from commtax.units import format_seconds
 
 MOST_SHOWN = 8_000  # intervals of a picture: those that are nearer than can be seen are drawn as one
 MOST_LANES = 16
+MOST_JOBS = 4  # whose steps are drawn
 NAME = 160  # signs of an interval's name
 FINEST = 4096  # parts of a picture's width below which two intervals are one
 
@@ -27,13 +28,20 @@ def audit_page(audited: Audit, command: str) -> Record:
         "kind": "audit",
         "command": command,
         "title": headline(audited),
+        "ran": " ".join(ran(audited)),
         "verdict": audited.verdict,
         "culprit": " ".join(blamed(audited)),
         "causes": [_cause(c) for c in other_causes(audited)[:MOST_CAUSES]],
         "charts": list(_charts(audited)),
-        "tables": [_table(t) for s in audited.sections for t in auditing.tables(s, audited.claim is not None)],
+        "tables": [table for s in audited.sections for table in _tables(audited, s)],
         "notes": [n for s in audited.sections for n in (title(s), *remarks(s))] + list(audited.notes),
     }
+
+
+def _tables(audited: Audit, section: Section) -> list[Record]:
+    """Of a section, the first with its name where there are several."""
+    tables = [_table(t) for t in auditing.tables(section, audited.claim is not None)]
+    return [{"title": title(section), **tables[0]}, *tables[1:]] if tables and len(audited.sections) > 1 else tables
 
 
 def difference_page(d: Difference, command: str) -> Record:
@@ -70,9 +78,13 @@ def _timed(audited: Audit) -> Section | None:
 
 
 def _charts(audited: Audit) -> Iterator[Record]:
-    """The measured step above the predicted one."""
+    """The measured step above the predicted one; of several jobs a step of each of the first, and no prediction."""
     section = _timed(audited)
     if section is None or section.measured is None:
+        return
+    timed = [(s.files[0], s.measured) for s in audited.sections if s.measured is not None]
+    if len(timed) > 1:
+        yield from (chart(measured, f"{file}, measured") for file, measured in timed[:MOST_JOBS])
         return
     yield chart(section.measured, "measured")
     if audited.claim is not None and not audited.claim.question.trains:
@@ -82,13 +94,16 @@ def _charts(audited: Audit) -> Iterator[Record]:
 
 
 def chart(timeline: Timeline, name: str) -> Record:
-    """A timeline as columns of whole nanoseconds from its own beginning, each name once."""
+    """A timeline's busiest lanes as columns of whole nanoseconds from its own beginning, each name once."""
     begin = timeline.begin_s
-    lanes = list(range(min(MOST_LANES, len(timeline.lanes))))
-    rows = thinned([r for r in _rows(timeline, begin) if r[0] in lanes])
+    busy = np.bincount(timeline.lane, weights=timeline.end_s - timeline.start_s, minlength=len(timeline.lanes))
+    used = np.unique(timeline.lane)
+    lanes = sorted(used[np.argsort(-busy[used], kind="stable")][:MOST_LANES].tolist())
+    shown = {lane: row for row, lane in enumerate(lanes)}
+    rows = thinned([(shown[r[0]], *r[1:]) for r in _rows(timeline, begin) if r[0] in shown])
     names = list(dict.fromkeys(r[4] for r in rows))
     place = {text: number for number, text in enumerate(names)}
-    left_out = f" ({len(timeline.lanes) - MOST_LANES} lanes more)" if len(timeline.lanes) > MOST_LANES else ""
+    left_out = f" ({len(used) - len(lanes)} lanes more)" if len(used) > len(lanes) else ""
     return {
         "name": f"{name}, {format_seconds(timeline.span_s)}{left_out}",
         "length": round(timeline.span_s * 1e9),

@@ -3,9 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Cause, Culprit, Section
 from commtax.audit.typical import PARTS, by_rank, of_all, usual_phase
+from commtax.readers.repetition import WHOLE as WHOLE_TRACE
 from commtax.readers.trace import Usage
 from commtax.units import format_bytes, format_seconds, plural
 
@@ -45,8 +47,12 @@ BINDING = {
     "compute_s": "compute binds",
     "exposed_s": "exposed communication binds",
     "copy_s": "copies bind",
-    "idle_s": "the device idles most of it",
+    "idle_s": "an idle device binds",
 }
+ON_HOST = {"compute_s": "the host's operations bind", "idle_s": "pauses between operations bind"}
+"""… where no device was traced."""
+JOBS = ("trace", "flight")
+"""Kinds of sections that tell who is to blame by themselves."""
 _FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
 
 
@@ -62,7 +68,12 @@ def headline(audited: Audit) -> str:
 
 def summary(audited: Audit) -> list[str]:
     """All that is said before any table."""
-    return [headline(audited), *blamed(audited), *(cause_sentence(c) for c in other_causes(audited)[:MOST_CAUSES])]
+    return [headline(audited), *ran(audited), *blamed(audited), *(cause_sentence(c) for c in other_causes(audited)[:MOST_CAUSES])]
+
+
+def ran(audited: Audit) -> list[str]:
+    """Below the verdict on a claim: what a trace shows of the job, and what binds it."""
+    return [what_ran(audited.sections)] if audited.claim and any(s.steps for s in audited.sections) else []
 
 
 def blamed(audited: Audit) -> list[str]:
@@ -71,12 +82,28 @@ def blamed(audited: Audit) -> list[str]:
         return []
     cause = blamed_cause(audited)
     rest = [priced(cause), *changed(cause)] if cause else []
-    return ["; ".join(filter(None, (f"To blame: {culprit_sentence(audited.culprit)}", *rest)))]
+    return ["; ".join(filter(None, (to_blame(audited.culprit, audited), *rest)))]
+
+
+def to_blame(culprit: Culprit, audited: Audit) -> str:
+    """The culprit, with when it began where that was not at once."""
+    steps = [row.start_s for s in audited.sections if s.culprit is culprit for row in s.steps if row.index == 0]
+    return f"To blame: {culprit_sentence(culprit, max(steps, default=0.0))}"
 
 
 def causes(audited: Audit) -> list[Cause]:
-    """Of all sections, the dearest first; those without a price stay behind them, in their order."""
-    return sorted((c for s in audited.sections for c in s.causes), key=_dearest)
+    """Of all sections, the dearest first; those without a price stay behind them, in their order.
+
+    Of several jobs each cause says whose it is.
+    """
+    several = _jobs(audited.sections) > 1
+    own = ((s.files[0] if several and s.kind == "trace" else "", c) for s in audited.sections for c in s.causes)
+    told = (replace(c, said=f"{file}: {c.said}") if file else c for file, c in own)
+    return sorted(told, key=_dearest)
+
+
+def _jobs(sections: Sequence[Section]) -> int:
+    return sum(s.kind == "trace" for s in sections)
 
 
 def _dearest(cause: Cause) -> float:
@@ -105,21 +132,21 @@ def changed(cause: Cause) -> list[str]:
     return [*([f"change: {cause.change}"] if cause.change else []), *([f"gain: {cause.gain}"] if cause.gain else [])]
 
 
-def culprit_sentence(culprit: Culprit) -> str:
-    """Who, of which kind, since when, and how that shows.
+def culprit_sentence(culprit: Culprit, begin_s: float = 0.0) -> str:
+    """Who, of which kind, since when, and how that shows; ``begin_s`` is when the first step began.
 
     >>> culprit_sentence(Culprit("late rank", 3, 12.4, "the others wait 28% of a step for it"))
     'rank 3 (late rank) since 12.4 s: the others wait 28% of a step for it'
     """
-    since = f" since {format_seconds(culprit.since_s)}" if culprit.since_s else ""
+    since = f" since {format_seconds(culprit.since_s)}" if culprit.since_s and culprit.since_s > begin_s else ""
     who = (f"rank {culprit.rank} ({culprit.kind})" if culprit.rank is not None else culprit.kind) + since
     return f"{who}: {culprit.said}" if culprit.said else who
 
 
 def blamed_cause(audited: Audit) -> Cause | None:
-    """What the culprit costs, and what to do about it: the cause that has its kind as a code."""
+    """What the culprit costs, and what to do about it: the cause that has its kind as a code, or says the same."""
     found = audited.culprit
-    return next((c for c in causes(audited) if found and c.code == found.kind), None)
+    return next((c for c in causes(audited) if found and (c.code == found.kind or c.said.endswith(found.said))), None)
 
 
 def other_causes(audited: Audit) -> list[Cause]:
@@ -130,9 +157,11 @@ def other_causes(audited: Audit) -> list[Cause]:
 
 def what_ran(sections: Sequence[Section]) -> str:
     """The job of a trace and what binds it, else which files were read."""
+    if (several := _jobs(sections)) > 1:
+        return f"traces of {several} jobs, each told by itself"
     for section in sections:
         if used := of_all(section):
-            return f"{job(section)}, {binding(used)}"
+            return f"{job(section)}, {binding(used, {**BINDING, **ON_HOST} if on_host(section) else BINDING)}"
     kinds = Counter(s.kind for s in sections)
     read = ", ".join(plural(count, KINDS.get(kind, kind)) for kind, count in kinds.items()) or "no file"
     figures = [figure for s in sections for figure in _figures(s)][:MOST_FIGURES]
@@ -153,13 +182,19 @@ def job(section: Section) -> str:
     used, steps = of_all(section), max(count for _, count, _ in ranks)
     length = format_seconds(used.total_s) if used else ""
     many, kind = plural(len(ranks), "rank"), f"{usual_phase(section)} step".strip()
-    return f"{many}, {plural(steps, kind)} of {length}" if steps else f"{many}, {length}"
+    whole = not steps or all(row.name == WHOLE_TRACE for row in section.steps)
+    return f"{many}, {length} as a whole" if whole else f"{many}, {plural(steps, kind)} of {length}"
 
 
-def binding(used: Usage) -> str:
+def on_host(section: Section) -> bool:
+    """Whether no device was traced."""
+    return any(n.code == "no device" for n in section.notes)
+
+
+def binding(used: Usage, words: Mapping[str, str]) -> str:
     """The part of a step that most of it is."""
     most = max(PARTS, key=lambda name: getattr(used, name))
-    return f"{BINDING[most]} ({getattr(used, most) / used.total_s:.0%})" if used.total_s > 0 else "nothing ran"
+    return f"{words[most]} ({getattr(used, most) / used.total_s:.0%})" if used.total_s > 0 else "nothing was timed"
 
 
 def _ended(audited: Audit) -> str:
@@ -168,11 +203,21 @@ def _ended(audited: Audit) -> str:
         return _blamed(audited.culprit)
     if audited.count(DISAGREE):
         return f"something is off ({_counts(audited)})"
-    if not any(told(s) for s in audited.sections):
+    if not any(told(s) for s in audited.sections) or _untimed(audited.sections):
         return "nothing could be told"
     if count := len(causes(audited)):
-        return f"nobody is to blame; {plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
-    return "nobody is to blame, and nothing is off"
+        nobody = "nobody is to blame; " if any(s.kind in JOBS for s in audited.sections) else ""
+        return f"{nobody}{plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
+    jobs = [s for s in audited.sections if s.kind in JOBS]
+    if not jobs:
+        return "nothing in it is off; whether it should be faster, --model tells"
+    return "nobody is to blame" if any(map(on_host, jobs)) else "nobody is to blame, and nothing is off"
+
+
+def _untimed(sections: Sequence[Section]) -> bool:
+    """Whether there are steps, and none of them takes any time."""
+    used = [of_all(s) for s in sections if s.steps]
+    return len(used) == len(sections) and not any(u and u.total_s > 0 for u in used)
 
 
 def told(section: Section) -> bool:

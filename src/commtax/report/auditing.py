@@ -1,5 +1,6 @@
 """An audit for a terminal: one screen in words, then tables, then small print."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
@@ -12,13 +13,14 @@ from commtax.report.audit_words import (
     MOST_CAUSES,
     blamed_cause,
     changed,
-    culprit_sentence,
     headline,
     other_causes,
     priced,
+    ran,
     remarks,
     share_text,
     title,
+    to_blame,
     value_text,
 )
 from commtax.report.tables import Table, notes, say, show_table, without_empty
@@ -28,6 +30,8 @@ MOST_RANKS = 8  # whose steps are told one by one
 MOST_KERNELS = 8
 MOST_COLLECTIVES = 12
 MOST_SIGNS = 52  # of a kernel's name
+NAME_SIGNS = 1000  # of which a name is told
+_COMMON = re.compile(r"^void |at::native::|\(anonymous namespace\)::|std::|c10::")
 NOTHING = 0.0005  # of a step
 BAR = 20  # signs of a step
 SIGNS = {"compute": "█", "exposed": "▓", "copies": "▒", "idle": "░"}
@@ -38,10 +42,12 @@ Cell = str | Text
 def show_audit(console: Console, audited: Audit) -> None:
     """The verdict first, then a table for each file."""
     say(console, headline(audited), "bold red" if audited.verdict in (DISAGREE, FAULT) else "bold")
+    for line in ran(audited):
+        say(console, line)
     if audited.culprit:
         cause = blamed_cause(audited)
         lines = [priced(cause), *changed(cause)] if cause else []
-        _say_all(console, f"To blame: {culprit_sentence(audited.culprit)}", lines, "red")
+        _say_all(console, to_blame(audited.culprit, audited), lines, "red")
     show_causes(console, audited)
     for section in audited.sections:
         say(console, title(section), "dim")
@@ -167,8 +173,12 @@ def _kernels(rows: Sequence[KernelRow]) -> Table:
 
 
 def short(name: str, most: int = MOST_SIGNS) -> str:
+    """A kernel's name without what most of them have in common.
+
+    >>> short("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", 44)
+    'vectorized_elementwise_kernel<4, CUDAFuncto…'
     """
-    >>> short("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", 20)
-    'void at::native::ve…'
-    """
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    if len(name) <= most:
+        return name
+    told = _COMMON.sub("", name[:NAME_SIGNS])
+    return told if len(told) <= most else f"{told[: most - 1]}…"

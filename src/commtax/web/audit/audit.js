@@ -186,7 +186,8 @@ function verdict() {
   const words = { audit: { agree: "agrees", disagree: "disagrees", fault: "a fault", unknown: "undecided" }, diff: { agree: "not worse", disagree: "worse" } };
   const chip = el("span", { class: `chip ${bad ? "bad" : data.verdict === "agree" ? "good" : ""}` }, words[data.kind][data.verdict] ?? data.verdict);
   const shown = data.kind === "audit" && data.verdict === "unknown" ? null : el("p", null, chip);
-  paint(byId("verdict"), shown, el("h1", null, data.title), data.culprit ? el("p", { id: "blamed" }, data.culprit) : null);
+  const ran = data.ran ? el("p", { class: "quiet" }, data.ran) : null;
+  paint(byId("verdict"), shown, el("h1", null, data.title), ran, data.culprit ? el("p", { id: "blamed" }, data.culprit) : null);
   document.title = `${data.title.slice(0, 80)} · commtax`;
 }
 
@@ -196,9 +197,9 @@ function told(text) {
   return SIGNS[text[0]] ? [el("span", { class: `key kind-${SIGNS[text[0]]}` }), text.slice(2)] : text;
 }
 
-function table({ columns, rows }) {
+function table({ title, columns, rows }) {
   const cell = (tag, text, column) => el(tag, { class: column.number ? "number" : null }, told(text));
-  return el("div", { class: "scroll" }, el("table", null,
+  return el("div", { class: "scroll" }, title ? el("h3", null, title) : null, el("table", null,
     el("thead", null, el("tr", null, columns.map((column) => cell("th", column.name, column)))),
     el("tbody", null, rows.map((row) => el("tr", null, row.map((text, i) => cell("td", text, columns[i])))))));
 }
