@@ -22,7 +22,8 @@ def suspects(job: Job) -> list[Suspect]:
     ranks = [t.rank for t in job.traces]
     found = [*lost_overlap(accounts), *never_overlapped(job, accounts), *slow_links(job, first)]
     if is_pipeline(job):
-        found += [*slow_stages(job, accounts), *starved(job, accounts, first)]
+        found += slow_stages(job, accounts)
+        found += starved(job, accounts, first, explained=bool(found))
         for peers in stages(job):
             found += stragglers(accounts, ranks, peers)
     else:

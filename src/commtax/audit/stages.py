@@ -91,11 +91,11 @@ def _lengths(job: Job, place: int) -> dict[str, tuple[float, float]]:
     return {name: (float(middle[i]), float(sums[i])) for name, i in codes.items()}
 
 
-def starved(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspect]:
+def starved(job: Job, accounts: Accounts, first: Column, explained: bool) -> Iterator[Suspect]:
     """A stage whose input comes late: what feeds it idles, its own host asks late, or what was sent does not arrive.
 
     Between steps a stage idles while others fill or drain the pipeline: pauses there are held against it only where they grow and
-    nothing else explains them.
+    nothing else explains them (``explained``: something does, such as a slow link).
     """
     step_s = accounts.step_s
     if not step_s > 0:
@@ -104,7 +104,7 @@ def starved(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspect]:
     within = np.array([job.paused_within(place) for place in range(len(job.traces))])
     idle = summed(within[:, : _whole(first, within.shape[1])], first) / step_s
     late += _fed_late(job, [rise(x, LEAST) for x in idle - of_others(idle)])
-    late = late or list(_waiting(job, accounts))
+    late = late or ([] if explained else list(_waiting(job, accounts)))
     if not late:
         whole = accounts.host_s / step_s
         grown = [x - np.median(x[: max(1, len(x) // 4)]) for x in whole - of_others(whole)]
