@@ -269,7 +269,9 @@ def _described(step: Step) -> Step:
     """The step with what its name tells of the batch."""
     if match := _VLLM.match(step.name) or _VLLM_OLD.match(step.name):
         prefills, decodes = int(match["prefills"]), int(match["decodes"])
-        new = re.match(r"(?:sq)?(\d{1,12}+)(?!\d)", match.groupdict().get("tokens", ""))  # 128, or the first figure of sq8155sk8430…
+        new = re.match(
+            r"(?:sq)?(\d{1,12}+)(?!\d)", match.groupdict().get("tokens", "")
+        )  # 128, or the first figure of sq8155sk8430…
         tokens = int(new[1]) if new else 0
         phase = "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else "empty"
         return replace(step, phase=phase, decode_seqs=decodes, prefill_seqs=prefills, prefill_tokens=tokens)
