@@ -87,10 +87,14 @@ def _ring(*_: object) -> None:
     raise TooLong
 
 
+def _screen() -> Console:
+    return Console(file=io.StringIO(), width=120, highlight=False, markup=False, emoji=False)
+
+
 def _shown(told: Audit) -> None:
     """As JSON, and on the screen."""
     json.dumps(audit_documents.audit_document(told), allow_nan=False)
-    auditing.show_audit(Console(file=io.StringIO(), width=120), told)
+    auditing.show_audit(_screen(), told)
 
 
 def _more(rng: random.Random, folder: Path, read: Read, told: Audit, sound: Audit | None) -> None:
@@ -101,7 +105,7 @@ def _more(rng: random.Random, folder: Path, read: Read, told: Audit, sound: Audi
         for pair in ((sound, told), (told, sound)):
             found = difference(*pair)
             json.dumps(audit_differences.difference_document(found), allow_nan=False)
-            audit_differences.show_difference(Console(file=io.StringIO(), width=120), found)
+            audit_differences.show_difference(_screen(), found)
             difference_page(found, "audit")
     if rng.random() < NOW_AND_THEN and read.traces:
         with suppress(Refusal):

@@ -19,6 +19,7 @@ from commtax.verbs.requests import Outcome
 from commtax.verbs.serving import Simulation
 
 MOST_SIMULATED = 10_000  # requests of a run: some seconds where each is long
+MOST_TOKENS = 1e9  # of a request
 MOST_STEPS = 2_000_000  # of all answers of one client
 APART = 0.15  # by which the two predictors of a closed loop may differ before only means are judged
 WHILE_S = 600.0  # requests that come within this long, where a result does not say how many there were …
@@ -140,7 +141,12 @@ def lengths_of(result: Bench, claim: Claim) -> tuple[int | None, int | None]:
     prompt, answer = result.input_len or claim.context, result.output_len or claim.output_len
     if prompt is None and answer and result.kind == "throughput" and result.total_tokens_per_s and result.requests_per_s:
         prompt = max(1.0, result.total_tokens_per_s / result.requests_per_s - answer)
-    return (max(1, round(prompt)) if prompt else None), (max(1, round(answer)) if answer else None)
+    return _tokens(prompt), _tokens(answer)
+
+
+def _tokens(length: float | None) -> int | None:
+    """A length that a request can have; None for any other."""
+    return max(1, round(length)) if length and length < MOST_TOKENS else None
 
 
 def request_seconds(claim: Claim, batch: int, context: int, output: int) -> tuple[float, float]:

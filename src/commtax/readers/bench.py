@@ -48,7 +48,10 @@ def read(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
 
 def parse_text(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
     """All results that a text holds, kind by kind."""
-    found = list(islice(_found(text), MOST_RESULTS + 1))
+    try:
+        found = list(islice(_found(text), MOST_RESULTS + 1))
+    except csv.Error as error:
+        raise Refusal(f"benchmark '{name}': a row of its table is damaged ({error!s:.80})") from None
     return _checked(found, name, "a benchmark's title, but no figure of it found")
 
 

@@ -24,6 +24,7 @@ _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
 MOST_RANKS = 1 << 20
 MOST_ROWS = 200_000  # of one text, and of its ranks and hosts
 LINE_CHARS = 1 << 16
+MOST_DIGITS = 18  # of a size
 _SAID = re.compile(r"_perf|nThread|Rank|\d[ \t]++\d", re.I)  # one of which stands in every line that is read
 NO_FACTOR = ("send-recv", "broadcast")  # whose busbw is algbw, over however many ranks
 
@@ -125,9 +126,9 @@ def _row(line: str) -> Row | None:
             figures += [(math.nan, cell)] if figures else []
     if len(cells) > 4 and re.fullmatch(r"-?\d+", cells[4]) and not cells[3].replace(".", "").isdigit():
         figures = figures[1:]  # the root column
-    if len(figures) < 3 or float(cells[0]) == 0:
-        return None
     numbers = [value for value, _ in figures]
+    if len(numbers) < 3 or len(cells[0]) > MOST_DIGITS or float(cells[0]) == 0 or any(map(math.isinf, numbers)):
+        return None
     time_us, algbw, busbw = numbers[:3]
     half = len(numbers) // 2
     again = numbers[half] * 1e-6 if len(numbers) in (6, 8) else None

@@ -26,6 +26,7 @@ from commtax.report.audit_words import (
 from commtax.report.tables import Table, notes, say, show_table, without_empty
 from commtax.units import format_bytes, format_seconds, plural
 
+MOST_ROWS = 500  # of a table on the screen
 MOST_RANKS = 8  # whose steps are told one by one
 MOST_KERNELS = 8
 MOST_COLLECTIVES = 12
@@ -52,8 +53,11 @@ def show_audit(console: Console, audited: Audit) -> None:
     for section in audited.sections:
         say(console, title(section), "dim")
         for columns, rows in tables(section, audited.claim is not None):
-            below = _lowered(columns, rows, console.width // 4)
-            show_table(console, columns, rows)
+            shown = rows[:MOST_ROWS]
+            below = _lowered(columns, shown, console.width // 4)
+            show_table(console, columns, shown)
+            if len(rows) > len(shown):
+                say(console, f"and {plural(len(rows) - len(shown), 'more row')} (--json)", "dim")
             for number, reason in enumerate(below, 1):
                 say(console, f"[{number}] {reason}", "dim")
         notes(console, remarks(section))
