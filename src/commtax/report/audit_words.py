@@ -237,9 +237,10 @@ def _counts(audited: Audit) -> str:
 
 def title(section: Section) -> str:
     """Its kind and files, and whether some of them end too early."""
-    more = f" and {len(section.files) - MOST_FILES} more" if len(section.files) > MOST_FILES else ""
+    files = list(dict.fromkeys(section.files))
+    more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
     partial = " (partial)" if any(n.code == "partial" for n in section.notes) else ""
-    return f"{section.kind}: {', '.join(section.files[:MOST_FILES])}{more}{partial}"
+    return f"{section.kind}: {', '.join(files[:MOST_FILES])}{more}{partial}"
 
 
 def remarks(section: Section) -> Iterator[str]:
