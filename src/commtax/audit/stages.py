@@ -157,18 +157,23 @@ def _undelivered(job: Job, starving: Column, computed: Column) -> Iterator[Suspe
 
 
 def _waiting(job: Job, accounts: Accounts) -> Iterator[Suspect]:
-    """The first stage that waits longer for its input than the stage before it does, though that one computes as fast as ever."""
-    for place, r in _first(_beyond(job, accounts.wait_s / accounts.step_s, accounts.compute_s / accounts.step_s)):
+    """The first stage that waits longer for its input than it did, beside the stage before it.
+
+    What is so from the beginning on may be the schedule.
+    """
+    for place, r in _first(_beyond(job, accounts.wait_s / accounts.step_s, accounts.compute_s / accounts.step_s, changed=True)):
         rank, feeder = job.traces[place].rank, job.traces[place - 1].rank
-        said = f"rank {rank} waits {r.level:.0%} of a step longer for its input than rank {feeder} does, which feeds it"
+        said = f"rank {rank} waits {r.level:.0%} of a step longer for its input from rank {feeder} than it did"
         yield Suspect("starved stage", place, r.level, r.since, said)
 
 
-def _beyond(job: Job, waits: Column, computed: Column) -> list[Rise | None]:
+def _beyond(job: Job, waits: Column, computed: Column, changed: bool = False) -> list[Rise | None]:
     """How much longer each stage waits than the one before it, beyond the microbatch that fills the pipeline."""
     messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
     ahead = np.vstack([waits[:1], (waits + computed / max(1.0, min(messages)))[:-1]])
-    return [rise(x, LEAST) for x in waits - ahead]
+    more = waits - ahead
+    usual = np.median(more[:, : max(1, more.shape[1] // 4)], axis=1, keepdims=True) if changed else 0.0
+    return [rise(x, LEAST, changed) for x in more - usual]
 
 
 def _first(risen: list[Rise | None]) -> list[tuple[int, Rise]]:
