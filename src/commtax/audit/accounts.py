@@ -14,7 +14,7 @@ import numpy as np
 
 from commtax.readers.coverage import Covered, covered
 from commtax.readers.meeting import MESSAGE, Meetings, meet, spans
-from commtax.readers.repetition import in_steps, likeliest, repeated, whole
+from commtax.readers.repetition import REPEATED, WHOLE, between_collectives, in_steps, likeliest, repeated, whole
 from commtax.readers.trace import Trace
 from commtax.timeline import Column
 
@@ -23,6 +23,8 @@ LIKE = 0.3  # of them more or fewer are as usual: a step that nobody named may b
 MOST_BEATS = 40  # steps that are looked at one by one; more are put together
 SOON_S = 2e-6  # a kernel that begins so soon before a collective's end (rounding) has waited for it
 LAUNCH_S, LAUNCH_SHARE = 10e-6, 0.1  # so soon behind a collective, or so much of the pause: it was waited for
+PAIRED, CLOCKS_S = 0.8, 1e-3  # of all messages whose two ends are found, and by how much clocks of hosts that are set differ
+AWAITED = 0.5  # of a pause: whom others await for so long, they wait for
 QUICKEST = 0.1  # of messages whose other end is not here: they did not wait
 
 
@@ -57,7 +59,7 @@ class Accounts:
         """The length of such a step, the mean of the ranks."""
         return float(self.usual("total_s").mean()) if self.total_s.size else 0.0
 
-    def together(self, most: int = MOST_BEATS) -> tuple[Accounts, Column]:
+    def together(self, most: int) -> tuple[Accounts, Column]:
         """At most so many columns, of consecutive steps together; and the first step of each."""
         count = self.total_s.shape[1]
         size = -(-count // most)
@@ -136,6 +138,32 @@ class Job:
         return tuple(np.where(m, np.maximum(0.0, x - quickest), np.nan) for x, m in zip(lengths, loose, strict=True))
 
     @cached_property
+    def named(self) -> bool:
+        """Whether somebody said where steps begin: what only repeats may be a layer or a microbatch, and begin anywhere in it."""
+        return not any(s.name in (REPEATED, WHOLE) for t in self.traces for s in t.steps[:1])
+
+    @cached_property
+    def gathered(self) -> bool:
+        """Whether all ranks share collectives, which tell the clocks of all."""
+        met = self.meetings
+        if met is None or not len(met.first):
+            return False
+        message = np.array([c.op == MESSAGE for c in met.calls], dtype=bool)[met.of]
+        return len(np.unique(met.place[~message])) == len(self.traces)
+
+    @cached_property
+    def synchronised(self) -> bool:
+        """Whether the ranks' clocks are known: they share collectives, or their own clocks show most messages at both ends.
+
+        Microbatches repeat: messages alone would agree with clocks that differ by one as well.
+        """
+        if self.gathered or self.meetings is None:
+            return self.gathered
+        sent = sum(c.op == MESSAGE for t in self.traces for c in t.collectives)
+        paired = sum(2 for c in self.meetings.calls if c.op == MESSAGE)
+        return paired >= PAIRED * max(1, sent) and all(abs(c.offset_s) <= CLOCKS_S for c in self.meetings.clocks)
+
+    @cached_property
     def common(self) -> tuple[Column, ...]:
         """Of each rank the indices of steps that all ranks have, those of one moment in one place."""
         shifts = self._shifts()
@@ -146,10 +174,10 @@ class Job:
         return tuple(steps[kept] - s for s in shifts)
 
     def _shifts(self) -> list[int]:
-        """What is added to a rank's step numbers to get the first rank's, by what they met in."""
+        """What is added to a rank's step numbers to get the first rank's, by what they met in; nothing where that is not known."""
         met, shifts = self.meetings, np.zeros(len(self.traces), dtype=int)
-        if met is None:
-            return [0]
+        if met is None or not self.synchronised:
+            return shifts.tolist()
         order = np.argsort(met.place, kind="stable")
         rows = np.concatenate([[0], np.cumsum(np.bincount(met.place, minlength=len(self.traces)))])
         at = np.zeros(len(met.place), dtype=int)
@@ -237,10 +265,35 @@ class Job:
         return since, until, np.maximum(behind, length - ran.comm.within(since, until))
 
     def paused_within(self, place: int) -> Column:
-        """Of each common step those pauses of one rank that lie inside it: between steps a stage idles while others drain."""
+        """Of each common step those pauses of one rank that lie inside it and that nothing it receives explains.
+
+        Between steps a stage idles while others drain.
+        """
         since, until, free = self._pauses(place, spans(self.traces[place])[1])
-        inside = self.step_of(place, since) == self.step_of(place, until)
+        inside = (self.step_of(place, since) == self.step_of(place, until)) & ~self._for_input(place, since, until)
         return self._summed(place, since[inside], until[inside], free[inside])[self.common[place]]
+
+    def _for_input(self, place: int, since: Column, until: Column) -> Column:
+        """Which pauses end soon behind a message for which nobody waited when it began: it may be one that had to come first."""
+        start, end = spans(self.traces[place])
+        messages = np.flatnonzero([c.op == MESSAGE for c in self.traces[place].collectives])
+        messages = messages[np.argsort(end[messages], kind="stable")]
+        at = np.searchsorted(end[messages], until + SOON_S, side="right") - 1
+        if not len(messages) or self.meetings is None:
+            return np.zeros(len(since), dtype=bool)
+        last = messages[np.maximum(at, 0)]
+        soon = until - end[last] <= np.maximum(LAUNCH_S, LAUNCH_SHARE * (until - since))
+        awaited = self._awaited(place)[last] > AWAITED * (start[last] - since)
+        return np.asarray((at >= 0) & soon & (start[last] > since) & ~awaited)
+
+    def _awaited(self, place: int) -> Column:
+        """How long the other ends of a rank's collectives had waited when it came to them; nan where they are not here."""
+        found, met = np.full(len(self.traces[place].collectives), np.nan), self.meetings
+        if met is not None and len(met.first):
+            mine = met.place == place
+            earliest = np.minimum.reduceat(met.start_s, met.first)
+            found[met.index[mine]] = met.start_s[mine] - earliest[met.of[mine]]
+        return found
 
 
 def _quick(length: Column, waited: Column, message: Column, loose: Column) -> Column:
@@ -255,7 +308,7 @@ def _stepped(traces: tuple[Trace, ...], met: Meetings | None) -> tuple[Trace, ..
     found = [(place, steps) for place, t in enumerate(traces) for steps in repeated(t)] if named is None else []
     chosen = likeliest([steps for _, steps in found])
     lead = named if named is not None else next((place for place, steps in found if steps is chosen), 0)
-    steps = list(traces[lead].steps) or chosen
+    steps = list(traces[lead].steps) or chosen or (between_collectives(traces[lead]) if met else [])
     if not steps or met is None:
         return tuple(t if t.steps else in_steps(t, steps or whole(t)) for t in traces)
     moments = met.job_s(lead, np.array([(s.start_s, s.end_s) for s in steps]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from commtax.audit.accounts import Job
+from commtax.audit.accounts import MOST_BEATS, Job
 from commtax.audit.finding import Culprit
 from commtax.audit.links import slow_links
 from commtax.audit.stages import is_pipeline, slow_stages, stages, starved
@@ -12,15 +12,16 @@ from commtax.audit.stragglers import lost_overlap, never_overlapped, stragglers
 from commtax.audit.suspects import LEAST, Suspect
 
 FEWEST = 3  # steps without which nothing is typical
+STRETCHES = 8  # into which repetitions are put: a layer may be one, so that what befalls a step is not in all of them
 
 
-def suspects(job: Job) -> list[Suspect]:
-    """All that may be at fault, dearest first."""
-    accounts, first = job.accounts.together()
-    if accounts.total_s.shape[1] < FEWEST:
+def suspects(job: Job, most: int) -> list[Suspect]:
+    """All that may be at fault in so many stretches of steps at most, dearest first."""
+    accounts, first = job.accounts.together(most)
+    if accounts.total_s.shape[1] < FEWEST or (is_pipeline(job) and not (job.named or job.synchronised)):
         return []
     ranks = [t.rank for t in job.traces]
-    found = [*lost_overlap(accounts), *never_overlapped(job, accounts), *slow_links(job, first)]
+    found = [*lost_overlap(accounts), *never_overlapped(job, accounts), *slow_links(job, accounts, first)]
     if is_pipeline(job):
         found += slow_stages(job, accounts)
         found += starved(job, accounts, first, explained=bool(found))
@@ -33,13 +34,16 @@ def suspects(job: Job) -> list[Suspect]:
 
 def blame(job: Job) -> tuple[Culprit | None, float]:
     """The dearest suspect, with when it began on the job's clock, and what it costs a step in seconds."""
-    found = suspects(job)
-    if not found:
+    for most in (MOST_BEATS,) if job.named else (MOST_BEATS, STRETCHES):
+        if found := suspects(job, most):
+            break
+    else:
         return None, 0.0
-    accounts, first = job.accounts.together()
+    accounts, first = job.accounts.together(most)
     worst = found[0]
     begins = job.accounts.begin_s[:, first[worst.since]]
-    since = float(begins[worst.place] if worst.place is not None else np.min(begins))
+    alone = worst.place is not None and worst.kind != "late rank"  # which is late in a step that the others have begun
+    since = float(begins[worst.place] if alone else np.min(begins))
     rank = job.traces[worst.place].rank if worst.place is not None else None
     steps = max(1, round(job.accounts.total_s.shape[1] / len(first)))
     return Culprit(worst.kind, rank, max(0.0, since), worst.said), worst.cost * accounts.step_s / steps

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.audit.accounts import Job
+from commtax.audit.accounts import Accounts, Job
 from commtax.audit.series import rise
 from commtax.audit.suspects import LEAST, Suspect
 from commtax.readers.meeting import MESSAGE, spans
@@ -27,9 +27,9 @@ class Wire:
     exposed_s: Column
 
 
-def slow_links(job: Job, first: Column) -> Iterator[Suspect]:
+def slow_links(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspect]:
     """Groups whose wire is slow since some step, or beside groups of the same kind; ``first`` begins each stretch of steps."""
-    wires, step_s = list(wires_of(job, first)), job.accounts.together()[0].step_s
+    wires, step_s = list(wires_of(job, first)), accounts.step_s
     if not wires or not step_s > 0:
         return
     slow = {}
@@ -53,7 +53,7 @@ def slow_links(job: Job, first: Column) -> Iterator[Suspect]:
 def _risen(wire: Wire, step_s: float) -> tuple[float, int, str] | None:
     """Cost, step and words where it takes longer than it did."""
     share = wire.exposed_s / step_s
-    found = rise(share - np.median(share[: max(1, len(share) // 4)]), LEAST / 2, changed=True)
+    found = rise(share, LEAST / 2, changed=True)
     if found is None:
         return None
     before, after = float(np.median(wire.wire_s[: found.since])), float(np.median(wire.wire_s[found.since :]))
@@ -102,7 +102,7 @@ def wires_of(job: Job, first: Column) -> Iterator[Wire]:
     by_kind: dict[tuple[tuple[object, ...], tuple[int, ...]], list[int]] = {}
     sizes, ends = met.sizes.tolist(), np.append(met.first, len(met.place)).tolist()
     for m, call in enumerate(met.calls):
-        if at[m] >= 0 and (call.op == MESSAGE or call.ranks in (0, sizes[m])):
+        if at[m] >= 0 and (job.synchronised if call.op == MESSAGE else call.ranks in (0, sizes[m])):
             lane = 0 if call.op == MESSAGE or call.nbytes is not None else met.lanes[m]
             places = tuple(met.place[ends[m] : ends[m + 1]].tolist())
             by_kind.setdefault(((call.op, call.nbytes, sizes[m], lane), places), []).append(m)

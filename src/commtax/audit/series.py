@@ -26,6 +26,10 @@ class Rise:
     before: float
     sure: float
 
+    @property
+    def grown(self) -> float:
+        return self.level - self.before
+
 
 def rise(x: Column, least: float, changed: bool = False) -> Rise | None:
     """The level of a series where it is at least so much above nothing; with ``changed`` above what it was before, and not always.
@@ -41,7 +45,8 @@ def rise(x: Column, least: float, changed: bool = False) -> Rise | None:
         before, after = float(np.median(x[:since])), float(np.median(x[since:]))
         noise = max(FLOOR, _noise(x[:since]), _noise(x[since:]))
         sure = (after - before) / (TO_MEDIAN * noise * np.sqrt(1 / since + 1 / (len(x) - since)))
-        if sure >= SURE and after - before >= least and before < after / 2 and _steady(x[since:] - before, after - before):
+        risen = sure >= SURE and after - before >= least and (changed or before < after / 2)
+        if risen and _steady(x[since:] - before, after - before):
             return Rise(after, since, before, float(sure))
     level = float(np.median(x))
     sure = level / (TO_MEDIAN * max(FLOOR, _noise(x)) / np.sqrt(len(x)))

@@ -49,12 +49,11 @@ def slow_stages(job: Job, accounts: Accounts) -> Iterator[Suspect]:
     relative = own - of_others(own)
     pace = _paces(job)
     for place, rank in enumerate(t.rank for t in job.traces):
-        x = relative[place] - np.median(relative[place][: max(1, relative.shape[1] // 4)])
-        found = rise(x, SLOWER, changed=True)
+        found = rise(relative[place], SLOWER, changed=True)
         if found is not None:
             computed = accounts.compute_s[place]
             cost = float(np.median(computed[found.since :]) - np.median(computed[: found.since])) / step_s
-            said = f"rank {rank} computes {found.level - found.before:.0%} longer than it did"
+            said = f"rank {rank} computes {found.grown:.0%} longer than it did"
             yield Suspect("slow rank", place, cost, found.since, said)
         others = np.delete(pace, place)
         if found is None and len(others) and pace[place] > 1 + SLOWER and np.all(np.abs(others - np.median(others)) < ALIKE):
@@ -100,15 +99,19 @@ def starved(job: Job, accounts: Accounts, first: Column, explained: bool) -> Ite
     step_s = accounts.step_s
     if not step_s > 0:
         return
-    late = list(_undelivered(job, accounts.starved_s / step_s, accounts.compute_s / step_s))
+    if not job.synchronised:
+        yield from [] if explained else _handed_late(job, accounts, first)
+        return
+    changed = not (job.gathered or job.named)  # else what is so from the beginning on may be the schedule
+    late = list(_undelivered(job, accounts.starved_s / step_s, accounts.compute_s / step_s, changed))
     within = np.array([job.paused_within(place) for place in range(len(job.traces))])
     idle = summed(within[:, : _whole(first, within.shape[1])], first) / step_s
-    late += _fed_late(job, [rise(x, LEAST) for x in idle - of_others(idle)])
-    late = late or ([] if explained else list(_waiting(job, accounts)))
-    if not late:
+    late += _fed_late(job, [rise(x, LEAST, changed) for x in idle - of_others(idle)])
+    if not late and not explained:
+        late = list(_handed_late(job, accounts, first))
+    if not late and not explained:
         whole = accounts.host_s / step_s
-        grown = [x - np.median(x[: max(1, len(x) // 4)]) for x in whole - of_others(whole)]
-        late = list(_fed_late(job, [rise(x, LEAST, changed=True) for x in grown]))
+        late = list(_fed_late(job, [rise(x, LEAST, changed=True) for x in whole - of_others(whole)]))
     yield from late
 
 
@@ -120,7 +123,7 @@ def _whole(first: Column, count: int) -> int:
 
 def _fed_late(job: Job, risen: list[Rise | None]) -> Iterator[Suspect]:
     """The stage behind the one that idles most before it sends; itself where it idles before it receives."""
-    found = [(r.level, place, r) for place, r in enumerate(risen) if r is not None]
+    found = [(r.grown, place, r) for place, r in enumerate(risen) if r is not None]
     if not found:
         return
     level, place, worst = max(found, key=lambda f: f[:2])
@@ -149,35 +152,50 @@ def _partner_behind_pauses(job: Job, place: int) -> int:
     return int(np.median(others)) if others else place + 1
 
 
-def _undelivered(job: Job, starving: Column, computed: Column) -> Iterator[Suspect]:
+def _undelivered(job: Job, starving: Column, computed: Column, changed: bool) -> Iterator[Suspect]:
     """The first stage, in order, that waits long for messages whose senders are done; later ones wait for it in turn."""
-    for place, r in _first(_beyond(job, starving, computed)):
-        said = f"rank {job.traces[place].rank} waits {r.level:.0%} of a step for input that was sent long before"
-        yield Suspect("starved stage", place, r.level, r.since, said)
+    for place, r in _first(_beyond(job, starving, computed, changed)):
+        said = f"rank {job.traces[place].rank} waits {r.grown:.0%} of a step for input that was sent long before"
+        yield Suspect("starved stage", place, r.grown, r.since, said)
 
 
-def _waiting(job: Job, accounts: Accounts) -> Iterator[Suspect]:
-    """The first stage that waits longer for its input than it did, beside the stage before it.
+def _handed_late(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspect]:
+    """The stage that begins later behind the one before it than it did; what is so from the beginning on may be the schedule.
 
-    What is so from the beginning on may be the schedule.
+    Each rank's own clock serves, since an offset is the same in all steps.
     """
-    for place, r in _first(_beyond(job, accounts.wait_s / accounts.step_s, accounts.compute_s / accounts.step_s, changed=True)):
-        rank, feeder = job.traces[place].rank, job.traces[place - 1].rank
-        said = f"rank {rank} waits {r.level:.0%} of a step longer for its input from rank {feeder} than it did"
-        yield Suspect("starved stage", place, r.level, r.since, said)
+    groups = stages(job)
+    begun = np.array([np.mean([_first_compute(job, place) for place in group], axis=0) for group in groups])
+    hops = summed(np.diff(begun[:, : _whole(first, begun.shape[1])], axis=0), first) / accounts.step_s
+    found = [(r.grown, at, r) for at, r in enumerate(rise(x, LEAST, changed=True) for x in hops) if r is not None]
+    if not found:
+        return
+    level, at, r = max(found, key=lambda f: f[:2])
+    grown = np.median(hops[:, r.since :], axis=1) - np.median(hops[:, : r.since], axis=1)
+    if np.any(np.delete(grown, at) > FIRST * level):
+        return
+    place, rank, feeder = groups[at + 1][0], job.traces[groups[at + 1][0]].rank, job.traces[groups[at][0]].rank
+    said = f"rank {rank} begins {level:.0%} of a step later behind rank {feeder} than it did, which computes as fast as before"
+    yield Suspect("starved stage", place, level, r.since, said)
 
 
-def _beyond(job: Job, waits: Column, computed: Column, changed: bool = False) -> list[Rise | None]:
+def _first_compute(job: Job, place: int) -> Column:
+    """When a rank begins to compute, in each common step."""
+    line, (begin, _) = job.traces[place].timeline, job.windows[place]
+    starts = np.sort(line.start_s[line.kind == line.kinds.index("compute")])
+    at = np.searchsorted(starts, begin[job.common[place]])
+    return starts[np.minimum(at, len(starts) - 1)] if len(starts) else begin[job.common[place]]
+
+
+def _beyond(job: Job, waits: Column, computed: Column, changed: bool) -> list[Rise | None]:
     """How much longer each stage waits than the one before it, beyond the microbatch that fills the pipeline."""
     messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
     ahead = np.vstack([waits[:1], (waits + computed / max(1.0, min(messages)))[:-1]])
-    more = waits - ahead
-    usual = np.median(more[:, : max(1, more.shape[1] // 4)], axis=1, keepdims=True) if changed else 0.0
-    return [rise(x, LEAST, changed) for x in more - usual]
+    return [rise(x, LEAST, changed) for x in waits - ahead]
 
 
 def _first(risen: list[Rise | None]) -> list[tuple[int, Rise]]:
     """The first place in order that has at least half of what the worst has."""
     found = [(place, r) for place, r in enumerate(risen) if r is not None]
-    most = max((r.level for _, r in found), default=0.0)
-    return [(place, r) for place, r in found if r.level >= FIRST * most][:1]
+    most = max((r.grown for _, r in found), default=0.0)
+    return [(place, r) for place, r in found if r.grown >= FIRST * most][:1]

@@ -15,7 +15,7 @@ from commtax.timeline import Column
 
 ALONE = 0.5  # of its lateness: a second rank that is as late as this, or more, shares the blame, and then it is no rank's
 LOST = 0.5  # of what is newly exposed must have been hidden before
-STEADY = 0.85  # of the steps that must show why a rank is late
+STEADY, FEW = 0.85, 4  # of the steps that must show why a rank is late; of so many all but one, as the last may be cut off
 NEVER, MUCH = 0.05, 0.15  # of the wire that hides, and of a step that is exposed, where sharded weights overlap with nothing
 SAME_WIRE = 0.2  # more wire than this is another link, not lost overlap
 
@@ -56,7 +56,8 @@ def _excess(x: Column, row: int, since: int, relative: bool = False) -> Column:
 
 def _steady(excess: Column) -> bool:
     """Whether nearly every step shows it: work that moves from rank to rank strikes one of them often, but not always."""
-    return not len(excess) or bool(np.mean(excess > 0.4 * np.median(excess)) >= STEADY)
+    missing = np.sum(excess <= 0.4 * np.median(excess)) if len(excess) else 0
+    return bool(missing <= max(len(excess) >= FEW, (1 - STEADY) * len(excess)))
 
 
 def _unhidden(accounts: Accounts, chosen: list[int], at: int, since: int, level: float, waits: str) -> Iterator[Suspect]:
@@ -73,7 +74,7 @@ def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
         return
     # Of the ranks the one that still hides most: where a single one has lost it, the others wait for that one.
     exposed, hidden = np.min(accounts.wire_s, axis=0) / step_s, np.max(accounts.hidden_s, axis=0) / step_s
-    risen = rise(exposed - np.median(exposed[: max(1, len(exposed) // 4)]), LEAST, changed=True)
+    risen = rise(exposed, LEAST, changed=True)
     if risen is None:
         return
     before, after = slice(0, risen.since), slice(risen.since, None)

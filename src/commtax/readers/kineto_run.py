@@ -162,9 +162,15 @@ class Run:
         return trace.measure(merged(self.launches["start"], self.launches["end"]))
 
     def _on_device(self, steps: list[Step]) -> list[Step]:
-        """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""
+        """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between.
+
+        In a trace that holds no launches, it has what began in it.
+        """
         linked = np.flatnonzero(self.launch >= 0)
-        within = holding([s.host for s in steps], self.launched_s[linked])
+        asked_s = self.launched_s[linked]
+        if not len(linked):
+            linked, asked_s = np.arange(len(self.launch)), self.device["start"]
+        within = holding([s.host for s in steps], asked_s)
         order = np.argsort(within, kind="stable")
         linked, within = linked[order], within[order]
         moved = []

@@ -35,6 +35,12 @@ def repeated(trace: Trace) -> list[list[Step]]:
     return [_steps(starts, length, line.finish_s) for names, starts in seen if (length := period_of(names)) > 1]
 
 
+def between_collectives(trace: Trace) -> list[Step]:
+    """From each collective to the next: beats by which ranks can be compared where all kernels are alike."""
+    starts = np.sort([c.start_s for c in trace.collectives])
+    return _steps(starts, 1, trace.timeline.finish_s) if len(starts) >= FEWEST else []
+
+
 def likeliest(found: Sequence[list[Step]]) -> list[Step]:
     """Of several the fewest, since layers repeat as well as steps do; but not so few that chance has made them."""
     enough = [steps for steps in found if len(steps) >= FEWEST] or list(found)
