@@ -15,7 +15,8 @@ from commtax.timeline import Column
 
 ALONE = 0.5  # of its lateness: a second rank that is as late as this, or more, shares the blame, and then it is no rank's
 LOST = 0.5  # of what is newly exposed must have been hidden before
-STEADY, FEW = 0.85, 4  # of the steps that must show why a rank is late; of so many all but one, as the last may be cut off
+STEADY = 0.85  # of the steps that must show why a rank is late
+CUT = 0.8  # of a usual step: a last one that is shorter on all ranks was cut off
 NEVER, MUCH = 0.05, 0.15  # of the wire that hides, and of a step that is exposed, where sharded weights overlap with nothing
 SAME_WIRE = 0.2  # more wire than this is another link, not lost overlap
 
@@ -34,7 +35,8 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
     level, at, since = max(found)
     if any(np.median(x[since:]) > ALONE * level for i, x in enumerate(late) if i != at):
         return
-    computed, idle = (_excess(x[chosen], at, since) / step_s for x in (accounts.compute_s, accounts.host_s))
+    whole = slice(-1 if np.all(accounts.total_s[:, -1] < CUT * step_s) else None)
+    computed, idle = (_excess(x[chosen], at, since)[whole] / step_s for x in (accounts.compute_s, accounts.host_s))
     exposed = level - np.median(computed) - np.median(idle)
     place, most = chosen[at], max(np.median(computed), np.median(idle), exposed)
     waits = f"the others wait {level:.0%} of a step for rank {ranks[place]}"
@@ -56,8 +58,7 @@ def _excess(x: Column, row: int, since: int, relative: bool = False) -> Column:
 
 def _steady(excess: Column) -> bool:
     """Whether nearly every step shows it: work that moves from rank to rank strikes one of them often, but not always."""
-    missing = np.sum(excess <= 0.4 * np.median(excess)) if len(excess) else 0
-    return bool(missing <= max(len(excess) >= FEW, (1 - STEADY) * len(excess)))
+    return not len(excess) or bool(np.mean(excess > 0.4 * np.median(excess)) >= STEADY)
 
 
 def _unhidden(accounts: Accounts, chosen: list[int], at: int, since: int, level: float, waits: str) -> Iterator[Suspect]:
