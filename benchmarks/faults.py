@@ -1,6 +1,8 @@
 """Injected faults in made traces of many ranks: how often the culprit is named right, with and without 50 ms of skew.
 
-python benchmarks/faults.py [--cases 200] [--seed 0] [--kind "slow rank"] [--show]
+python benchmarks/faults.py [--cases 200] [--seed 0] [--kind "slow rank"] [--plain] [--show]
+
+``--plain``: traces with few of the facts that profilers write (``tests/plain_traces.py``).
 """
 
 import argparse
@@ -11,10 +13,11 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import fault_traces
+import plain_traces
 from commtax.audit.accounts import Job
 from commtax.audit.blame import blame
 from commtax.readers import kineto
-from fault_traces import KINDS, case
 
 
 def blamed(made):
@@ -32,10 +35,12 @@ def main():
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", default="")
+    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--show", action="store_true")
     asked = parser.parse_args()
+    case = plain_traces.case if asked.plain else fault_traces.case
     print(f"{'fault':14} {'skew ms':>8} {'cases':>6} {'right':>7} {'since within a step':>20} {'error of since':>15} {'s':>6}")
-    for number, kind in enumerate([*KINDS, None]):
+    for number, kind in enumerate([*fault_traces.KINDS, None]):
         if asked.kind and asked.kind != (kind or "nothing"):
             continue
         for skew in (0.0, 50.0):

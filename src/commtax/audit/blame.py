@@ -10,6 +10,7 @@ from commtax.audit.links import slow_links
 from commtax.audit.stages import is_pipeline, slow_stages, stages, starved
 from commtax.audit.stragglers import lost_overlap, never_overlapped, stragglers
 from commtax.audit.suspects import LEAST, Suspect
+from commtax.timeline import Column
 
 FEWEST = 3  # steps without which nothing is typical
 STRETCHES = 8  # into which repetitions are put: a layer may be one, so that what befalls a step is not in all of them
@@ -41,9 +42,17 @@ def blame(job: Job) -> tuple[Culprit | None, float]:
         return None, 0.0
     accounts, first = job.accounts.together(most)
     worst = found[0]
-    begins = job.accounts.begin_s[:, first[worst.since]]
+    begins = _begins(job, first[worst.since])
     alone = worst.place is not None and worst.kind != "late rank"  # which is late in a step that the others have begun
     since = float(begins[worst.place] if alone else np.min(begins))
     rank = job.traces[worst.place].rank if worst.place is not None else None
     steps = max(1, round(job.accounts.total_s.shape[1] / len(first)))
     return Culprit(worst.kind, rank, max(0.0, since), worst.said), worst.cost * accounts.step_s / steps
+
+
+def _begins(job: Job, step: int) -> Column:
+    """When each rank began a step: on the job's clock, or on its own where the clocks are not known."""
+    if job.synchronised:
+        return np.asarray(job.accounts.begin_s[:, step])
+    own = zip(job.windows, job.common, job.traces, strict=True)
+    return np.array([begin[common[step]] - trace.begin_s for (begin, _), common, trace in own])
