@@ -39,14 +39,15 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
     computed, idle = (_excess(x[chosen], at, since)[whole] / step_s for x in (accounts.compute_s, accounts.host_s))
     exposed = level - np.median(computed) - np.median(idle)
     place, most = chosen[at], max(np.median(computed), np.median(idle), exposed)
-    waits = f"the others wait {level:.0%} of a step for rank {ranks[place]}"
+    since_then = step_s / float(np.median(accounts.total_s[chosen, since:]))  # a step is longer by then
+    waits = f"the others wait {level * since_then:.0%} of a step for rank {ranks[place]}"
     if most == exposed:
         yield from _unhidden(accounts, chosen, at, since, level, waits)
     elif most == np.median(computed) and _steady(computed):
         longer = np.median(_excess(accounts.compute_s[chosen], at, since, relative=True))
         yield Suspect("slow rank", place, level, since, f"{waits}, which computes {longer:.0%} longer than they do")
     elif most == np.median(idle) and _steady(idle[1:-1]):  # a pause between steps may be in the one or the other
-        said = f"{waits}, which computes as fast as they do and idles {np.median(idle):.0%} of a step longer"
+        said = f"{waits}, which computes as fast as they do and idles {np.median(idle) * since_then:.0%} of a step longer"
         yield Suspect("late rank", place, level, since, said)
 
 
