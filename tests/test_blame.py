@@ -178,6 +178,25 @@ def test_steps_equal_an_oracle_of_nanoseconds(rows, cuts):
         assert spent.idle_s * 1e9 == pytest.approx((~running[:, at].any(axis=0)).sum(), abs=1e-3)
 
 
+@given(SPANS, st.lists(st.integers(1, 459), max_size=4, unique=True))
+def test_named_steps_of_a_trace_without_launches_equal_an_oracle(rows, cuts):
+    """The file that a stranger writes: kernels, collectives and copies in microseconds, steps beside them, and nothing that links them."""
+    edges, running = [0, *sorted(cuts), 460], np.zeros((3, 460), dtype=bool)
+    names = (("kernel", "gemm"), ("kernel", fault_traces.NCCL["allreduce"]), ("gpu_memcpy", "Memcpy DtoH"))
+    events = []
+    for stream, (kind, start, length) in enumerate(rows):
+        running[kind, start : start + length] = True
+        events.append(event(*names[kind], start, length, stream, device=0, stream=stream))
+    events += [event("user_annotation", f"ProfilerStep#{i}", b, e - b, 99) for i, (b, e) in enumerate(pairwise(edges))]
+    made = Job.of([kineto.parse(document(events))])
+    compute, comm, copy = running
+    told = {row.index: (row.compute_s, row.exposed_s, row.hidden_s, row.copy_s, row.idle_s) for row in step_rows(made)}
+    for i, (begin, end) in enumerate(pairwise(edges)):
+        at = slice(begin, end)
+        spent = (compute, comm & ~compute, comm & compute, copy & ~comm & ~compute, ~running.any(axis=0))
+        assert np.allclose(np.array(told[i]) * 1e6, [s[at].sum() for s in spent], atol=1e-3)
+
+
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 50)), max_size=30), st.integers(0, 300), st.integers(0, 100))
 def test_coverage_counts_each_moment_once(spans, begin, length):
     starts = np.array([s for s, _ in spans], dtype=float)

@@ -126,12 +126,13 @@ class Run:
         return found
 
     def steps(self) -> list[Step]:
-        """Steps that somebody named, else those that repeated graph launches show; on a device moved to when it ran them."""
+        """Steps that somebody named, else those that repeated graph launches show; moved to when the device ran them, where the
+        trace holds launches that tell."""
         rows = self.of(STEP)
         spans = zip(*(self.host[key][rows].tolist() for key in ("name", "start", "end")), strict=True)
         named = trace.trained(trace.named_steps([(self.names[n], start, end) for n, start, end in spans]), self.trained)
         if named:
-            return self._on_device(named) if self.on_device else named
+            return self._on_device(named) if np.any(self.launch >= 0) else named
         return trace.trained(trace.graph_steps(self._replays()), self.trained)
 
     def _replays(self) -> Iterator[tuple[float, bytes, float, float]]:
@@ -162,15 +163,9 @@ class Run:
         return trace.measure(merged(self.launches["start"], self.launches["end"]))
 
     def _on_device(self, steps: list[Step]) -> list[Step]:
-        """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between.
-
-        In a trace that holds no launches, it has what began in it.
-        """
+        """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""
         linked = np.flatnonzero(self.launch >= 0)
-        asked_s = self.launched_s[linked]
-        if not len(linked):
-            linked, asked_s = np.arange(len(self.launch)), self.device["start"]
-        within = holding([s.host for s in steps], asked_s)
+        within = holding([s.host for s in steps], self.launched_s[linked])
         order = np.argsort(within, kind="stable")
         linked, within = linked[order], within[order]
         moved = []
