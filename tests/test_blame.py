@@ -180,7 +180,7 @@ def test_steps_equal_an_oracle_of_nanoseconds(rows, cuts):
 
 @given(SPANS, st.lists(st.integers(1, 459), max_size=4, unique=True))
 def test_named_steps_of_a_trace_without_launches_equal_an_oracle(rows, cuts):
-    """The file that a stranger writes: kernels, collectives and copies in microseconds, steps beside them, and nothing that links them."""
+    """The file that a stranger writes: kernels, collectives, copies and steps, and nothing that links them."""
     edges, running = [0, *sorted(cuts), 460], np.zeros((3, 460), dtype=bool)
     names = (("kernel", "gemm"), ("kernel", fault_traces.NCCL["allreduce"]), ("gpu_memcpy", "Memcpy DtoH"))
     events = []
