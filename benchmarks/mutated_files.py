@@ -25,10 +25,10 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from multiprocessing import Pool
 from pathlib import Path
 
 import hostile_files
@@ -205,15 +205,13 @@ def main() -> int:
     work = [(k, s, at, min(BATCH, end - at)) for at in range(given.first, end, BATCH) for k, s in kinds.items()]
     tallies = {kind: Tally() for kind in kinds}
     stop = time.monotonic() + 60 * given.minutes
-    with ProcessPoolExecutor(given.jobs, max_tasks_per_child=40) as pool:
-        for done in as_completed([pool.submit(tried, one_batch) for one_batch in work]):
-            kind, tally = done.result()
+    with Pool(given.jobs, maxtasksperchild=40) as pool:
+        for kind, tally in pool.imap_unordered(tried, work):
             tallies[kind].add(tally)
             wrong = sum(len(t.wrong) for t in tallies.values())
             sys.stderr.write("".join(f"\n{failure}\n" for failure in tally.wrong))
             sys.stderr.write(f"\r{kind}: {tallies[kind].ends.total():,} of {given.each:,}; {wrong} wrong\x1b[K")
             if time.monotonic() > stop:
-                pool.shutdown(wait=False, cancel_futures=True)
                 break
     sys.stderr.write("\n")
     print(f"{'kind':36} {'seeds':>5} {'read':>7} {'refused':>7} {'wrong':>6} {'longest s':>9} {'most MiB':>8}")
