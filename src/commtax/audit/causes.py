@@ -104,7 +104,7 @@ def _exposed(job: Job) -> Iterator[Cause]:
     op = max(by_op, key=lambda name: by_op[name], default="")
     most = f", {by_op[op] / max(1e-12, sum(by_op.values())):.0%} of it {op}" if op else ""
     hidden = float(np.median(accounts.usual("hidden_s")))
-    under = f"{format_seconds(hidden)} more hides under compute" if hidden > 0 else "none of it hides under compute"
+    under = f"{format_seconds(hidden)} more hides under compute" if hidden >= TICK_S else "none of it hides under compute"
     said = f"communication takes {format_seconds(cost)} of {span_of(job)} with nothing beside it ({under}){most}"
     change = "a faster library path or link, fewer or smaller messages, or overlap with compute"
     waits = "" if len(job.traces) > 1 else "; one rank alone: waiting included"
