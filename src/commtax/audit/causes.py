@@ -10,7 +10,7 @@ from commtax.audit.accounts import Job
 from commtax.audit.fabrics import crossing, utilisation
 from commtax.audit.finding import Cause, Culprit
 from commtax.audit.stages import is_pipeline, stages
-from commtax.readers.meeting import MESSAGE, spans
+from commtax.readers.meeting import MESSAGE, TICK_S, spans
 from commtax.readers.repetition import WHOLE
 from commtax.units import format_seconds, plural
 

@@ -19,7 +19,7 @@ TRAINED = ("B", "W", "BW", "F&B")  # parts of a backward pass, in a pipeline
 MOST_STEPS = 1_000_000
 MOST_S = 1e10  # of a time: three centuries
 _CATEGORY = re.compile(rb'"cat"\s{0,9}:\s{0,9}"([^"\\]{1,40})"')
-_ALIKE = re.compile(r"([\d,]{1,12}) steps?: (?:([\d,]{1,12}) prompt tokens?)?(?: \+ )?(?:([\d,]{1,12}) decodes?)?")
+_ALIKE = re.compile(r"(\d[\d,]{0,12}) steps?: (?:(\d[\d,]{0,12}) prompt tokens?)?(?: \+ )?(?:(\d[\d,]{0,12}) decodes?)?")
 _OVERLAP = 64  # signs that a category may take
 
 

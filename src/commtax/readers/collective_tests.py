@@ -15,7 +15,7 @@ _DEVICE = re.compile(
 )
 _SAID = re.compile("device|Avg bus|-tests")  # one of which stands in every line that is read here
 _ROW = re.compile(r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}[ \t]{1,20}(?:float|half|bfloat16|double|u?int\d{1,2})[ \t]", re.M)
-_AVERAGE = re.compile(r"Avg bus bandwidth\s{0,20}:\s{0,9}([\d.]{1,20})")
+_AVERAGE = re.compile(r"Avg bus bandwidth\s{0,20}:\s{0,9}(\d{1,15}(?:\.\d{1,15})?)")
 _VERSION = re.compile(r"((?:nccl|rccl)-tests:? [vV]ersion \S{1,60})")
 
 
@@ -44,16 +44,9 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
         if "device" in line and (found := _DEVICE.search(line)) and len(devices) < MOST_DEVICES:
             devices[int(found[1])] = (found[2], found[3].strip())
         elif "Avg bus" in line and (found := _AVERAGE.search(line)):
-            average = _number(found[1]) * 1e9
+            average = float(found[1]) * 1e9
         elif not version and "-tests" in line and (found := _VERSION.search(line)):
             version = found[1]
     runs = nccl_tests.parse_all(text, name, lambda line: _WITHIN.sub(" ", line))
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
     return CollectiveTests(runs, names, hosts, len(devices), average, version)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0

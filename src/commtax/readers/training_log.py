@@ -28,21 +28,21 @@ _WHEN = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)[.,]?(\d{0,6})")
 _ITERATION = re.compile(r"\biteration\s{1,20}(\d{1,12})\s?/\s{0,20}(\d{1,12})\s{0,20}\|")
 _TITAN = re.compile(r"\bstep:\s{0,20}(\d{1,12})\s{1,9}(?=(?:[a-z_/]{1,40}:\s{0,20}\S{1,40}\s{1,9}){0,12}(?:tps|wps|mfu|memory):)")
 _PAIR = re.compile(r"([a-z_/]{1,40}):\s{0,20}(\S{1,40})")
-_DEEPSPEED = re.compile(r"\b(?:global_step=|\d{1,9}/)(\d{1,12}), (?:RunningAvg)?SamplesPerSec=([\d.]{1,25})")
-_CURRENT = re.compile(r"CurrSamplesPerSec=([\d.]{1,25})")
-_ALLOCATED = re.compile(r"MaxMemAllocated=([\d.]{1,20})\s?GB")
+_DEEPSPEED = re.compile(r"\b(?:global_step=|\d{1,9}/)(\d{1,12}), (?:RunningAvg)?SamplesPerSec=(\d{1,15}(?:\.\d{1,15})?)")
+_CURRENT = re.compile(r"CurrSamplesPerSec=(\d{1,15}(?:\.\d{1,15})?)")
+_ALLOCATED = re.compile(r"MaxMemAllocated=(\d{1,15}(?:\.\d{1,15})?)\s?GB")
 _BATCH = re.compile(r"^\[batch=(\d{1,12})(?:/(\d{1,12}))?\]:")
 _STEPPED = re.compile(r"iteration|step|SamplesPerSec=|\[batch=|train_runtime")  # one of which stands in every line of a step
 _COMPOSER = re.compile(r"^\s{1,20}(?:Train )?([a-z_/]{1,60}): (\S{1,40})")
 _SUMMARY = re.compile(r"['\"](train_\w{1,40})['\"]: ['\"]?([\d.eE+-]{1,30})")
 _ARGUMENT = re.compile(r"^(?:.{0,200}\] {1,9})?[ \t]{0,9}([A-Za-z]\w{1,80}+) (\.{2,120}+) ?(.{0,200})")
 _WHENCE = re.compile(r"\.{4,120}(?:default|updated)$")  # GPT-NeoX says behind a value who set it
-_TIMES = re.compile(r"^\s{1,20}([a-z][\w/-]{1,80}+) (\.{1,120}+): \(([\d.]{1,20}), ([\d.]{1,20})\)")
-_MEMORY = re.compile(r"\[Rank (\d{1,9})\] .{0,80}memory \(MB\) \|.{0,200}max allocated: ([\d.]{1,25})")
+_TIMES = re.compile(r"^\s{1,20}([a-z][\w/-]{1,80}+) (\.{1,120}+): \((\d{1,15}(?:\.\d{1,15})?), (\d{1,15}(?:\.\d{1,15})?)\)")
+_MEMORY = re.compile(r"\[Rank (\d{1,9})\] .{0,80}memory \(MB\) \|.{0,200}max allocated: (\d{1,15}(?:\.\d{1,15})?)")
 _FACTS = {
-    "device": ("capacity:", re.compile(r"(?:CUDA|GPU|HIP) capacity: (.{1,80}?) with ([\d.]{1,12})\s?GiB memory")),
-    "model": ("size:", re.compile(r"\bModel (.{1,80}?) size: ([\d,]{1,25}) total parameters")),
-    "peak": ("Peak FLOPS", re.compile(r"Peak FLOPS used for computing MFU: ([\d.]{1,12}e[+-]?\d{1,3})")),
+    "device": ("capacity:", re.compile(r"(?:CUDA|GPU|HIP) capacity: (.{1,80}?) with (\d{1,12}(?:\.\d{1,12})?)\s?GiB memory")),
+    "model": ("size:", re.compile(r"\bModel (.{1,80}?) size: (\d[\d,]{0,25}) total parameters")),
+    "peak": ("Peak FLOPS", re.compile(r"Peak FLOPS used for computing MFU: (\d{1,12}(?:\.\d{1,12})?e[+-]?\d{1,3})")),
     "mesh": ("device mesh", re.compile(r"Building \d-D device mesh with \[([^\]]{1,120})\], \[([\d, ]{1,60})\]")),
     "axes": ("device mesh", re.compile(r"Building device mesh with parallelism: ((?:\w{1,20}=-?\d{1,9}(?:, )?){1,12})")),
     "batch": (

@@ -11,9 +11,9 @@ from commtax.units import GiB
 
 _RANK = re.compile(r"\[RANK (\d{1,9})\]|\bRank (\d{1,9}) uses ")
 _START = "TensorRT-LLM version: "
-_ALLOCATED = re.compile(r"Allocated ([\d.]{1,20}+) GiB for max tokens(?: in paged KV cache)? \((\d{1,15})\)")
+_ALLOCATED = re.compile(r"Allocated (\d{1,15}(?:\.\d{1,15})?) GiB for max tokens(?: in paged KV cache)? \((\d{1,15})\)")
 _WORLD = re.compile(r"MPI size: (\d{1,9})")
-_STEP = re.compile(r"\biter = \d{1,15}.{0,300}? host_step_time = ([\d.]{1,20}+)ms")
+_STEP = re.compile(r"\biter = \d{1,15}.{0,300}? host_step_time = (\d{1,15}(?:\.\d{1,15})?)ms")
 _STATES = re.compile(r"'num_ctx_requests': (\d{1,9}).{0,80}? 'num_generation_tokens': (\d{1,9})")
 _SCHEDULED = re.compile(r"num_scheduled_requests: (\d{1,9})")
 _WORDINGS = Wordings("readers/trtllm_log.toml")

@@ -12,7 +12,7 @@ from commtax.readers.startup import MOST_MOMENTS, Heard, Moment, Rank, StartupLo
 _BRACKETS = re.compile(r"\(([^()]{0,200}+)\)")
 _WORKER = re.compile(r"\w*Worker|EngineCore|APIServer|MainProcess")
 _PID = re.compile(r"\bpid=(\d+)")
-_CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,30}+) tokens per request: ([\d.,]{1,30}+)x")
+_CONCURRENCY = re.compile(r"Maximum concurrency for (\d[\d,]{0,30}) tokens per request: (\d[\d,]{0,30}(?:\.\d{1,15})?)x")
 _RANK = re.compile(r"rank (\d{1,9}) in world size (\d{1,9}) is assigned as (DP rank .*)")
 _WORLD = re.compile(r"world_size=(\d{1,9}) rank=(\d{1,9}) ")
 _BACKEND = re.compile(r"backend=(\w{1,60}+)")
@@ -20,9 +20,10 @@ _BACKENDS = re.compile(r"Using \[([^\[\]]{0,2000}+)\] all-reduce backends ")
 _GROUP = re.compile(r" for group '(\w{1,60}+):")
 _START = re.compile(r"Initializing an? (?:V[01] )?LLM engine|vLLM API server version")
 _MOMENT = re.compile(
-    r"Avg generation throughput: ([\d.]{1,20}+) tokens/s, Running: (\d{1,9}) reqs,.{0,40}? (?:Waiting|Pending): (\d{1,9}) reqs"
+    r"Avg generation throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s, Running: (\d{1,9}) reqs,.{0,40}? "
+    r"(?:Waiting|Pending): (\d{1,9}) reqs"
 )
-_USAGE = re.compile(r"KV cache usage: ([\d.]{1,20}+)%")
+_USAGE = re.compile(r"KV cache usage: (\d{1,15}(?:\.\d{1,15})?)%")
 _WORDINGS = Wordings("readers/vllm_log.toml")
 
 
