@@ -143,8 +143,9 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     if left is None:
         why, base = limits if tokens else SILENT, whole / judged.kv_bytes_per_token
         yield _left(Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged)
-        each, base = log.max_concurrency, whole / judged.needed_kv_bytes
-        yield _left(Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, limits, base), log, judged)
+        if judged.needed_kv_bytes > 0:
+            each, base = log.max_concurrency, whole / judged.needed_kv_bytes
+            yield _left(Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, limits, base), log, judged)
         return
     if not log.kv_fixed:
         item = "KV memory left, of all memory"

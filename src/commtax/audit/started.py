@@ -97,11 +97,11 @@ def alike(log: StartupLog) -> list[tuple[str, float]]:
 
 def typical(log: StartupLog) -> tuple[int, float, int] | None:
     """Requests that ran most often, the median of tokens a second while they did, and tokens that each had cached (0: not told)."""
-    count = Counter(m.running for m in log.moments if m.running)
+    count = Counter(m.running for m in log.moments if m.running and m.tokens_per_s)
     running, times = max(count.items(), key=lambda pair: (pair[1], pair[0]), default=(0, 0))
     if times < FEW_MOMENTS:
         return None
-    these = [m for m in log.moments if m.running == running]
+    these = [m for m in log.moments if m.running == running and m.tokens_per_s]
     cached = [m.cached_tokens for m in these if m.cached_tokens]
     return running, median(m.tokens_per_s for m in these), int(median(cached) / running) if cached else 0
 
