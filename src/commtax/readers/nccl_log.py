@@ -217,7 +217,7 @@ def _paths(log: NcclLog, message: str) -> None:
             return
         log.routes[route] = log.routes.get(route, 0) | 1 << (int(match[1]) * 4 + min(3, int(match[2] or 0)))
     elif (match := _RING.match(message)) and len(log.rings) < MOST_RINGS:
-        ring = tuple(int(rank) for rank in match[1].split())
+        ring = tuple(int(rank) for rank in match[1].split() if len(rank) < 10)
         log.rings[ring] = log.rings.get(ring, 0) + 1
 
 

@@ -147,7 +147,7 @@ def parse_monitor(text: str) -> Monitor:
             continue
         row = dict(zip(columns, cells, strict=True))
         gpu = row.get("gpu", "")
-        if not gpu.isdigit() or (int(gpu) not in samples and len(samples) >= MOST_GPUS):
+        if not gpu.isdecimal() or len(gpu) > 9 or (int(gpu) not in samples and len(samples) >= MOST_GPUS):
             continue
         rows += 1
         for name, cell in row.items():
