@@ -326,7 +326,7 @@ def mesh(facts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
         words = list(zip(told[0].split(","), told[1].split(","), strict=False))
     else:
         words = [w.partition("=")[::2] for w in facts.get("axes", ("",))[0].split(", ")]
-    pairs = [(name.strip(" '\""), int(size)) for name, size in words if size.strip().isdigit() and int(size)]
+    pairs = [(name.strip(" '\""), int(size)) for name, size in words if re.fullmatch(r"\s*+0*+[1-9]\d{0,8}\s*+", size, re.A)]
     sizes: dict[str, int] = {name: size for name, size in pairs if name in SIZES and name != "dp"}
     copies = [size for name, size in pairs if name in ("dp", "dp_shard", "dp_replicate")]
     for size in copies:
