@@ -175,7 +175,7 @@ def _handed_late(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspec
     if np.any(np.delete(grown, at) > FIRST * level):
         return
     place, rank, feeder = groups[at + 1][0], job.traces[groups[at + 1][0]].rank, job.traces[groups[at][0]].rank
-    said = f"rank {rank} begins {level:.0%} of a step later behind rank {feeder} than it did, which computes as fast as before"
+    said = f"rank {rank} begins {level:.0%} of a step later behind rank {feeder} than it did; that computes as fast as before"
     yield Suspect("starved stage", place, level, r.since, said)
 
 
