@@ -66,7 +66,7 @@ def _told(job: Job) -> Iterator[Finding]:
             yield Finding(Note("bytes", f"{op} bytes a step"), None, size, "bytes")
         yield Finding(Note("collective", f"one {op} ({_how(job)})"), None, _wire(job, op), "s", reason=why)
     if head.on_device and spent.usual_s > 0:
-        length, idle = spent.usual("total_s"), spent.usual("idle_s")
+        length, idle = np.maximum(spent.usual("total_s"), 1e-12), spent.usual("idle_s")
         exposed = spent.usual("wire_s") + spent.usual("wait_s")
         yield Finding("exposed communication, of the step", None, float(np.min(exposed / length)), "share")
         yield Finding("idle device, of the step", None, float(np.median(idle / length)), "share")

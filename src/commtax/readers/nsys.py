@@ -85,7 +85,7 @@ def _traces(opened: Database, name: str) -> list[Trace]:
 
 def _judge(opened: Database, name: str) -> None:
     """Refuse what is no such export, and say what it is."""
-    there = sorted(opened.tables)
+    there = [" ".join(table.split()) for table in sorted(opened.tables)]
     if any(t.startswith(ROCPD) for t in there):
         convert = f"rocpd convert --output-format csv -i {name}"
         raise Refusal(f"trace '{name}': rocprofv3's own database, which is not read; convert it: {convert}", "trace")
@@ -95,7 +95,7 @@ def _judge(opened: Database, name: str) -> None:
         raise Refusal(f"trace '{name}': an SQLite database without the tables {wanted}; found {found}", "trace")
     for table in (KERNEL, GRAPH):
         if opened.has(table) and not opened.has(table, "start", "end"):
-            columns = ", ".join(sorted(opened.tables[table])[:8])
+            columns = " ".join(", ".join(sorted(opened.tables[table])[:8]).split())
             raise Refusal(f"trace '{name}': {table} has no columns start and end; found {columns}", "trace")
 
 
@@ -233,7 +233,7 @@ class _Export:
         of_place = f"{self._process(KERNEL)} = {place.process} AND {self._device(KERNEL)} = {place.device}"
         node = self._database.column(KERNEL, "graphNodeId")
         asked = f"SELECT min(start), correlationId, max({node}) FROM {KERNEL} WHERE {of_place} GROUP BY correlationId"
-        for start, correlation, of_graph in self._database.rows(asked):
+        for start, correlation, of_graph in (row for row in self._database.rows(asked) if isinstance(row[0], int)):
             yield launched_unseen(start, correlation, "GraphLaunch" if of_graph else "launch")
 
     def _named(self, place: Place) -> Iterator[tuple[str, int, int, int, object]]:
