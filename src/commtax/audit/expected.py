@@ -146,7 +146,7 @@ def lengths_of(result: Bench, claim: Claim) -> tuple[int | None, int | None]:
 
 def _tokens(length: float | None) -> int | None:
     """A length that a request can have; None for any other."""
-    return max(1, round(length)) if length and length < MOST_TOKENS else None
+    return max(1, round(length)) if length and 0 < length < MOST_TOKENS else None
 
 
 def request_seconds(claim: Claim, batch: int, context: int, output: int) -> tuple[float, float]:
