@@ -15,6 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -299,7 +300,8 @@ def _without(_rng: random.Random, node: Any, key: Any, _: Any) -> None:
 
 def _scaled(rng: random.Random, node: Any, key: Any, _: Any) -> None:
     if isinstance(node[key], (int, float)):
-        node[key] *= rng.choice((-1, 0, 2, 1000, 10**12, 0.5))
+        with suppress(OverflowError):  # an integer beyond all floats
+            node[key] *= rng.choice((-1, 0, 2, 1000, 10**12, 0.5))
     else:
         small = len(str(node[key])) < 10_000  # what is large already stays so
         node[key] = [node[key]] * rng.choice((1, 3, 300 if small else 2))
