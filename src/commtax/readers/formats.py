@@ -172,7 +172,7 @@ TEXTS = (
     ),
     Format(
         "training",
-        "a training log (Megatron, torchtitan, DeepSpeed, Composer)",
+        "a training log (Megatron, NeMo, torchtitan, MaxText, DeepSpeed, Composer)",
         lambda source: training_log.looks_like(source.text),
         lambda source: training_log.parse(source.text),
     ),

@@ -18,6 +18,7 @@ from commtax.statement import Refusal
 OPS: dict[str, str] = table("readers/collective_names.toml")["programs"]
 """What each program measures."""
 _NAMED = re.compile(rf"(?<!\w)({'|'.join(OPS)})_perf\b", re.I)
+_CONCLUDED = "test concluded:"
 _HEADER = re.compile(r"#\s*+nThread\b")
 _RANK = re.compile(r"#\s*+Rank\s++(\d{1,9})(?:\s++Group\s++(\d{1,9}))?")
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
@@ -92,11 +93,16 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
         line = raw.strip()
         source = sources.setdefault(who, _Source(name, op))
         named, header = _NAMED.search(line), _HEADER.match(line)
+        concluded = bool(named) and _CONCLUDED in line  # newer versions name a table below it
+        if named and concluded:
+            source.op = OPS[named[1].lower()]
         if source.rows and (header or named):
             runs.append(source.ended())
-        if named:  # a command is often printed by the launcher, whose lines have no prefix
+        if concluded:
+            op = source.op = ""
+        elif named:  # a command is often printed by the launcher, whose lines have no prefix
             op = OPS[named[1].lower()]
-        if named or header:
+        if header or (named and not concluded):
             source.op = op
         if rank := _RANK.match(line):
             kept += 1

@@ -1,7 +1,8 @@
 """What launchers write before each line of a program's output: whose line it is, which stream, and when.
 
 Open MPI 4 and 5 (``--tag-output``, ``--output tag-detailed``, timestamps), MPICH and Intel MPI (``-l``), srun ``-l``, pdsh and
-clush, torchrun, ``kubectl logs --prefix --timestamps``. Several may stand before one line: a pod's log of an mpirun is one.
+clush, torchrun, ``kubectl logs --prefix --timestamps``, ``docker compose logs``, journald, and the mark of a quotation in a
+thread. Several may stand before one line: a pod's log of an mpirun is one.
 """
 
 import re
@@ -13,6 +14,8 @@ from commtax.readers.short_lines import each_line
 MOST_PREFIXES = 4
 _WHEN = re.compile(
     r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?+(?:Z|[+-]\d\d:?\d\d)[^\S\n]"  # kubectl, docker
+    r"|>[^\S\n]"  # quoted
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?= [\w.-]{1,200}+ [\w.@-]{1,100}+(?:\[\d{1,9}\])?+: ) "  # journald
     r"|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=\[|<std))"  # mpirun, before its tag
 )
 _WHO = re.compile(
@@ -21,9 +24,12 @@ _WHO = re.compile(
     r"|\[((?:rank|default)\d{1,9})\]: ?"  # torchrun
     r"|\[(pod/[^][\s]{1,600})\] "  # kubectl
     r"|\[(\d{1,9})\] (?= {0,40}+[^\s,\]}])"  # MPICH and Intel MPI; a list in JSON goes on otherwise
+    r"|([\w.-]{1,200}+ [\w.@-]{1,100}+\[\d{1,9}\]): "  # journald: host unit[pid]
+    r"|([A-Za-z0-9][\w.-]{0,100}[-_]\d{1,4}) {1,60}+\| "  # docker compose: service-1
+    r"|([A-Za-z0-9][\w.-]{0,100}+) {2,60}+\| (?=[^|\n]{0,9999}+$)"  # … and a name of one's own, before a line without bars
     r"|[ ]{0,9}([A-Za-z0-9][\w.-]{0,252}+):(?: |$))"  # srun, pdsh, clush
 )
-_BEFORE = re.compile(rf"^(?=[\[< A-Za-z0-9])(?:{_WHEN.pattern}|{_WHO.pattern}){{1,{MOST_PREFIXES}}}", re.M)
+_BEFORE = re.compile(rf"^(?=[\[<> A-Za-z0-9])(?:{_WHEN.pattern}|{_WHO.pattern}){{1,{MOST_PREFIXES}}}", re.M)
 _BLOCK = 1 << 20  # signs of a text that are looked at together
 
 
