@@ -10,7 +10,7 @@ from commtax.catalog.models import bundled
 from commtax.files import table
 from commtax.readers.startup import StartupLog, axes_of
 from commtax.statement import Note
-from commtax.units import format_bytes, format_seconds, plural
+from commtax.units import GiB, format_bytes, format_seconds, plural
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
@@ -96,10 +96,10 @@ def broken(log: StartupLog) -> Iterator[Finding]:
 
 def alike(log: StartupLog) -> list[tuple[str, float]]:
     """Weights by whom: workers that loaded the same share a line."""
-    groups: dict[float, list[str]] = {}
+    groups: dict[float, list[tuple[str, float]]] = {}
     for worker, nbytes in log.weights_bytes:
-        groups.setdefault(nbytes, []).append(worker)
-    return [(who[0] if len(who) == 1 else f"{plural(len(who), 'rank')} alike", nbytes) for nbytes, who in groups.items()]
+        groups.setdefault(round(nbytes / GiB, 2), []).append((worker, nbytes))  # some lines have two digits, others four
+    return [(who[0][0] if len(who) == 1 else f"{plural(len(who), 'rank')} alike", who[0][1]) for who in groups.values()]
 
 
 def typical(log: StartupLog) -> tuple[int, float, int] | None:
