@@ -36,7 +36,7 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     findings += _average(tests)
     causes += _alone(tests)
     where = claim.question.cluster.key if claim else place.key if place else "…"
-    notes = [Note("partial", "the text ends before the first row of its table: nothing was measured")] if not tests.runs else []
+    notes = [Note("partial", "no row of a test's table is in this text: it tells no measurement")] if not tests.runs else []
     if tests.runs:
         notes.append(Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"))
     if place and assumed:

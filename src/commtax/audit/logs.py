@@ -140,6 +140,8 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     """
     judged = holds(asked)
     share, limits = (words.format(SHARES[log.engine]) for words in (OTHER_SHARE, OTHER_LIMITS))
+    if taken := log.settings.get("activations"):
+        share = f"the engine counted {taken} for activations; else {share}"
     whole, left = judged.question.cluster.chip.visible_bytes, log.available_kv_bytes
     tokens = log.kv_tokens or (log.kv_blocks * judged.block_size if log.kv_blocks else None)
     if left is None:

@@ -36,9 +36,13 @@ _MAXTEXT = re.compile(r"\bcompleted step: (\d{1,12}), ")
 _BAR = re.compile(r"\bEpoch \d{1,9}:[^\[]{0,600}?\b(\d{1,12})/(\d{1,12}) \[([^\]]{1,2000})\]")
 _GLOBAL = re.compile(r"\bglobal_step=([\d.e+]{1,20})")
 _EACH = re.compile(r"([\d.]{1,20})(s/it|it/s)")
+_BRIDGE = re.compile(r"\bStep Time : ([\d.]{1,20})s GPU utilization: ([\d.]{1,20}) ?(?:MODEL_)?TFLOP/s/GPU")
+_CLOCKS = re.compile(r"\btime \(ms\) \|(?= (?:forward|fwd)_microstep: )")
+_MICRO = re.compile(r"\b(\w{1,40})_microstep: ([\d.]{1,20})")
+_PARTS = ("forward", "backward", "fwd", "bwd", "step")  # of a micro-step; all else is inside of these
 _BATCH = re.compile(r"^\[batch=(\d{1,12})(?:/(\d{1,12}))?\]:")
 _STEPPED = re.compile(
-    r"iteration|step|SamplesPerSec=|\[batch=|train_runtime|Epoch \d"
+    r"iteration|step|SamplesPerSec=|\[batch=|train_runtime|Epoch \d|Step Time|_microstep"
 )  # one of which stands in every line of a step
 _COMPOSER = re.compile(r"^\s{1,20}(?:Train )?([a-z_/]{1,60}): (\S{1,40})")
 _SUMMARY = re.compile(r"['\"](train_\w{1,40})['\"]: ['\"]?([\d.eE+-]{1,30})")
@@ -84,7 +88,9 @@ _NAMES: Mapping[str, tuple[str, Callable[[float], float]]] = {
     for name in names
 }
 Figures = dict[str, float]
-_PROGRAMS = ("megatron", "torchtitan", "maxtext", "composer", "lightning", "deepspeed", "trainer")  # what says most comes first
+_PROGRAMS = ("megatron", "bridge", "torchtitan", "maxtext", "composer", "lightning", "deepspeed", "deepspeed clocks", "trainer")
+_UNNUMBERED = ("bridge", "deepspeed clocks")
+"""Whose lines count where several print, those that say most first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ class Timer:
 class TrainingLog:
     """What one log says. ``steps`` are those of its longest run without a restart."""
 
-    program: str  # megatron | torchtitan | maxtext | composer | lightning | deepspeed | trainer
+    program: str  # megatron | bridge | torchtitan | maxtext | composer | lightning | deepspeed | trainer
     steps: tuple[TrainedStep, ...]
     last: int = 0  # the iteration that the run was to end with; 0: not told
     restarts: int = 0
@@ -158,6 +164,11 @@ def _stepped(line: str) -> tuple[str, int, int, Figures] | None:
         now, held = _CURRENT.search(line), _ALLOCATED.search(line)
         figures = {"samples_per_s": _float((now or match)[1 if now else 2])}
         return "deepspeed", int(match[1]), 0, figures | ({"memory_bytes": _float(held[1]) * GiB} if held else {})
+    if "_microstep: " in line and (match := _CLOCKS.search(line)):
+        clocks = {name: _float(ms) * 1e-3 for name, ms in _MICRO.findall(line, match.end())}
+        return "deepspeed clocks", 0, 0, {"step_s": sum(clocks.get(name, 0.0) for name in _PARTS)}
+    if "Step Time" in line and (match := _BRIDGE.search(line)):
+        return "bridge", 0, 0, {"step_s": _float(match[1]), "flops_per_s": _float(match[2]) * 1e12}
     if "completed step: " in line and (match := _MAXTEXT.search(line)):
         return "maxtext", int(match[1]), 0, _figures([p.partition(": ")[::2] for p in line[match.end() :].split(", ")[:60]])
     if "Epoch " in line and "=" in line and (match := _BAR.search(line)):
@@ -215,6 +226,7 @@ class _Reading:
         self.times: dict[str, list[tuple[float, float]]] = {}
         self.memory: dict[int, float] = {}
         self.open: Figures | None = None  # a batch of Composer's whose figures follow, one a line
+        self.ahead: Figures = {}
         self.number = 0
 
     def take(self, line: str) -> None:
@@ -228,6 +240,15 @@ class _Reading:
             if program == "composer":
                 self.open, self.number = figures, number
                 return
+            if program in _UNNUMBERED:
+                number = 1 + sum(map(len, self.runs.get(program, [])))
+            if program == "bridge":  # which stands before the line of its iteration
+                self.ahead = dict(figures)
+            elif program == "deepspeed clocks":
+                self._timed([(*part.rpartition(": ")[::2], "") for part in line.split("|")[1:200]])
+            elif program == "megatron":
+                figures |= {n: f for n, f in self.ahead.items() if n not in figures}
+                self.ahead = {}
             self._keep(program, number, figures, None if "step_s" in figures else _clock(line))
             return
         if " .." in line:
