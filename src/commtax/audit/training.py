@@ -168,9 +168,10 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
 
 def _clocks(log: TrainingLog, step_s: float | None) -> Iterator[Finding]:
     """The program's own clocks that take a part of the step, the longest first; some are inside of others."""
-    told = [t for t in log.timers if step_s and SMALL * step_s <= t.high_s <= step_s * (1 + UNEVEN)]
-    for timer in sorted(told, key=lambda t: -t.high_s)[:MOST_CLOCKS]:
-        share = f"{timer.high_s / (step_s or 1.0):.1%} of the step"
+    told = [t for t in log.timers if not step_s or SMALL * step_s <= t.high_s <= step_s * (1 + UNEVEN)]
+    again = {t.name.removesuffix("_microstep") for t in told if t.name.endswith("_microstep")}  # the same over a whole step
+    for timer in sorted((t for t in told if t.name not in again), key=lambda t: -t.high_s)[:MOST_CLOCKS]:
+        share = f"{timer.high_s / step_s:.1%} of the step" if step_s else ""
         yield Finding(Note("clock", f"clock {timer.name}"), None, timer.high_s, "s", reason=share)
 
 

@@ -5,6 +5,7 @@ clush, torchrun, ``kubectl logs --prefix --timestamps``, ``docker compose logs``
 thread. Several may stand before one line: a pod's log of an mpirun is one.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from io import StringIO
@@ -12,8 +13,9 @@ from io import StringIO
 from commtax.readers.short_lines import each_line
 
 MOST_PREFIXES = 4
+DOCKER = '{"log":'  # with which a line of Docker's own files begins
 _WHEN = re.compile(
-    r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?+(?:Z|[+-]\d\d:?\d\d)[^\S\n]"  # kubectl, docker
+    r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?+(?:Z|[+-]\d\d:?\d\d)[^\S\n](?:std(?:out|err) [FP] )?+"  # a pod's
     r"|>[^\S\n]"  # quoted
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?= [\w.-]{1,200}+ [\w.@-]{1,100}+(?:\[\d{1,9}\])?+: ) "  # journald
     r"|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=\[|<std))"  # mpirun, before its tag
@@ -31,6 +33,24 @@ _WHO = re.compile(
 )
 _BEFORE = re.compile(rf"^(?=[\[<> A-Za-z0-9])(?:{_WHEN.pattern}|{_WHO.pattern}){{1,{MOST_PREFIXES}}}", re.M)
 _BLOCK = 1 << 20  # signs of a text that are looked at together
+
+
+def unpacked(text: str) -> str:
+    """What a program wrote, out of Docker's files of one JSON object a line; another text as it is.
+
+    >>> unpacked('{"log":"a\\\\n","stream":"stderr"}\\n{"log":"b\\\\n"}'), unpacked("a")
+    ('a\\nb\\n', 'a')
+    """
+    return "".join(map(_logged, each_line(text))) if text.startswith(DOCKER) else text
+
+
+def _logged(line: str) -> str:
+    """The text of one object; "" of one that is cut off."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return ""
+    return str(said.get("log", "")) if isinstance(said, dict) else ""
 
 
 def lines(text: str) -> Iterator[tuple[str, str]]:
