@@ -391,6 +391,13 @@ def test_two_tables_without_a_command():
     assert not audit_collectives(tests, None).causes
 
 
+def test_a_gpu_without_any_link():
+    """https://github.com/leptonai/gpud/issues/1085"""
+    text = "GPU 2: NVIDIA B200 (UUID: GPU-xxx)\nNVML: Unable to retrieve NVLink information as all links are inActive\n"
+    assert smi.looks_like_links(text)
+    assert codes(audit_links(smi.parse_links(text), None)) == ["links-down"]
+
+
 def test_the_printed_average():
     whole, cut = (audit_collectives(collective_tests.parse(text_of(n)), None) for n in ("nccl-tests-nvl72", "rccl-tests-two-hosts"))
     key = "average bus bandwidth, GB/s"
@@ -441,7 +448,7 @@ SIGNS = ("", "9", "0", "-", ".", "\n", "|", ":", "nan", "1e999", "[", "\x00", "Ã
 def test_mutated_texts_are_read_or_refused(name, seed):
     luck, text = random.Random(seed), list(text_of(name))
     for _ in range(luck.randint(1, 40)):
-        at = luck.randrange(len(text))
+        at = luck.randrange(len(text) + 1)
         text[at : at + luck.choice((0, 1, 1, 30))] = luck.choice(
             ("", "9", "0", "-", ".", "\n", "|", ":", "nan", "1e999", "[", "\x00", "Ã©")
         )
