@@ -77,8 +77,9 @@ def test_figures_of_real_starts(row):
 def test_a_start_is_told_without_a_claim(row):
     log = READERS[row["kind"]].parse("\n".join(row["lines"]))
     told = audit_log(log, None, "x")
-    assert {f.verdict for f in told.findings} <= {"unknown"}
-    assert all(f.predicted is None and f.measured is not None for f in told.findings)
+    failed = [f for f in told.findings if f.code == "starts that failed"]
+    assert [f.verdict for f in failed] == ["disagree"] * row["expected"].get("causes", []).count("failure")
+    assert all(f.predicted is None and f.measured is not None and f.verdict == "unknown" for f in told.findings if f not in failed)
     assert [c.code for c in told.causes] == row["expected"].get("causes", [])
     assert told.facts["engine"] == log.engine
     assert "api_key" not in told.facts
@@ -86,7 +87,7 @@ def test_a_start_is_told_without_a_claim(row):
     if tokens := row["expected"].get("kv_tokens"):
         assert measured["KV tokens"] == tokens
     if len(loaded := row["expected"].get("weights_gib", [])) > 1:
-        assert measured["all ranks' weights"] / GIB == pytest.approx(sum(loaded))
+        assert measured["all ranks' weights"] / GIB == pytest.approx(sum(loaded), abs=0.005 * len(loaded))
 
 
 @pytest.mark.parametrize("row", [r for r in REAL if "agree" in r["expected"]], ids=lambda r: r["name"])

@@ -1,5 +1,7 @@
 """Outputs as launchers hand them over: prefixes of every kind, lists of ranks that are a part, and contradictions."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,6 +24,12 @@ PREFIXES = {
     "pdsh": "node-01.cluster: ",
     "torchrun": "[default0]:",
     "kubectl": "[pod/nccl-launcher-x/main] 2024-11-04T12:00:00.123456789Z ",
+    "pod-file": "2024-11-04T12:00:00.123456789Z stderr F ",
+    "compose": "vllm-1  | ",
+    "compose-old": "runner_llm_1   | ",
+    "compose-quoted": "> nccl-1   | ",
+    "journald": "Nov  4 12:00:00 gpu07 vllm[1234]: ",
+    "journald-iso": "2024-11-04T12:00:00+0000 gpu07.cluster vllm@8b[1234]: ",
     "kubectl-mpirun": "2024-11-04T12:00:00Z [1,0]<stdout>:",
 }
 
@@ -113,3 +121,15 @@ def test_no_part_of_a_list_gives_a_wrong_size(ranks, op, fastest, keep, prefix):
 
     assert size([f"#  Rank {ranks - 1} Group 0 x", *lines]) == ranks
     assert size([line for line in lines if "Rank" not in line]) in (0, ranks)
+
+
+def test_docker_s_own_files_are_unpacked(tmp_path):
+    """One JSON object a line; the last was being written."""
+    lines = ["INFO 09-03 16:28:08 [x.py:1] Model loading took 7.51 GiB and 1 seconds\n", "GPU KV cache size: 8,192 tokens\n"]
+    packed = "".join(json.dumps({"log": line, "stream": "stderr", "time": "2024-11-04T12:00:00Z"}) + "\n" for line in lines)
+    (log,) = formats.read(written(tmp_path, "x-json.log", packed + '{"log":"GPU KV ca'))
+    assert (log.kv_tokens, len(log.weights_bytes)) == (8192, 1)
+
+
+def test_a_table_s_first_cell_is_no_service():
+    assert prefixes.plain("synchronous  | 12 | 34") == "synchronous  | 12 | 34"

@@ -159,6 +159,8 @@ def _suspicious(result: Bench, claim: Claim | None = None) -> Iterator[Finding]:
         yield Finding("failed requests", 0, result.failed, reason="what failed is not in the statistics").judged()
     if invalid := [n for n in result.notes if n.code == "invalid"]:
         yield Finding("conditions of the benchmark missed", 0, len(invalid), reason=str(invalid[0])).judged()
+    if result.stats.get("ttft", {}).get("mean") == 0 and result.seconds("e2el", "mean"):
+        yield Finding("results without a first token", 0, 1, reason=UNSTREAMED).judged()
     yield from _identities(result)
     yield from _whole_request(result, lengths_of(result, claim)[1] if claim else result.output_len)
 
@@ -212,6 +214,7 @@ def _floor(result: Bench, claim: Claim) -> Iterator[Finding]:
     yield Finding(item, least, measured, "s", float("inf"), reason, verdict=verdict)
 
 
+UNSTREAMED = "no first token was seen: answers did not come as a stream, and what is called TPOT holds the prompt and all waiting"
 BEATS = "beats the hardware"
 
 

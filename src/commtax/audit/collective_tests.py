@@ -34,8 +34,11 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in told]
         causes += _faults(run, label)
     findings += _average(tests)
+    causes += _alone(tests)
     where = claim.question.cluster.key if claim else place.key if place else "…"
-    notes = [Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue")]
+    notes = [Note("partial", "no row of a test's table is in this text: it tells no measurement")] if not tests.runs else []
+    if tests.runs:
+        notes.append(Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"))
     if place and assumed:
         notes.append(Note("place", f"{place.key} is taken from the devices' names"))
     return Section("collectives", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(tests))
@@ -115,6 +118,13 @@ def _faults(run: Run, label: str) -> Iterator[Cause]:
     ratio = median(r.in_place_s / r.seconds for r in large if r.in_place_s) if large else 1.0
     if abs(ratio - 1) > APART:
         yield Cause("in-place", f"{label}in place takes {ratio:.2f} times as long as out of place")
+
+
+def _alone(tests: CollectiveTests) -> Iterator[Cause]:
+    """Processes that do not know of each other: each tests its own GPUs, whatever the launcher was told."""
+    if tests.alone:
+        said = f"{tests.alone} processes call themselves the same rank: each runs the test alone, and nothing is sent between them"
+        yield Cause("alone", said, change="build the tests with MPI=1 and the MPI that starts them")
 
 
 def _dip(rows: tuple[Row, ...]) -> tuple[Row, Row] | None:

@@ -10,6 +10,7 @@ from commtax.audit.started import (
     AXES,
     ENGINES,
     FULL_LENGTH,
+    broken,
     causes,
     facts,
     intro,
@@ -48,7 +49,7 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
     """Layout, weights, KV memory, tokens and concurrency; what costs time is priced where somebody says what ran."""
     if claim is None:
         return Section(
-            "log", (name,), tuple(told(log)), tuple(_notes(log, None)), causes=tuple(causes(log, None)), facts=facts(log)
+            "log", (name,), (*broken(log), *told(log)), tuple(_notes(log, None)), causes=tuple(causes(log, None)), facts=facts(log)
         )
     notes = [] if _started(log, claim) else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
     claim = claim if not notes else replace(claim, question=claim.question.but(engine=catalog.engine(log.engine)))
@@ -58,6 +59,7 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
         logged["state_slots"] = 1  # a request has its own states alone
     held = claim.question.but(**logged, kv_dtype="fp8" if narrow(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype)
     findings = (
+        *broken(log),
         *_layout(log, claim),
         *_weights(log, claim.question),
         *_memory(log, held),
@@ -138,6 +140,8 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     """
     judged = holds(asked)
     share, limits = (words.format(SHARES[log.engine]) for words in (OTHER_SHARE, OTHER_LIMITS))
+    if taken := log.settings.get("activations"):
+        share = f"the engine counted {taken} for activations; else {share}"
     whole, left = judged.question.cluster.chip.visible_bytes, log.available_kv_bytes
     tokens = log.kv_tokens or (log.kv_blocks * judged.block_size if log.kv_blocks else None)
     if left is None:

@@ -163,6 +163,8 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         yield _cause("versions", f"versions differ between processes: {many}")
     if differing := _differing(log):
         yield _cause("mismatch", differing[0])
+    elif apart := _apart(log):
+        yield _cause("mismatch", apart)
     if log.timeouts:
         yield _timed_out(log)
 
@@ -241,6 +243,21 @@ def _timed_out(log: NcclLog) -> Cause:
     size = f" of {first.elements:,} elements" if first.elements is not None else ""
     said = f"{first.op} number {first.seq}{size} ran {format_seconds(first.ran_s)} on {_ranks(ranks)} and was given up"
     return _cause("timeout", said)
+
+
+def _apart(log: NcclLog) -> str:
+    """The first number under which ranks gave up different collectives, in words; "" where there is none."""
+    under: dict[int, dict[tuple[str, int | None], set[int]]] = {}
+    for t in log.timeouts:
+        under.setdefault(t.seq, {}).setdefault((t.op, t.elements), set()).add(t.rank)
+    for seq, kinds in sorted(under.items()):
+        if len(kinds) > 1 and len(set().union(*kinds.values())) > 1:
+            each = (
+                f"{op}{f' of {count:,} elements' if count is not None else ''} on {_ranks(sorted(who))}"
+                for (op, count), who in kinds.items()
+            )
+            return f"number {seq} is {', '.join(each)}: unless these are two groups, ranks do not call the same"
+    return ""
 
 
 def _late(log: NcclLog) -> Culprit | None:

@@ -45,7 +45,7 @@ def _speeds(links: Links, claim: Claim | None) -> Iterator[Finding]:
     wanted = claim.question.cluster.intra if claim and claim.question.cluster.intra.num_links else None
     for gpu, of in links.speeds.items():
         rate = wanted.bandwidth_Bps if wanted else None
-        why = f"{sum(s == 0 for s in of.values())} of {len(of)} links are inactive"
+        why = f"{sum(s == 0 for s in of.values())} of {len(of)} links are inactive" if of else "all links are inactive"
         item = Note("speed", f"GPU {gpu}: GB/s over its links, one direction")
         yield Finding(item, rate and rate / 1e9, sum(of.values()) / 1e9, "", SPEED_TOLERANCE, why).judged()
 
@@ -56,8 +56,8 @@ def _down(links: Links) -> Iterator[Cause]:
         if down and len(down) < len(of):
             said = f"GPU {gpu}: {plural(len(down), 'link')} inactive ({', '.join(map(str, down))}) of {len(of)}"
             yield Cause("link-down", said, share=len(down) / len(of), change=RESET)
-        elif down:
-            said = f"GPU {gpu}: all of its {len(of)} links are inactive: collectives take PCIe"
+        elif down or not of:
+            said = f"GPU {gpu}: all of its {f'{len(of)} ' if of else ''}links are inactive: collectives take PCIe"
             yield Cause("links-down", said, share=1.0, change=RESET)
 
 

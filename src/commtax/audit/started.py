@@ -10,7 +10,7 @@ from commtax.catalog.models import bundled
 from commtax.files import table
 from commtax.readers.startup import StartupLog, axes_of
 from commtax.statement import Note
-from commtax.units import format_bytes, format_seconds, plural
+from commtax.units import GiB, format_bytes, format_seconds, plural
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
@@ -21,6 +21,7 @@ CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
+FAILURE = "failure"  # a setting that readers fill with an engine's last words
 _CAUSES = table("audit/log_causes.toml")
 
 
@@ -87,12 +88,18 @@ def told(log: StartupLog) -> Iterator[Finding]:
         yield Finding(Note("served", f"tokens a second, {plural(usual[0], 'request')} running"), None, usual[1])
 
 
+def broken(log: StartupLog) -> Iterator[Finding]:
+    """That it did not start, in the engine's own words."""
+    if why := log.settings.get(FAILURE):
+        yield Finding("starts that failed", 0, 1, reason=why).judged()
+
+
 def alike(log: StartupLog) -> list[tuple[str, float]]:
     """Weights by whom: workers that loaded the same share a line."""
-    groups: dict[float, list[str]] = {}
+    groups: dict[float, list[tuple[str, float]]] = {}
     for worker, nbytes in log.weights_bytes:
-        groups.setdefault(nbytes, []).append(worker)
-    return [(who[0] if len(who) == 1 else f"{plural(len(who), 'rank')} alike", nbytes) for nbytes, who in groups.items()]
+        groups.setdefault(round(nbytes / GiB, 2), []).append((worker, nbytes))  # some lines have two digits, others four
+    return [(who[0][0] if len(who) == 1 else f"{plural(len(who), 'rank')} alike", who[0][1]) for who in groups.values()]
 
 
 def typical(log: StartupLog) -> tuple[int, float, int] | None:
@@ -112,11 +119,15 @@ def intro(log: StartupLog) -> Note:
     parts = [log.model, log.said("dtype"), log.quantization, log.kv_cache_dtype and f"KV cache {log.kv_cache_dtype}"]
     parts += [log.said("attention_backend") and f"attention by {log.said('attention_backend')}"]
     said = ", ".join(part for part in parts if part)
-    return Note("start", f"{which} started{f': {said}' if said else ''}")
+    verb = "did not start" if log.settings.get(FAILURE) else "started"
+    return Note("start", f"{which} {verb}{f': {said}' if said else ''}")
 
 
 def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
-    """What costs time, by the log's own words; priced where somebody says what ran."""
+    """What costs time, or all of it, by the log's own words; priced where somebody says what ran."""
+    if why := log.settings.get(FAILURE):
+        change = next((row["change"] for row in _CAUSES[FAILURE] if row["part"] in why), "")
+        yield Cause(FAILURE, f"{ENGINES[log.engine]} did not start: {why}", change=change)
     alone = "the order of dispatch has NCCL alone" if log.allreduce_backends == NCCL_ALONE else ""
     if why := log.custom_allreduce_disabled or alone:
         change = next((row["change"] for row in _CAUSES["custom_allreduce"] if row["part"] in why), "")

@@ -21,6 +21,7 @@ from commtax.verbs.billing import StepBill, price
 OTHER_RUN = "other hardware, software or options than was said; the taxes say where the time goes"
 COMPARED = ("params_dtype", "transformer_impl", "optimizer")
 """Arguments that two runs may differ in beside their plans."""
+SMALL, MOST_CLOCKS = 0.01, 8  # of a step, and clocks that are told
 UNEVEN = 0.1  # of a step, between the quickest and the slowest rank, before it is told
 MEMORY_MODEL = "a model of what is allocated: allocators and libraries take more"
 
@@ -158,10 +159,20 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
         yield Finding("TFLOP/s a GPU", ours, rates.flops_per_s / 1e12, "", tolerance, "as the program counts them")
     if rates.mfu:
         yield Finding("logged MFU", None, rates.mfu, "share", reason="as the program counts it")
+    yield from _clocks(log, measured)
     held = [*log.memory_bytes.values(), *(s.memory_bytes for s in log.steps if s.memory_bytes)]
     if held:
         ours = float(priced.memory_bytes_per_rank) if priced else None
         yield Finding("memory of the fullest rank", ours, max(held), "bytes", tolerance, MEMORY_MODEL if priced else "")
+
+
+def _clocks(log: TrainingLog, step_s: float | None) -> Iterator[Finding]:
+    """The program's own clocks that take a part of the step, the longest first; some are inside of others."""
+    told = [t for t in log.timers if not step_s or SMALL * step_s <= t.high_s <= step_s * (1 + UNEVEN)]
+    again = {t.name.removesuffix("_microstep") for t in told if t.name.endswith("_microstep")}  # the same over a whole step
+    for timer in sorted((t for t in told if t.name not in again), key=lambda t: -t.high_s)[:MOST_CLOCKS]:
+        share = f"{timer.high_s / step_s:.1%} of the step" if step_s else ""
+        yield Finding(Note("clock", f"clock {timer.name}"), None, timer.high_s, "s", reason=share)
 
 
 def _seconds(finding: Finding, priced: StepBill | None) -> Finding:
@@ -219,6 +230,8 @@ def _notes(log: TrainingLog, went: Pace | None) -> Iterator[Note]:
     first, last = (log.steps[0].index, log.steps[-1].index) if log.steps else (0, 0)
     of = f" of {log.last:,}" if log.last else ""
     yield Note("steps", f"{plural(len(log.steps), 'logged step')}, iterations {first:,} to {last:,}{of}")
+    if log.program == "deepspeed clocks":
+        yield Note("micro-steps", "a step is one micro-batch of a rank here, as DeepSpeed's clocks sum up")
     if went and went.warm_up:
         took = format_seconds(max(s.step_s or 0.0 for s in went.warm_up))
         yield Note("warm-up", f"{plural(len(went.warm_up), 'first step')} left out as warm-up (up to {took})")

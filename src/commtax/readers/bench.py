@@ -1,7 +1,8 @@
 """Results of benchmarks, told apart by what they hold; seconds inside.
 
 JSON, JSON lines and CSV: ``vllm bench latency|throughput|serve`` and its sweeps, ``sglang.bench_serving``, ``bench_one_batch`` and
-``bench_one_batch_server``, AIPerf, GenAI-Perf, GuideLLM. Text: what those print, MLPerf's summary, a server's ``/metrics``.
+``bench_one_batch_server``, AIPerf, GenAI-Perf, GuideLLM. Text: what those and trtllm-bench print, MLPerf's summary, a server's
+``/metrics``.
 
 Which keys are there differs by tool and version; a key that is missing leaves None. TPOT is (E2E - TTFT) / (output - 1) in all of
 them; ITL is the list of gaps between chunks of a stream, which may hold several tokens.
@@ -9,13 +10,15 @@ them; ITL is the list of gaps between chunks of a stream, which may hold several
 
 import csv
 import math
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from statistics import fmean, median
 
 from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
-from commtax.readers.benches import aiperf, guidellm, lines, mlperf, prometheus, tables
+from commtax.readers.benches import aiperf, guidellm, lines, mlperf, prometheus, tables, trtllm
 from commtax.readers.benches.cut import readable
 from commtax.readers.benches.record import METRICS, TABLE, Bench, number, result, spread_among
 from commtax.readers.short_lines import each_line
@@ -25,8 +28,18 @@ MOST_RESULTS = 2_000  # of one file
 LONGEST_LINE = 1 << 20  # signs of a row of a sweep
 KEYS = (b'"avg_latency"', b'"latencies"', b'"total_output_tokens"', b'"completed"', b'"elapsed_time"', b'"time_to_first_token"')
 MORE_KEYS = (b'"inter_token_latency"', b'"request_latency"', b'"benchmarks"', b'"output_throughput"', b'"prefill_latency"')
+_LINE = re.compile(r'^\{"\w{1,60}": .{0,4000}?"(?:total_output_tokens|output_throughput)": ', re.M)  # with which a result begins
 COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of a sweep's table
 NOTHING = "none of the keys of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf or GuideLLM found"
+
+_PRINTED = (
+    tables.looks_like,
+    mlperf.looks_like,
+    prometheus.looks_like,
+    aiperf.looks_printed,
+    lines.looks_like,
+    trtllm.looks_like,
+)
 
 
 def looks_like_data(head: bytes) -> bool:
@@ -36,9 +49,7 @@ def looks_like_data(head: bytes) -> bool:
 
 def looks_like_text(text: str) -> bool:
     """Whether a text holds any printed result, summary, page of metrics or table of commas."""
-    return any(fits(text) for fits in (tables.looks_like, mlperf.looks_like, prometheus.looks_like, aiperf.looks_printed)) or (
-        lines.looks_like(text) or aiperf.is_csv(text) or _is_sweep(text)
-    )
+    return any(fits(text) for fits in _PRINTED) or aiperf.is_csv(text) or _is_sweep(text) or _LINE.search(text) is not None
 
 
 def read(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
@@ -62,11 +73,21 @@ def _found(text: str) -> Iterator[Bench]:
         yield from _sweep(text)
     else:
         yield from tables.parse(text, _printed)
-        for module in (mlperf, prometheus, lines):
+        for module in (mlperf, prometheus, lines, trtllm):
             if module.looks_like(text):
                 yield from module.parse(text)
+        yield from _between(text)
         if aiperf.looks_printed(text):
             yield from aiperf.from_text(text)
+
+
+def _between(text: str) -> Iterator[Bench]:
+    """Results that stand as JSON in lines of their own among others, as a client's output has them."""
+    for match in _LINE.finditer(text):
+        end = text.find("\n", match.start())
+        line = text[match.start() : end if end >= 0 else None]
+        with suppress(Refusal, TypeError, AttributeError, ValueError, OverflowError):  # a line that is cut off
+            yield from (one for d in parse_documents(line, "line") if isinstance(d, dict) for one in _each(d))
 
 
 def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:

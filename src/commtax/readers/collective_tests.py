@@ -13,7 +13,8 @@ _WITHIN = re.compile(r"\[\d{1,9}\](?=\s{2})")  # a launcher's mark inside a row 
 _DEVICE = re.compile(
     r"#?\s{0,9}Rank\s{1,9}(\d{1,9})\s.{0,120}? on\s{1,40}(\S{0,120}) {0,9}device\s{1,9}\d{1,4} \[[^\]]{1,40}\] (.{1,80})"
 )
-_SAID = re.compile("device|Avg bus|-tests")  # one of which stands in every line that is read here
+_PID = re.compile(r"\bPid\s{1,20}(\d{1,12})")
+_SAID = re.compile(r"device|Avg bus|-tests|\d[ \t]++\d")  # one of which stands in every line that is read here
 _ROW = re.compile(r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}[ \t]{1,20}(?:float|half|bfloat16|double|u?int\d{1,2})[ \t]", re.M)
 _AVERAGE = re.compile(r"Avg bus bandwidth\s{0,20}:\s{0,9}(\d{1,15}(?:\.\d{1,15})?)")
 _VERSION = re.compile(r"((?:nccl|rccl)-tests:? [vV]ersion \S{1,60})")
@@ -29,6 +30,7 @@ class CollectiveTests:
     ranks: int = 0  # that are listed
     average_Bps: float = 0.0
     version: str = ""
+    alone: int = 0  # processes of one table that all call themselves the same rank
 
 
 def looks_like(text: str) -> bool:
@@ -40,13 +42,19 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
     """All runs of a text, whatever printed it."""
     devices: dict[int, tuple[str, str]] = {}
     average, version = 0.0, ""
+    namesakes, alone = dict[str, set[tuple[str, str]]](), 0  # since the last row
     for line in lines_with(_SAID, text, LINE_CHARS):
         if "device" in line and (found := _DEVICE.search(line)) and len(devices) < MOST_DEVICES:
             devices[int(found[1])] = (found[2], found[3].strip())
+            pid = _PID.search(line)
+            namesakes.setdefault(found[1], set()).add((found[2], pid[1] if pid else ""))
+            alone = max(alone, len(namesakes[found[1]]))
+        elif _ROW.match(line):
+            namesakes.clear()
         elif "Avg bus" in line and (found := _AVERAGE.search(line)):
             average = float(found[1]) * 1e9
         elif not version and "-tests" in line and (found := _VERSION.search(line)):
             version = found[1]
     runs = nccl_tests.parse_all(text, name, lambda line: _WITHIN.sub(" ", line))
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
-    return CollectiveTests(runs, names, hosts, len(devices), average, version)
+    return CollectiveTests(runs, names, hosts, len(devices), average, version, alone if alone > 1 else 0)

@@ -58,13 +58,13 @@ class Source:
     @cached_property
     def begins(self) -> str:
         """The first sign of the text that is no space, behind whatever a launcher wrote; "" for the bracket of a log's line."""
-        text = prefixes.plain(decoded(self.head[:8192])).lstrip()
+        text = prefixes.plain(prefixes.unpacked(decoded(self.head[:8192]))).lstrip()
         return "" if text[:1] == "[" and text[1:].lstrip()[:1] not in ("{", "[", "]", "") else text[:1]
 
     @cached_property
     def raw(self) -> str:
         """All of its text, with what launchers wrote before its lines."""
-        return decoded(self.stream.whole(LOG_BYTES))
+        return prefixes.unpacked(decoded(self.stream.whole(LOG_BYTES)))
 
     @cached_property
     def text(self) -> str:
@@ -172,7 +172,7 @@ TEXTS = (
     ),
     Format(
         "training",
-        "a training log (Megatron, torchtitan, DeepSpeed, Composer)",
+        "a training log (Megatron, NeMo, torchtitan, MaxText, DeepSpeed, Composer)",
         lambda source: training_log.looks_like(source.text),
         lambda source: training_log.parse(source.text),
     ),

@@ -41,7 +41,8 @@ _TIMEOUT = re.compile(
     r"(?:, NumelIn=(\d{1,15}), NumelOut=(\d{1,15}))?, Timeout\(ms\)=(\d{1,12})\) ran for (\d{1,12}) milliseconds"
 )
 _PROGRESS = re.compile(
-    r"\[PG (?:ID )?(\S{1,60})(?: PG GUID \S{1,80})? Rank (\d{1,7})\].{0,120}?\bwork(?: sequence id)?: (\d{1,15})"
+    r"\[PG (?:ID )?(\S{1,60})(?: PG GUID \S{1,80})?(?: \([^()]{1,80}\))? Rank (\d{1,7})\]"
+    r".{0,120}?\bwork(?: sequence id)?: (\d{1,15})"
     r".{0,60}?last enqueued (?:NCCL )?work: (-?\d{1,15}), last completed (?:NCCL )?work: (-?\d{1,15})"
 )
 _COUNTED = [(name, re.compile(wording)) for name, wordings in _TABLE["counted"].items() for wording in wordings]

@@ -18,14 +18,17 @@ from commtax.statement import Refusal
 OPS: dict[str, str] = table("readers/collective_names.toml")["programs"]
 """What each program measures."""
 _NAMED = re.compile(rf"(?<!\w)({'|'.join(OPS)})_perf\b", re.I)
+_TITLES = re.compile(r"#?\s*+size\s++count\b")  # above each table
+_CONCLUDED = "test concluded:"
 _HEADER = re.compile(r"#\s*+nThread\b")
 _RANK = re.compile(r"#\s*+Rank\s++(\d{1,9})(?:\s++Group\s++(\d{1,9}))?")
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
+_WITH_ROOT = (5, 7, 9)  # figures of a row that has the root's: three or four follow for one column, or twice as many for both
 MOST_RANKS = 1 << 20
 MOST_ROWS = 200_000  # of one text, and of its ranks and hosts
 LINE_CHARS = 1 << 16
 MOST_DIGITS = 18  # of a size
-_SAID = re.compile(r"_perf|nThread|Rank|\d[ \t]++\d", re.I)  # one of which stands in every line that is read
+_SAID = re.compile(r"_perf|nThread|Rank|size[ \t]++count|\d[ \t]++\d", re.I)  # one of which stands in every line that is read
 NO_FACTOR = ("send-recv", "broadcast")  # whose busbw is algbw, over however many ranks
 
 
@@ -75,10 +78,10 @@ class _Source:
 
     def ended(self) -> Run:
         """One run; a text without its command still tells an all-reduce or a reduce-scatter by its bus bandwidth."""
-        ratio = _ratio(self.rows)
-        if not self.op and ratio and self.rows[0].reduction:
-            self.op = "all-reduce" if ratio >= 1 else "reduce-scatter"
-        run = Run(tuple(self.rows), self.op, _ranks(self.rows, self.op, self.listed, self.name))
+        ratio, op = _ratio(self.rows), self.op
+        if not op and ratio and self.rows[0].reduction:
+            op = "all-reduce" if ratio >= 1 else "reduce-scatter"
+        run = Run(tuple(self.rows), op, _ranks(self.rows, op, self.listed, self.name))
         self.rows, self.listed = [], {}
         return run
 
@@ -92,11 +95,16 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
         line = raw.strip()
         source = sources.setdefault(who, _Source(name, op))
         named, header = _NAMED.search(line), _HEADER.match(line)
-        if source.rows and (header or named):
+        concluded = bool(named) and _CONCLUDED in line  # newer versions name a table below it
+        if named and concluded:
+            source.op = OPS[named[1].lower()]
+        if source.rows and (header or named or _TITLES.match(line)):
             runs.append(source.ended())
-        if named:  # a command is often printed by the launcher, whose lines have no prefix
+        if concluded:
+            op = source.op = ""
+        elif named:  # a command is often printed by the launcher, whose lines have no prefix
             op = OPS[named[1].lower()]
-        if named or header:
+        if header or (named and not concluded):
             source.op = op
         if rank := _RANK.match(line):
             kept += 1
@@ -124,16 +132,16 @@ def _row(line: str) -> Row | None:
             if figures and cell != "N/A":
                 return None
             figures += [(math.nan, cell)] if figures else []
-    if len(cells) > 4 and re.fullmatch(r"-?\d+", cells[4]) and not cells[3].replace(".", "").isdigit():
-        figures = figures[1:]  # the root column
+    if figures and re.fullmatch(r"-\d+" if len(figures) not in _WITH_ROOT else r"-?\d+", figures[0][1]):
+        figures = figures[1:]
     numbers = [value for value, _ in figures]
-    if len(numbers) < 3 or len(cells[0]) > MOST_DIGITS or float(cells[0]) == 0 or any(map(math.isinf, numbers)):
+    if len(numbers) < 3 or len(cells[0]) > MOST_DIGITS or float(cells[0]) == 0 or any(math.isinf(n) or n < 0 for n in numbers):
         return None
     time_us, algbw, busbw = numbers[:3]
     half = len(numbers) // 2
     again = numbers[half] * 1e-6 if len(numbers) in (6, 8) else None
-    counts = [numbers[3], numbers[7]] if len(numbers) == 8 else numbers[3:4]
-    wrong = sum(int(n) for n in counts if math.isfinite(n) and n >= 1)  # older versions print the largest error here, far below 1
+    counts = [figures[3], figures[7]] if len(figures) == 8 else figures[3:4]
+    wrong = sum(int(cell) for _, cell in counts if cell.isdigit())  # older versions print the largest error here, as 2e-06
     reduction = cells[3] if cells[3] in _REDUCTIONS else ""
     digits = (_last_digit(figures[1][1]), _last_digit(figures[2][1]))
     return Row(float(cells[0]), time_us * 1e-6, algbw * 1e9, busbw * 1e9, again, wrong, reduction, digits)

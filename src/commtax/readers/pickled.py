@@ -5,6 +5,7 @@ any other. A file that breaks off gives what is whole before.
 """
 
 import pickletools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,6 +46,12 @@ def loads(raw: bytes, name: str) -> tuple[Any, str]:
     Traceback (most recent call last):
     commtax.statement.Refusal: x: a pickle of more than plain data (STACK_GLOBAL), which is not run
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of escapes in a damaged text
+        return _read(raw, name)
+
+
+def _read(raw: bytes, name: str) -> tuple[Any, str]:
     stack, memo, count, partial = list[Any](), dict[int, Any](), 0, ""
     try:
         for op, arg, _ in pickletools.genops(raw):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from commtax.readers.startup import MOST_MOMENTS, Heard, Moment, StartupLog, Wordings, lines, number, since_last
+from commtax.readers.startup import MOST_MOMENTS, Heard, Moment, Rank, StartupLog, Wordings, axes_of, lines, number, since_last
 from commtax.units import GiB
 
 _WORKER = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d((?: [A-Z]{2,5}\d{1,6}){1,8})\]")
@@ -18,6 +18,7 @@ _CACHE = re.compile(r"KV Cache is allocated\. (?:dtype: [\w.]{1,60}+, )?#tokens:
 _SIZE = re.compile(r"\b(?:K|V|KV) (?:size: )?(\d{1,9}\.\d{1,9}) GB")
 _BATCH = re.compile(r"(Decode|Prefill) batch[.,]")
 _COUNT = re.compile(r"(#[a-z-]{1,30}(?: token)?|token usage|cuda graph|gen throughput \(token/s\)): ([\w.]{1,30}+)")
+_IDLE = "#running-req: 0,"  # in a line of prompts: nothing else ran
 _WORDINGS = Wordings("readers/sglang_log.toml")
 
 
@@ -33,7 +34,7 @@ def parse(text: str) -> StartupLog:
     >>> log.kv_tokens, round(log.available_kv_bytes / 2**30, 2)
     (46611, 2.84)
     """
-    heard, pools = Heard(), dict[str, dict[int, float]]()
+    heard, pools, resumed = Heard(), dict[str, dict[int, float]](), set[str]()
     for line in islice(lines(text), since_last(lambda: _introduced(text)), None):
         if not _WORDINGS.says(line):
             continue
@@ -41,7 +42,7 @@ def parse(text: str) -> StartupLog:
         worker = match[1].strip().replace(" ", "_") if match else "rank 0"
         _WORDINGS.hear(heard, worker, line)
         _cache(pools, worker, line)
-        _served(heard, line)
+        _served(heard, line, worker, resumed)
     _summed(heard, pools)
     return heard.record("sglang")
 
@@ -65,16 +66,23 @@ def _summed(heard: Heard, pools: dict[str, dict[int, float]]) -> None:
     if held := [(sum(pool.values()), max(pool)) for pool in pools.values()]:
         heard.note("available_kv_bytes", "", min(held)[0])
         heard.figures.setdefault("kv_tokens", [("", min(held)[1])])
+    workers = dict.fromkeys(worker for noted in heard.figures.values() for worker, _ in noted)
+    heard.ranks = {at: Rank(at, **axes) for at, worker in enumerate(workers) if (axes := axes_of(worker))}
     if loaded := heard.figures.get("weights_bytes"):  # a speculative model is loaded after the one it helps
         heard.figures["weights_bytes"] = list(dict(reversed(loaded)).items())
     if heard.settings.get("enable_dp_attention") == "True":  # replicas share the ranks that tp counts
         heard.facts["tp"] = max(1, heard.facts.get("tp", 1) // max(1, heard.facts.get("dp", 1)))
 
 
-def _served(heard: Heard, line: str) -> None:
-    """A batch of decode steps as the scheduler counts it."""
+def _served(heard: Heard, line: str, worker: str, resumed: set[str]) -> None:
+    """A batch of decode steps as the scheduler counts it; the first after nothing ran counts the pause too, and says nothing."""
     match = _BATCH.search(line)
+    if match and match[1] == "Prefill" and _IDLE in line:
+        resumed.add(worker)
     if not match or match[1] != "Decode" or len(heard.moments) >= MOST_MOMENTS:
+        return
+    if worker in resumed:
+        resumed.discard(worker)
         return
     said: dict[str, str] = dict(reversed(_COUNT.findall(line, match.end())))  # of a full cache before that of windows
     rate, running = said.get("gen throughput (token/s)", ""), said.get("#running-req", "")

@@ -15,7 +15,8 @@ _COUNTED = re.compile(r"^(?:Data |Raw )?(Tx|Rx)\d?: (\d{1,20}) (KiB|MiB|GiB|B)$"
 _SPEED = re.compile(r"^(\d{1,6}(?:\.\d{1,6})?) GB/s$")
 _ERRORS = re.compile(r"^(.{1,60}? Errors?): (\d{1,20})$", re.I)
 _UNITS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": float(GiB)}
-_NAMED = re.compile(r"(?:GPU|Link)[ \t]\d")
+_NONE = re.compile(r"NVLink information as all links are in-?active", re.I)  # instead of a list of them
+_NAMED = re.compile(r"(?:GPU|Link)[ \t]\d|as all links are")
 _HEADER = re.compile(r"^#[^\n]{0,80}?gpu", re.M | re.I)
 _CELLS = 64
 Pair = tuple[float, float]
@@ -27,7 +28,7 @@ class Links:
 
     names: Mapping[int, str]
     snapshots: tuple[Mapping[int, Mapping[int, Pair]], ...] = ()  # by GPU and link, as often as they were printed
-    speeds: Mapping[int, Mapping[int, float]] = field(default_factory=dict)  # B/s of one direction; 0: inactive
+    speeds: Mapping[int, Mapping[int, float]] = field(default_factory=dict)  # B/s of one direction; 0: inactive; none: all are
     errors: Mapping[int, Mapping[int, Mapping[str, int]]] = field(default_factory=dict)
 
     @property
@@ -81,7 +82,7 @@ def looks_like_links(text: str) -> bool:
     for line in (found.replace("\t", " ").rstrip("\r") for found in lines_with(_NAMED, text, LINE_CHARS)):
         if line.lstrip(" ").startswith("GPU ") and _GPU.match(line):
             named = True
-        elif named and (found := _LINK.match(line)) and _said(found[2]):
+        elif named and (((found := _LINK.match(line)) and _said(found[2])) or _NONE.search(line)):
             return True
     return False
 
@@ -109,6 +110,8 @@ def parse_links(text: str) -> Links:
         if (found := _GPU.match(line)) and len(names) < MOST_GPUS:
             gpu = int(found[1])
             names[gpu] = found[2]
+        elif gpu >= 0 and _NONE.search(line):
+            speeds.setdefault(gpu, {})
         elif gpu >= 0 and (found := _LINK.match(line)) and int(found[1]) < MOST_LINKS:
             link, words = int(found[1]), found[2]
             if bytes_of := _COUNTED.match(words):

@@ -123,6 +123,10 @@ class Heard:
         weights = dict(self.figures.get("weights_bytes", ()))
         length, concurrency = min(self.concurrency, key=lambda c: c[1], default=(0, None))
         facts |= {"max_model_len": length} if length else {}
+        if (
+            concurrency and (blocks := facts.get("kv_blocks")) and "block_size" not in facts
+        ):  # which those who print blocks leave out
+            facts["block_size"] = round(concurrency * length / blocks)
         if facts.get("switched_off") and self.settings.get("device_config") != "cpu":  # CPUs never have it, and say so
             facts.setdefault("custom_allreduce_disabled", "disable_custom_all_reduce=True")
         facts |= {"ranks": tuple(self.ranks[r] for r in sorted(self.ranks)), "weights_bytes": tuple(sorted(weights.items()))}
@@ -188,6 +192,7 @@ class Wordings:
 _FIELDS = frozenset(StartupLog.__dataclass_fields__)
 _READ: Mapping[str, Callable[[str], float]] = {
     "gib": lambda text: number(text) * GiB,
+    "mib": lambda text: number(text) * 2**20,
     "count": lambda text: int(number(text)),
     "share": lambda text: number(text),
     "bytes": lambda text: number(text),

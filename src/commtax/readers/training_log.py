@@ -1,8 +1,9 @@
 """Logs of training runs: how long each step took, what came of it, and what the program says that it was told.
 
 Megatron-LM, Megatron-Core, Megatron-DeepSpeed, GPT-NeoX, NeMo and Megatron-Bridge print a line of ``name: value`` between bars for
-every few iterations and their arguments at the start; torchtitan a line of ``name: value`` a step; DeepSpeed samples a second;
-Composer a figure a line; the Hugging Face trainer a summary. The names are ``training_log.toml``'s.
+every few iterations and their arguments at the start; torchtitan and MaxText a line of ``name: value`` a step; DeepSpeed samples a
+second; Composer a figure a line; Lightning (NeMo) a bar with ``name=value``; the Hugging Face trainer a summary. The names are
+``training_log.toml``'s.
 """
 
 import math
@@ -31,8 +32,18 @@ _PAIR = re.compile(r"([a-z_/]{1,40}):\s{0,20}(\S{1,40})")
 _DEEPSPEED = re.compile(r"\b(?:global_step=|\d{1,9}/)(\d{1,12}), (?:RunningAvg)?SamplesPerSec=(\d{1,15}(?:\.\d{1,15})?)")
 _CURRENT = re.compile(r"CurrSamplesPerSec=(\d{1,15}(?:\.\d{1,15})?)")
 _ALLOCATED = re.compile(r"MaxMemAllocated=(\d{1,15}(?:\.\d{1,15})?)\s?GB")
+_MAXTEXT = re.compile(r"\bcompleted step: (\d{1,12}), ")
+_BAR = re.compile(r"\bEpoch \d{1,9}:[^\[]{0,600}?\b(\d{1,12})/(\d{1,12}) \[([^\]]{1,2000})\]")
+_GLOBAL = re.compile(r"\bglobal_step=([\d.e+]{1,20})")
+_EACH = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)(s/it|it/s)")
+_BRIDGE = re.compile(r"\bStep Time : (\d{1,15}(?:\.\d{1,15})?)s GPU utilization: (\d{1,15}(?:\.\d{1,15})?) ?(?:MODEL_)?TFLOP/s/GPU")
+_CLOCKS = re.compile(r"\btime \(ms\) \|(?= (?:forward|fwd)_microstep: )")
+_MICRO = re.compile(r"\b(\w{1,40})_microstep: (\d{1,15}(?:\.\d{1,15})?)")
+_PARTS = ("forward", "backward", "fwd", "bwd", "step")  # of a micro-step; all else is inside of these
 _BATCH = re.compile(r"^\[batch=(\d{1,12})(?:/(\d{1,12}))?\]:")
-_STEPPED = re.compile(r"iteration|step|SamplesPerSec=|\[batch=|train_runtime")  # one of which stands in every line of a step
+_STEPPED = re.compile(
+    r"iteration|step|SamplesPerSec=|\[batch=|train_runtime|Epoch \d|Step Time|_microstep"
+)  # one of which stands in every line of a step
 _COMPOSER = re.compile(r"^\s{1,20}(?:Train )?([a-z_/]{1,60}): (\S{1,40})")
 _SUMMARY = re.compile(r"['\"](train_\w{1,40})['\"]: ['\"]?([\d.eE+-]{1,30})")
 _ARGUMENT = re.compile(r"^(?:.{0,200}\] {1,9})?[ \t]{0,9}([A-Za-z]\w{1,80}+) (\.{2,120}+) ?(.{0,200})")
@@ -77,6 +88,9 @@ _NAMES: Mapping[str, tuple[str, Callable[[float], float]]] = {
     for name in names
 }
 Figures = dict[str, float]
+_PROGRAMS = ("megatron", "bridge", "torchtitan", "maxtext", "composer", "lightning", "deepspeed", "deepspeed clocks", "trainer")
+_UNNUMBERED = ("bridge", "deepspeed clocks")
+"""Whose lines count where several print, those that say most first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +123,7 @@ class Timer:
 class TrainingLog:
     """What one log says. ``steps`` are those of its longest run without a restart."""
 
-    program: str  # megatron | torchtitan | deepspeed | composer | trainer
+    program: str  # megatron | bridge | torchtitan | maxtext | composer | lightning | deepspeed | trainer
     steps: tuple[TrainedStep, ...]
     last: int = 0  # the iteration that the run was to end with; 0: not told
     restarts: int = 0
@@ -150,12 +164,30 @@ def _stepped(line: str) -> tuple[str, int, int, Figures] | None:
         now, held = _CURRENT.search(line), _ALLOCATED.search(line)
         figures = {"samples_per_s": _float((now or match)[1 if now else 2])}
         return "deepspeed", int(match[1]), 0, figures | ({"memory_bytes": _float(held[1]) * GiB} if held else {})
+    if "_microstep: " in line and (match := _CLOCKS.search(line)):
+        clocks = {name: _float(ms) * 1e-3 for name, ms in _MICRO.findall(line, match.end())}
+        return "deepspeed clocks", 0, 0, {"step_s": sum(clocks.get(name, 0.0) for name in _PARTS)}
+    if "Step Time" in line and (match := _BRIDGE.search(line)):
+        return "bridge", 0, 0, {"step_s": _float(match[1]), "flops_per_s": _float(match[2]) * 1e12}
+    if "completed step: " in line and (match := _MAXTEXT.search(line)):
+        return "maxtext", int(match[1]), 0, _figures([p.partition(": ")[::2] for p in line[match.end() :].split(", ")[:60]])
+    if "Epoch " in line and "=" in line and (match := _BAR.search(line)):
+        return _bar(match)
     if "[batch=" in line and (match := _BATCH.match(line)):
         return "composer", int(match[1]), int(match[2] or 0), {}
     if "train_" in line and "train_runtime" in line:
         figures = _figures(_SUMMARY.findall(line))
         return ("trainer", 0, 0, figures) if figures else None
     return None
+
+
+def _bar(match: re.Match[str]) -> tuple[str, int, int, Figures] | None:
+    """A progress bar of Lightning: its own clock where it has one, else the mean that the bar shows."""
+    at, each = _GLOBAL.search(match[3]), _EACH.search(match[3])
+    figures = _figures([part.partition("=")[::2] for part in match[3].split(", ")[:60]])
+    if each and (rate := _float(each[1])):
+        figures.setdefault("step_s", rate if each[2] == "s/it" else 1 / rate)
+    return ("lightning", int(_float(at[1])) if at else int(match[1]), int(match[2]), figures) if "step_s" in figures else None
 
 
 def _figures(pairs: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> Figures:
@@ -194,6 +226,7 @@ class _Reading:
         self.times: dict[str, list[tuple[float, float]]] = {}
         self.memory: dict[int, float] = {}
         self.open: Figures | None = None  # a batch of Composer's whose figures follow, one a line
+        self.ahead: Figures = {}
         self.number = 0
 
     def take(self, line: str) -> None:
@@ -207,6 +240,15 @@ class _Reading:
             if program == "composer":
                 self.open, self.number = figures, number
                 return
+            if program in _UNNUMBERED:
+                number = 1 + sum(map(len, self.runs.get(program, [])))
+            if program == "bridge":  # which stands before the line of its iteration
+                self.ahead = dict(figures)
+            elif program == "deepspeed clocks":
+                self._timed([(*part.rpartition(": ")[::2], "") for part in line.split("|")[1:200]])
+            elif program == "megatron":
+                figures |= {n: f for n, f in self.ahead.items() if n not in figures}
+                self.ahead = {}
             self._keep(program, number, figures, None if "step_s" in figures else _clock(line))
             return
         if " .." in line:
@@ -257,7 +299,7 @@ class _Reading:
     def told(self) -> TrainingLog:
         """The log; of several programs' lines the one counts that says most of a step."""
         self._close()
-        program = next((p for p in ("megatron", "torchtitan", "composer", "deepspeed", "trainer") if p in self.runs), "")
+        program = next((p for p in _PROGRAMS if p in self.runs), "")
         runs = self.runs.get(program, [{}])
         steps = max(runs, key=len)
         memory = dict(self.memory)

@@ -31,6 +31,7 @@ RENAMED = {
 """Arguments of older programs, and those that a dump spells otherwise than the command."""
 RECOMPUTED = {"full": "full", "fullac": "full", "selective": "selective", "selectiveac": "selective"}
 ENGINES = {"torchtitan": "torchtitan", "composer": "llm-foundry", "deepspeed": "deepspeed", "trainer": "fsdp"}
+ENGINES |= {"deepspeed clocks": "deepspeed", "bridge": "megatron-bridge"}
 USUAL_LENGTH = 131_072  # of positions, where a dump does not say: it limits nothing
 MEMORY_TOLERANCE = 0.1  # between what a driver reports and what a chip has
 

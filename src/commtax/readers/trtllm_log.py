@@ -11,6 +11,7 @@ from commtax.units import GiB
 
 _RANK = re.compile(r"\[RANK (\d{1,9})\]|\bRank (\d{1,9}) uses ")
 _START = "TensorRT-LLM version: "
+_ENGINE = "Loaded engine size: "  # which each rank says once, without its number
 _ALLOCATED = re.compile(r"Allocated (\d{1,15}(?:\.\d{1,15})?) GiB for max tokens(?: in paged KV cache)? \((\d{1,15})\)")
 _WORLD = re.compile(r"MPI size: (\d{1,9})")
 _STEP = re.compile(r"\biter = \d{1,15}.{0,300}? host_step_time = (\d{1,15}(?:\.\d{1,15})?)ms")
@@ -36,7 +37,7 @@ def parse(text: str) -> StartupLog:
         if not _WORDINGS.says(line):
             continue
         match = _RANK.search(line)
-        worker = f"rank {match[1] or match[2]}" if match else "rank 0"
+        worker = f"rank {match[1] or match[2]}" if match else _next(heard) if _ENGINE in line else "rank 0"
         _WORDINGS.hear(heard, worker, line)
         if match := _ALLOCATED.search(line):
             heard.figures["available_kv_bytes"] = [("", number(match[1]) * GiB)]
@@ -45,6 +46,11 @@ def parse(text: str) -> StartupLog:
             heard.facts["world_size"] = int(match[1])
         _served(heard, line)
     return heard.record("trtllm")
+
+
+def _next(heard: Heard) -> str:
+    """The rank whose engine comes next, by their number."""
+    return f"rank {len(heard.figures.get('weights_bytes', ())) % max(1, heard.facts.get('world_size', 1))}"
 
 
 def _last_start(text: str) -> int:

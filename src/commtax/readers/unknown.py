@@ -19,8 +19,8 @@ def found(head: bytes) -> str:
         return "found nothing: it is empty"
     if b"\0" in head:
         return "found bytes that are no text"
-    if text[0] in "{[":
-        keys = top_keys(text)
+    keys = top_keys(text) if text[0] in "{[" else []
+    if keys or text[0] == "{":
         return f"found JSON with the keys {', '.join(keys)}" if keys else "found JSON without keys"
     return f"found a text that begins with '{_in_a_line(text.splitlines()[0].strip())}'"
 

@@ -58,7 +58,8 @@ def _introduced(line: str) -> tuple[str, str, bool]:
 
 def _process(line: str) -> tuple[str, str]:
     """Name and pid of the process that wrote a line, where it says them."""
-    worker = next((inside for inside in _BRACKETS.findall(line[:2000]) if _WORKER.match(inside)), "")
+    named = [inside for inside in _BRACKETS.findall(line[:2000]) if _WORKER.match(inside)]
+    worker = next((name for name in named if "Worker" in name), named[0] if named else "")  # Ray's stand behind their engine
     match = _PID.search(worker)
     return worker.split(" pid=")[0].split(",")[0], match[1] if match else ""
 

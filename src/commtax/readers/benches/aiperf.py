@@ -14,6 +14,7 @@ MOST_ROWS = 100_000
 LONGEST_LINE = 2000  # signs of a line that may be a row
 _UNIT = re.compile(r"([^()]{1,80})\(([^()]{1,40})\)\s*+$")
 _HEADER = re.compile(r"\s*(?:Metric|Statistic)\s*")
+_TITLE = re.compile(r"^[^\S\n]{0,200}(?:[^\n]{0,80}Perf \| )?LLM Metrics[^\S\n]{0,200}$", re.M)
 _BOX = re.compile(r"[│┃|]")
 Blocks = Mapping[str, Mapping[str, Json]]
 
@@ -58,7 +59,7 @@ def _built(blocks: Blocks, flat: Mapping[str, Json], version: str = "") -> Bench
             factor = SECONDS.get(str(block.get("unit", "ms")), 1e-3)
             read = {k: n for k, v in block.items() if k not in ("unit", "count", "sum") and (n := number(v)) is not None}
             stats[metric] = {STATISTICS.get(k, k): n * factor for k, n in read.items()}
-    lengths = tuple(number(flat.get(f"{side}_sequence_length")) for side in ("input", "output"))
+    lengths = tuple(number(flat.get(f"{side}_sequence_length", flat.get(f"num_{side}_token"))) for side in ("input", "output"))
     answers = blocks.get("output_sequence_length", {})
     spread, asked = spread_of(lengths[1], number(answers.get("std"))), rate_of(flat.get("request_rate"))
     requests = int(number(flat.get("request_count")) or 0)
@@ -91,7 +92,7 @@ def from_text(text: str) -> Iterator[Bench]:
 
 
 def looks_printed(text: str) -> bool:
-    return "Perf | LLM Metrics" in text
+    return _TITLE.search(text) is not None
 
 
 def _rows(rows: Iterable[Sequence[str]]) -> Iterator[Bench]:

@@ -25,7 +25,7 @@ class Bench:
     A server's own metrics also tell ``queue``, ``prefill`` and ``decode`` of a request.
     """
 
-    tool: str  # vllm | sglang | aiperf | guidellm | mlperf | prometheus
+    tool: str  # vllm | sglang | aiperf | guidellm | trtllm | mlperf | prometheus
     kind: str  # latency (one batch at a time) | throughput (all at once) | serve
     model: str = ""
     version: str = ""  # of the tool
