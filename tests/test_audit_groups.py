@@ -1,11 +1,13 @@
 """Jobs whose ranks are in several groups, on several hosts, or not all here: hand-counted rows, and words that fit."""
 
+import numpy as np
 import pytest
 
 from commtax.audit.accounts import Job
 from commtax.audit.causes import microbatches
 from commtax.audit.traces import audit_traces
 from commtax.readers import kineto
+from commtax.readers.clocks import coinciding
 from fault_traces import NCCL
 from made_traces import document, event, kernel, launch
 
@@ -26,16 +28,22 @@ class Rank:
         self.at = max(self.at, begin + us)
 
     def sent(self, name, us, members, nbytes, **where):
-        told = {"Collective name": "allreduce", "In msg nelems": nbytes // 2, "Out msg nelems": nbytes // 2, "dtype": "BFloat16"}
-        told |= {"Group size": len(members), "Process Group Name": str(members), "Process Group Ranks": str(list(members))}
+        told = {"Collective name": "send" if name == MESSAGE else "allreduce", "dtype": "BFloat16", "Group size": len(members)}
+        told |= {"In msg nelems": nbytes // 2, "Out msg nelems": nbytes // 2}
+        told |= {"Process Group Name": str(members), "Process Group Ranks": str(list(members))}
         self.ran(name, us, **told, **where)
+
+    def shown(self, told, name, us, members, **where):
+        """A collective of 4 kB, with or without what PyTorch tells of it."""
+        self.sent(name, us, members, 4096, **where) if told else self.ran(name, us, **where)
 
     def step(self, number, begin):
         self.events.append(event("user_annotation", f"ProfilerStep#{number}", begin - 4, self.at - begin - 1))
 
     def trace(self, world, devices=0):
         listed = [{"id": i, **H100} for i in range(devices)]
-        return kineto.parse(document(self.events, self.rank, world, **({"deviceProperties": listed} if devices else {})))
+        head = {"distributedInfo": {"backend": "nccl", "rank": self.rank, "world_size": world}}
+        return kineto.parse(document(self.events, self.rank, world, **head, **({"deviceProperties": listed} if devices else {})))
 
 
 def two_by_two(devices=4, inside_us=60.0, across_us=300.0):
@@ -135,3 +143,35 @@ def test_short_pauses_are_launches_though_a_step_has_few_kernels():
     (found,) = section.causes
     assert found.code == "launch-bound"
     assert found.share == pytest.approx(9 / 76, abs=0.01)
+
+
+@pytest.mark.parametrize(("told", "messages"), [(True, 40), (False, 80 / 3)])
+def test_messages_between_stages_of_several_ranks_are_not_matched_inside_a_stage(told, messages):
+    """Three stages of two ranks: both of a stage hand on at one moment, and those of the next have waited; the wire is 12 us."""
+    ranks = [Rank(r) for r in range(6)]
+    for r in ranks:
+        stage, lane = r.rank // 2, r.rank % 2
+        own, before, behind = (2 * stage, 2 * stage + 1), (r.rank - 2, r.rank), (r.rank, r.rank + 2)
+        for step in range(5):
+            begin = 1000.0 + step * 480.0
+            for k in range(4):
+                less = [0, 0, (3 * k + step) % 7, (3 * k + step) % 7 + (2 * k + step) % 5]  # so much earlier than usual
+                at = begin + k * 120.0 + 102 * stage
+                if stage:
+                    r.shown(told, MESSAGE, 40.0 - less[stage] - lane, before, stream=20, begin=at - 20 + lane)
+                first = at + 20 - less[stage] if stage else at - 10  # nobody hands anything to the first stage: it is always busy
+                r.ran("gemm", at + 100 - less[stage + 1] - first, begin=first)
+                r.shown(told, REDUCE, 10.0, own, begin=at + 100 - less[stage + 1])
+                if stage < 2:
+                    r.shown(told, MESSAGE, 12.0, behind, stream=21, begin=at + 110 - less[stage + 1])
+            r.events.append(event("user_annotation", f"ProfilerStep#{step}", begin + 82 * stage - 4, 480.0))
+    section = audit_traces([r.trace(6) for r in ranks], None, "abcdef")
+    assert section.culprit is None
+    assert sum(r.wire_s for r in section.collectives if r.op == "send-recv") == pytest.approx(messages * 12e-6)
+
+
+def test_short_messages_close_together_do_not_move_a_clock():
+    """Each stage hands on 12 us after it was handed something: nearly as many ends are 12 us apart as are together."""
+    handed = np.cumsum(np.full(48, 400e-6) + np.arange(48) % 5 * 1e-6)
+    ours, theirs = np.sort(np.append(handed, handed + 12e-6)), np.sort(np.append(handed + 12e-6, handed + 24e-6))
+    assert coinciding(ours, theirs) == pytest.approx(0.0, abs=1e-9)

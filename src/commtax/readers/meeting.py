@@ -162,7 +162,7 @@ def meet(traces: Sequence[Trace]) -> Meetings:
     messages = [np.flatnonzero([c.op == MESSAGE and not exchanged for c in t.collectives]) for t in ordered]
     clocks = aligned(len(lists), together, [x.end[m] for x, m in zip(lists, messages, strict=True)])
     matches = [part for match in matches for part in _parted(lists, match, clocks)]
-    matches += _messages(lists, messages, clocks)
+    matches += _messages(lists, messages, clocks, _Places.of(ordered, matches))
     return _joined(ordered, lists, matches, clocks)
 
 
@@ -364,8 +364,31 @@ def _nearest(at: Column, among: Column) -> Column:
     return np.where(at - among[right - 1] <= among[right] - at, right - 1, right)
 
 
-def _messages(lists: Sequence[_List], indices: Sequence[Column], clocks: Sequence[Clock]) -> list[_Rows]:
-    """Messages whose two ends end together on the aligned clocks: of several at one moment, neighbours in rank."""
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where messages can go between: each rank's stage and its place in it, and of each rank's messages the pair that is told."""
+
+    stage: Column
+    position: Column
+    pair: list[Column]  # a number for each two ranks; -1: not told
+
+    @staticmethod
+    def of(traces: Sequence[Trace], matches: Sequence[_Rows]) -> _Places:
+        """Stages are consecutive ranks: those that share collectives, and all between them; unless that left a single stage."""
+        apart = np.ones(len(traces) - 1, dtype=bool)
+        for places, _ in sorted(matches, key=lambda m: -len(m[1])):
+            joined = apart.copy()
+            joined[min(places) : max(places)] = False
+            apart = joined if joined.any() else apart
+        stage = np.concatenate([[0], np.cumsum(apart)])
+        begins = np.concatenate([[0], np.flatnonzero(apart) + 1])
+        numbers: dict[tuple[int, ...], int] = {}
+        told = [[numbers.setdefault(c.members, len(numbers)) if len(c.members) == 2 else -1 for c in t.collectives] for t in traces]
+        return _Places(stage, np.arange(len(traces)) - begins[stage], [np.array(of_rank, dtype=int) for of_rank in told])
+
+
+def _messages(lists: Sequence[_List], indices: Sequence[Column], clocks: Sequence[Clock], where: _Places) -> list[_Rows]:
+    """Messages whose two ends end together on the aligned clocks: of several at one moment, neighbours by stage."""
     place = np.concatenate([np.full(len(x), p) for p, x in enumerate(indices)]) if indices else np.zeros(0, dtype=int)
     if not len(place):
         return []
@@ -373,13 +396,16 @@ def _messages(lists: Sequence[_List], indices: Sequence[Column], clocks: Sequenc
     end = np.concatenate([c.job_s(x.end[i]) for x, i, c in zip(lists, indices, clocks, strict=True)])
     order = np.argsort(end, kind="stable")
     moments = np.cumsum(np.concatenate([[0], np.diff(end[order]) > PAIRED_S]))
-    order = order[np.lexsort((place[order], moments))]
+    pair = np.concatenate([told[i] for told, i in zip(where.pair, indices, strict=True)])
+    stage, position = where.stage[place], where.position[place]
+    order = order[np.lexsort((stage[order], position[order], pair[order], moments))]
     moments = np.sort(moments)
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     at = 0
     while at + 1 < len(order):
         a, b = order[at], order[at + 1]
-        if moments[at] == moments[at + 1] and place[a] != place[b]:
+        able = place[a] != place[b] if pair[a] >= 0 else stage[a] != stage[b]
+        if moments[at] == moments[at + 1] and pair[a] == pair[b] and able:
             found.setdefault((int(place[a]), int(place[b])), []).append((int(index[a]), int(index[b])))
             at += 1
         at += 1
