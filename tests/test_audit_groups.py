@@ -175,3 +175,23 @@ def test_short_messages_close_together_do_not_move_a_clock():
     handed = np.cumsum(np.full(48, 400e-6) + np.arange(48) % 5 * 1e-6)
     ours, theirs = np.sort(np.append(handed, handed + 12e-6)), np.sort(np.append(handed + 12e-6, handed + 24e-6))
     assert coinciding(ours, theirs) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_collective_of_all_that_nobody_told_is_no_slow_link():
+    """Two pairs of ranks, and at the end of a step all four, on one stream and without groups: the first pair has waited."""
+    ranks = [Rank(r) for r in range(4)]
+    for r in ranks:
+        for step in range(6):
+            begin, slower = 1000.0 + step * 1000.0, 20.0 * (r.rank > 1)
+            for k in range(6):
+                less = (3 * k + step * (1 + r.rank // 2)) % 7
+                r.ran("gemm", 100.0 + slower - less, begin=begin + k * (110.0 + slower))
+                r.ran(REDUCE, 10.0, begin=begin + k * (110.0 + slower) + 100.0 + slower - less)
+            r.ran(REDUCE, begin + 800.0 - r.at, begin=r.at)
+            r.step(step, begin)
+    section = audit_traces([r.trace(4) for r in ranks], None, "abcd")
+    assert section.culprit is None or section.culprit.kind != "slow link"
+    (row,) = section.collectives
+    last = 800.0 - 6 * 130.0  # of the slower pair, but for what its last layer was shorter
+    assert row.count == 42
+    assert row.wire_s == pytest.approx(1e-6 * (36 * 10 + sum(last + (15 + 2 * step) % 7 for step in range(6))), rel=0.01)
