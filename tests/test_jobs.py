@@ -32,6 +32,16 @@ def test_what_differs_is_of_other_jobs():
     assert jobs(signs(0, 1), signs(0, 1)) == [[0], [1]]
 
 
+def test_ranks_that_are_told_twice_are_of_two_runs_however_soon_the_second_comes():
+    assert jobs(signs(0, 2), signs(1, 2, at=0.2), signs(0, 2, at=2.0), signs(1, 2, at=2.1)) == [[0, 1], [2, 3]]
+    assert jobs(signs(0, at=0.0), signs(0, at=2.0)) == [[0, 1]]  # nobody told them, and clocks of hosts differ
+    skewed = (signs(0, 2), signs(1, 2, at=3.0), signs(0, 2, at=9.0), signs(1, 2, at=12.0))
+    assert jobs(*skewed) == [[0, 1], [2, 3]]  # the longest pauses that part them do
+    at_once = [signs(rank, 2) for rank in (0, 1, 0, 1)]
+    assert by_job(at_once, ["a-rank0.json", "a-rank1.json", "b-rank0.json", "b-rank1.json"]) == [[0, 1], [2, 3]]
+    assert by_job(at_once, ["w.json", "x.json", "y.json", "z.json"]) == [[0, 1, 2, 3]]
+
+
 SIGNS = st.builds(signs, st.integers(0, 3), st.sampled_from([0, 1, 2, 8]), st.sampled_from("ab"), st.floats(0, 100), st.booleans())
 
 

@@ -10,7 +10,7 @@ from commtax.audit.accounts import Job
 from commtax.audit.fabrics import crossing, utilisation
 from commtax.audit.finding import Cause, Culprit
 from commtax.audit.stages import is_pipeline, stages
-from commtax.readers.meeting import MESSAGE, TICK_S, spans
+from commtax.readers.meeting import MESSAGE, spans
 from commtax.readers.repetition import WHOLE
 from commtax.units import format_seconds, plural
 
@@ -104,10 +104,12 @@ def _exposed(job: Job) -> Iterator[Cause]:
     op = max(by_op, key=lambda name: by_op[name], default="")
     most = f", {by_op[op] / max(1e-12, sum(by_op.values())):.0%} of it {op}" if op else ""
     hidden = float(np.median(accounts.usual("hidden_s")))
-    under = f"{format_seconds(hidden)} more hides under compute" if hidden >= TICK_S else "none of it hides under compute"
+    under = f"{format_seconds(hidden)} more hides under compute" if hidden > ROUNDING * step_s else "none of it hides under compute"
     said = f"communication takes {format_seconds(cost)} of {span_of(job)} with nothing beside it ({under}){most}"
     change = "a faster library path or link, fewer or smaller messages, or overlap with compute"
-    waits = "" if len(job.traces) > 1 else "; one rank alone: waiting included"
+    absent = trace.world - len(job.traces)
+    waits = f"; waiting for the {plural(absent, 'rank')} that are not here included" if absent > 1 else ""
+    waits = waits if len(job.traces) > 1 else "; one rank alone: waiting included"
     yield cause("exposed", said + waits, change, cost, step_s, span_of(job))
 
 
@@ -123,7 +125,8 @@ def _idle(job: Job) -> Iterator[Cause]:
     short = length[length < SHORT_S]
     whose = f"the device of rank {trace.rank}" if len(job.traces) > 1 else "the device"
     said = f"{whose} idles {format_seconds(cost)} of {span_of(job)}"
-    if len(short) >= MANY * steps and short.sum() >= MOSTLY * length.sum():
+    many = len(short) >= min(MANY * steps, MOSTLY * len(trace.timeline.start_s))  # a step may be a layer, of few kernels
+    if many and short.sum() >= MOSTLY * length.sum():
         each = float(np.median(short))
         pauses = f"{len(short) / steps:.0f} pauses of {format_seconds(each)}"
         yield cause(*_between_kernels(f"{said} in {pauses}", each, trace.replayed), cost, step_s, span_of(job))
@@ -146,17 +149,28 @@ def _bubble(job: Job) -> Iterator[Cause]:
     """Stages that wait for each other, beside what filling and draining the pipeline explains."""
     if not is_pipeline(job):
         return
-    step_s, depth = job.typical.usual_s, len(stages(job))
+    step_s, order = job.typical.usual_s, stages(job)
     share = float(np.median(1 - job.typical.usual("compute_s") / step_s))
-    first, steps = job.traces[0], max(1, len(job.traces[0].steps))
-    messages = sum(c.op == MESSAGE for c in first.collectives) / steps
-    micro = max(1, round(messages / (2 if first.training else 1)))
+    depth, micro = len(order), microbatches(job, order)
     least = (depth - 1) / (micro + depth - 1)
-    if share < SMALL or first.steps[0].name == WHOLE:
+    if share < SMALL or job.traces[0].steps[0].name == WHOLE:
         return
     told = f"{plural(depth, 'stage')} and {micro} {'microbatch' if micro == 1 else 'microbatches'}"
-    said = f"stages do not compute {share:.0%} of a step; {told} explain {least:.0%} (filling and draining)"
+    said = f"stages do not compute {share:.0%} of a step; {told} explain up to {least:.0%} (filling and draining)"
     yield cause("bubble", said, "more microbatches, or layers spread more evenly over the stages", share * step_s, step_s)
+
+
+def microbatches(job: Job, order: list[list[int]]) -> int:
+    """How many a step has, by the messages of the first and the last stage.
+
+    In training each goes forth and back, but where one forward and one backward alternate, both ways may share a kernel: then the
+    first stage has one for each and one for each stage behind it, and the last has one more than microbatches.
+    """
+    first, last = (job.traces[places[0]] for places in (order[0], order[-1]))
+    sent, taken = (sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in (first, last))
+    if first.training and len(order) > 2 and round(sent - taken) == len(order) - 2:
+        return max(1, round(taken) - 1)
+    return max(1, round(sent / (2 if first.training else 1)))
 
 
 def _late_gathers(job: Job) -> Iterator[Cause]:
@@ -170,7 +184,7 @@ def _late_gathers(job: Job) -> Iterator[Cause]:
         return
     waited = np.nan_to_num(job.waiting[0])
     shown = np.maximum(0.0, end - start - ran.compute.within(start, end) - waited)
-    late = gather & (shown > LATE_GATHERS * (end - start - waited)) & (ran.compute.within(start - 1e-6, start) < 0.5e-6)
+    late = gather & (shown > LATE_GATHERS * (end - start - waited)) & (ran.compute.within(start, start + 1e-6) < 0.5e-6)
     cost = float(shown[late].sum()) / len(trace.steps)
     if cost >= SMALL * job.typical.usual_s:
         number = f"{late.sum() / len(trace.steps):.0f} of {gather.sum() / len(trace.steps):.0f}"

@@ -18,6 +18,7 @@ from commtax.verbs import requests, serving
 from commtax.verbs.requests import Outcome
 from commtax.verbs.serving import Simulation
 
+MOST_REQUESTS = 10**12  # more is no number of requests
 MOST_SIMULATED = 10_000  # requests of a run: some seconds where each is long
 MOST_TOKENS = 1e9  # of a request
 MOST_STEPS = 2_000_000  # of all answers of one client
@@ -117,9 +118,9 @@ def load_of(result: Bench, claim: Claim) -> Load | str:
     prompt, answer = lengths_of(result, claim)
     missing = [f"{what} ({option})" for n, what, option in ((prompt, *PROMPT), (answer, *ANSWER)) if n is None]
     rate = result.request_rate if result.request_rate and math.isfinite(result.request_rate) else None
-    clients = result.concurrency
+    clients, asked = result.concurrency, result.requests if (result.requests or 0) < MOST_REQUESTS else None
     if rate is None and not clients:
-        clients = (result.requests if result.request_rate else None) or claim.batch
+        clients = (asked if result.request_rate else None) or claim.batch
     if result.kind != "latency" and not clients and rate is None:
         missing.append("requests at once (--batch)")
     if missing or prompt is None or answer is None:
@@ -128,7 +129,7 @@ def load_of(result: Bench, claim: Claim) -> Load | str:
         return Load(prompt, answer, batch=result.batch or claim.batch or 1)
     most = max(1, int(clients)) if clients else None
     usual = max(requests.PROMPTS, min(MOST_SIMULATED, int(rate * WHILE_S))) if rate else ROUNDS * most if most else requests.PROMPTS
-    count = result.requests or (most if result.kind == "throughput" and most else usual)
+    count = asked or (most if result.kind == "throughput" and most else usual)
     most = min(most, count) if most else None
     return Load(prompt, answer, None, most, rate, count, result.spread, result.burstiness, result.hit_rate)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from commtax.audit.finding import Cause
 from commtax.catalog.hardware import chip, link, recognise
 from commtax.cost.collectives import ring_factor
 from commtax.readers.meeting import spans
+from commtax.readers.trace import Collective
 from commtax.spec import Link
 from commtax.units import format_bytes, format_rate, format_seconds
 
@@ -64,21 +65,36 @@ def utilisation(job: Job) -> Iterator[Cause]:
         return
     start, end = spans(trace)
     wire = np.maximum(1e-9, end - start - np.nan_to_num(job.waiting[0]))
-    most = max(1, trace.device.count if trace.device else 0)
+    inside = _inside(job)
     for op in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):
         calls = trace.collectives
-        rows = [i for i, c in enumerate(calls) if c.op == op and (c.nbytes or 0) >= LARGE_BYTES and 1 < c.ranks <= most]
+        rows = [i for i, c in enumerate(calls) if c.op == op and (c.nbytes or 0) >= LARGE_BYTES and inside(c)]
         if not rows:
             continue
         sent = np.array([float(ring_factor(op, calls[i].ranks)) * (calls[i].nbytes or 0.0) for i in rows])
         rate = float(np.median(sent / wire[rows]))
-        cost = float(wire[rows].sum()) / max(1, len(trace.steps)) * max(0.0, 1 - rate / (USUAL * known.bandwidth_Bps))
+        lost = np.maximum(0.0, wire[rows] - sent / (USUAL * known.bandwidth_Bps))
+        cost = float(lost.sum()) / max(1, len(trace.steps))
         if rate < POOR * known.bandwidth_Bps and cost >= SMALL * step_s:
             size = format_bytes(float(np.median([calls[i].nbytes or 0.0 for i in rows])))
             reached = f"{rate / known.bandwidth_Bps:.0%} of {known.name} ({format_rate(known.bandwidth_Bps)})"
             said = f"{op} of {size} moves {format_rate(rate)} a rank, {reached}"
             gain = f"at {USUAL:.0%} of the link a step takes {format_seconds(cost)} less on the wire (-{cost / step_s:.0%})"
             yield Cause("link", said, cost, cost / step_s, ANOTHER, gain)
+
+
+def _inside(job: Job) -> Callable[[Collective], bool]:
+    """Whether a collective stays in one host: by its ranks, else by their number, where one host holds the whole job."""
+    hosts, trace = hosts_of(job), job.traces[0]
+    most = trace.device.count if trace.device else 0
+    alone = max(trace.world, len(job.traces)) <= most
+
+    def inside(c: Collective) -> bool:
+        if c.members and all(r in hosts for r in c.members):
+            return c.ranks > 1 and len({hosts[r] for r in c.members}) == 1
+        return alone and 1 < c.ranks <= most
+
+    return inside
 
 
 def host_link(job: Job) -> Link | None:

@@ -41,12 +41,13 @@ _Kind = tuple[str, str, str, int, float | None]
 def collective_rows(job: Job) -> tuple[CollectiveRow, ...]:
     """Collectives by kind, algorithm, group and size: what one rank has of them, the mean of those that have any; dearest first."""
     kinds: dict[_Kind, list[Column]] = {}
+    called = _roles(job)
     for place, trace in enumerate(job.traces):
         start, end = spans(trace)
         waited = np.nan_to_num(job.waiting[place])
         hidden = job.covered[place].compute.within(start, end)
         keys: dict[_Kind, int] = {}
-        told = ((c.op, c.algorithm, c.group, c.ranks, c.nbytes) for c in trace.collectives)
+        told = ((c.op, c.algorithm, called[c.group, c.ranks], c.ranks, c.nbytes) for c in trace.collectives)
         code = np.fromiter((keys.setdefault(k, len(keys)) for k in told), int, len(start))
         columns = (np.ones(len(start)), end - start - waited, waited, hidden)
         figures = [np.bincount(code, weights=x, minlength=len(keys)) for x in columns]
@@ -54,6 +55,24 @@ def collective_rows(job: Job) -> tuple[CollectiveRow, ...]:
             kinds.setdefault(key, []).append(np.array([f[at] for f in figures]))
     rows = [_collective_row(key, parts) for key, parts in kinds.items()]
     return tuple(sorted(_merged(rows), key=lambda r: -(r.wire_s + r.wait_s)))
+
+
+def _roles(job: Job) -> Mapping[tuple[str, int], str]:
+    """What a row calls each group, by its name and size: those of one size that no rank shares do the same on different ranks."""
+    held: dict[tuple[str, int], set[int]] = {}
+    for place, trace in enumerate(job.traces):
+        for group in dict.fromkeys((c.group, c.ranks) for c in trace.collectives):
+            held.setdefault(group, set()).add(place)
+    roles: list[tuple[int, set[int], list[str]]] = []
+    for (name, size), places in held.items():
+        alike = (r for r in roles if name and r[2][0] and r[0] == size and r[1].isdisjoint(places))
+        role = next(alike, None)
+        if role is None:
+            roles.append(role := (size, set(), []))
+        role[1].update(places)
+        role[2].append(name)
+    more = (f" and {len(names) - 1} more" if len(names) > 1 else "" for _, _, names in roles)
+    return {(name, size): names[0] + others for (size, _, names), others in zip(roles, more, strict=True) for name in names}
 
 
 def _collective_row(key: _Kind, parts: list[Column]) -> CollectiveRow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,10 +91,9 @@ def _how(job: Job) -> str:
 
 
 def _wire(job: Job, op: str) -> float:
-    """The median of a kind's wire."""
-    met = job.meetings
-    times = [m for m, c in zip(met.wire_s.tolist(), met.calls, strict=True) if c.op == op] if met else []
-    return float(median(times or [c.seconds for c in job.traces[0].collectives if c.op == op]))
+    """The median of a kind's wire on the first rank: what other groups send may be of another size."""
+    calls = [(c.seconds, w) for c, w in zip(job.traces[0].collectives, job.waiting[0].tolist(), strict=True) if c.op == op]
+    return float(median([lasted - w for lasted, w in calls if not math.isnan(w)] or [lasted for lasted, _ in calls]))
 
 
 def _read(job: Job) -> Iterator[Note]:

@@ -18,6 +18,7 @@ Pair = tuple[int, int]
 DRIFT_ENDS = 40  # ends that are needed to tell a drift from noise
 DRIFT_S = 20e-6  # over the whole trace: less is left alone
 COINCIDE_S = 20e-6
+FINE_S = 4e-6  # two ends of one message on one clock
 COINCIDE_SHARE = 0.5
 STAY = 0.5  # of the most ends that coincide: so many at the usual offset keep it
 MOST_ENDS = 1500  # of a rank, compared with all of another's
@@ -94,9 +95,11 @@ def coinciding(ours: Column, theirs: Column, usual: float = 0.0) -> float | None
     apart = np.sort((a[:, None] - b[None, :]).ravel())
     counts = np.searchsorted(apart, apart + COINCIDE_S, side="right") - np.arange(len(apart))
     most = int(counts.max())
-    near = apart[np.abs(apart - usual) <= COINCIDE_S / 2]
-    if len(near) >= max(4, STAY * most):
-        return float(np.median(near))
+    finest = int((np.searchsorted(apart, apart + FINE_S, side="right") - np.arange(len(apart))).max())
+    for width, best_there in ((FINE_S, finest), (COINCIDE_S, most)):  # short messages lie closer than clocks may differ
+        near = apart[np.abs(apart - usual) <= width / 2]
+        if len(near) >= max(4, STAY * best_there):
+            return float(np.median(near))
     if most < COINCIDE_SHARE * min(len(a), len(b)) or most < 4:
         return None
     best = np.flatnonzero(counts >= 0.97 * most)

@@ -1,16 +1,19 @@
 """Which files are of one job: its ranks have one number of ranks in common, and each is there once.
 
-Ranks that clash are of different jobs where their devices differ, where they ran at other times, or where they never meet anybody;
-else nobody told them their rank, and they are numbered.
+Ranks that clash are of different jobs where their devices differ, where they ran at other times, where their files are called after
+different runs, or where they never meet anybody; else nobody told them their rank, and they are numbered.
 """
 
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from commtax.readers.flight import Dump
 from commtax.readers.trace import Trace
 
 APART_S = 10.0  # clocks of hosts differ by less; what begins so long after all others have ended is another run
+SHORTER = 14  # times that it is halved, down to a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +68,41 @@ def _apart(files: Files, names: Sequence[str]) -> Iterator[Files]:
         yield from ([one] for one in files)
     else:
         for place in _grouped(files, lambda one: one[1].place).values():
-            for moment in _moments(place) if _clash(place) else [place]:
+            for moment in _runs(place, names) if _clash(place) else [place]:
                 alone = _clash(moment) and not any(signs.meets for _, signs in moment)
                 yield from _grouped(moment, lambda one: names[one[0]]).values() if alone else [moment]
+
+
+def _runs(files: Files, names: Sequence[str]) -> list[Files]:
+    """Files whose ranks clash, by run: by long pauses; where ranks are told, by whatever leaves none of them together."""
+    long_after = _moments(files, APART_S)
+    if not files[0][1].world:
+        return long_after
+    called = _grouped(files, lambda one: _without_rank(names[one[0]], one[1].rank))
+    alike = list(called.values()) if min(map(len, called.values())) > 1 else [files]
+    sooner = (_moments(files, APART_S / 2**i) for i in range(1, SHORTER))
+    return next((parts for parts in chain([long_after, alike], sooner) if not any(map(_clash, parts))), long_after)
+
+
+def _without_rank(name: str, rank: int) -> str:
+    """What a file is called beside its rank.
+
+    >>> _without_rank("run2-rank0.json", 0), _without_rank("run2-rank1.json", 1)
+    ('run2-rank#.json', 'run2-rank#.json')
+    """
+    return re.sub(rf"(?<!\d)0*{rank}(?!\d)", "#", name)
 
 
 def _clash(files: Files) -> bool:
     return len({signs.rank for _, signs in files}) < len(files)
 
 
-def _moments(files: Files) -> list[Files]:
-    """By time: those that begin long after all before them have ended are another run."""
+def _moments(files: Files, apart_s: float) -> list[Files]:
+    """By time: those that begin so long after all before them have ended are another run."""
     ordered = sorted(files, key=lambda one: one[1].begin_s)
     found, until = [ordered[:1]], ordered[0][1].end_s
     for at, signs in ordered[1:]:
-        if signs.begin_s > until + APART_S:
+        if signs.begin_s > until + apart_s:
             found.append([])
         found[-1].append((at, signs))
         until = max(until, signs.end_s)

@@ -30,6 +30,7 @@ APART_S = 1e-6  # of the ends of two lists: less tells no shift from another
 NOISE_S = 3e-6  # by which ends of one collective differ from rank to rank
 SHIFTED = 0.05  # of the time between two collectives: ends that differ more are of other ones
 ORDERED = 0.5  # … lists alike are believed
+LONG = 2.0  # the usual wire of a group: what lasts longer may have waited for ranks of other groups
 Key = tuple[str, str, tuple[int, ...], int, int]
 
 
@@ -161,8 +162,8 @@ def meet(traces: Sequence[Trace]) -> Meetings:
             together[pair] = ends if before is None else (np.append(before[0], ends[0]), np.append(before[1], ends[1]))
     messages = [np.flatnonzero([c.op == MESSAGE and not exchanged for c in t.collectives]) for t in ordered]
     clocks = aligned(len(lists), together, [x.end[m] for x, m in zip(lists, messages, strict=True)])
-    matches = [part for match in matches for part in _parted(lists, match, clocks)]
-    matches += _messages(lists, messages, clocks)
+    matches = _of_all(ordered, lists, [part for match in matches for part in _parted(lists, match, clocks)], clocks)
+    matches += _messages(lists, messages, clocks, _Places.of(ordered, matches))
     return _joined(ordered, lists, matches, clocks)
 
 
@@ -210,6 +211,33 @@ def _parted(lists: list[_List], match: _Rows, clocks: list[Clock]) -> Iterator[_
         left = [i for i in left if i not in group]
         if len(group) > 1:
             yield tuple(places[i] for i in group), rows[:, group]
+
+
+def _of_all(traces: Sequence[Trace], lists: list[_List], matches: list[_Rows], clocks: list[Clock]) -> list[_Rows]:
+    """Matches, and as one what is of all ranks though nobody told so: it ends at one moment in all groups, and is very long."""
+    by_op: dict[str, list[int]] = {}
+    for at, (places, rows) in enumerate(matches):
+        if not lists[places[0]].told[rows[0, 0]]:
+            by_op.setdefault(traces[places[0]].collectives[rows[0, 0]].op, []).append(at)
+    for own in (own for own in by_op.values() if len(own) > 1):
+        groups = [matches[at] for at in own]
+        every = [p for places, _ in groups for p in places]
+        if sorted(every) != list(range(len(traces))):
+            continue
+        ends = [clocks[places[0]].job_s(lists[places[0]].end[rows[:, 0]]) for places, rows in groups]
+        wires = [np.min([(x := lists[p]).end[r] - x.start[r] for p, r in zip(g, at.T, strict=True)], axis=0) for g, at in groups]
+        orders = [np.argsort(e, kind="stable") for e in ends]
+        near = [order[_nearest(ends[0], e[order])] for e, order in zip(ends, orders, strict=True)]
+        apart = np.max([np.abs(e[n] - ends[0]) for e, n in zip(ends, near, strict=True)], axis=0)
+        long = np.max([w[n] > LONG * np.median(w) for w, n in zip(wires, near, strict=True)], axis=0)
+        of_all = np.flatnonzero((apart <= PAIRED_S) & long)
+        if not len(of_all) or any(len(np.unique(n[of_all])) < len(of_all) for n in near):
+            continue
+        together = np.column_stack([rows[n[of_all]] for (_, rows), n in zip(groups, near, strict=True)])
+        for at, (places, rows), n in zip(own, groups, near, strict=True):
+            matches[at] = places, np.delete(rows, n[of_all], axis=0)
+        matches.append((tuple(range(len(traces))), together[:, np.argsort(every)]))
+    return [match for match in matches if len(match[1])]
 
 
 def _raw(lists: list[_List], place: Column, index: Column) -> tuple[Column, Column]:
@@ -364,8 +392,31 @@ def _nearest(at: Column, among: Column) -> Column:
     return np.where(at - among[right - 1] <= among[right] - at, right - 1, right)
 
 
-def _messages(lists: Sequence[_List], indices: Sequence[Column], clocks: Sequence[Clock]) -> list[_Rows]:
-    """Messages whose two ends end together on the aligned clocks: of several at one moment, neighbours in rank."""
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where messages can go between: each rank's stage and its place in it, and of each rank's messages the pair that is told."""
+
+    stage: Column
+    position: Column
+    pair: list[Column]  # a number for each two ranks; -1: not told
+
+    @staticmethod
+    def of(traces: Sequence[Trace], matches: Sequence[_Rows]) -> _Places:
+        """Stages are consecutive ranks: those that share collectives, and all between them; unless that left a single stage."""
+        apart = np.ones(len(traces) - 1, dtype=bool)
+        for places, _ in sorted(matches, key=lambda m: -len(m[1])):
+            joined = apart.copy()
+            joined[min(places) : max(places)] = False
+            apart = joined if joined.any() else apart
+        stage = np.concatenate([[0], np.cumsum(apart)])
+        begins = np.concatenate([[0], np.flatnonzero(apart) + 1])
+        numbers: dict[tuple[int, ...], int] = {}
+        told = [[numbers.setdefault(c.members, len(numbers)) if len(c.members) == 2 else -1 for c in t.collectives] for t in traces]
+        return _Places(stage, np.arange(len(traces)) - begins[stage], [np.array(of_rank, dtype=int) for of_rank in told])
+
+
+def _messages(lists: Sequence[_List], indices: Sequence[Column], clocks: Sequence[Clock], where: _Places) -> list[_Rows]:
+    """Messages whose two ends end together on the aligned clocks: of several at one moment, neighbours by stage."""
     place = np.concatenate([np.full(len(x), p) for p, x in enumerate(indices)]) if indices else np.zeros(0, dtype=int)
     if not len(place):
         return []
@@ -373,13 +424,16 @@ def _messages(lists: Sequence[_List], indices: Sequence[Column], clocks: Sequenc
     end = np.concatenate([c.job_s(x.end[i]) for x, i, c in zip(lists, indices, clocks, strict=True)])
     order = np.argsort(end, kind="stable")
     moments = np.cumsum(np.concatenate([[0], np.diff(end[order]) > PAIRED_S]))
-    order = order[np.lexsort((place[order], moments))]
+    pair = np.concatenate([told[i] for told, i in zip(where.pair, indices, strict=True)])
+    stage, position = where.stage[place], where.position[place]
+    order = order[np.lexsort((stage[order], position[order], pair[order], moments))]
     moments = np.sort(moments)
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     at = 0
     while at + 1 < len(order):
         a, b = order[at], order[at + 1]
-        if moments[at] == moments[at + 1] and place[a] != place[b]:
+        able = place[a] != place[b] if pair[a] >= 0 else stage[a] != stage[b]
+        if moments[at] == moments[at + 1] and pair[a] == pair[b] and able:
             found.setdefault((int(place[a]), int(place[b])), []).append((int(index[a]), int(index[b])))
             at += 1
         at += 1

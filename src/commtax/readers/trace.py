@@ -20,6 +20,7 @@ KINDS = ("compute", "comm", "copy")
 Span = tuple[float, float]
 Spans = Sequence[Span] | Column
 """Starts and ends, as tuples or as rows of two."""
+ROUNDING = 1e-13
 EVER: Span = (-math.inf, math.inf)
 _PROFILER = re.compile(r"^ProfilerStep#\d+")
 _VLLM = re.compile(r"^execute_(?:\d+_)?context_(?P<prefills>\d{1,9})\((?P<tokens>\w+)\)_generation_(?P<decodes>\d{1,9})\(\w+\)")
@@ -46,7 +47,8 @@ class Usage:
 
     @property
     def idle_s(self) -> float:
-        return max(0.0, self.total_s - self.busy_s)
+        left = self.total_s - self.busy_s
+        return left if left > ROUNDING * self.total_s else 0.0
 
     @property
     def exposed_share(self) -> float:
