@@ -62,7 +62,7 @@ class Accounts:
     def together(self, most: int) -> tuple[Accounts, Column]:
         """At most so many columns, of consecutive steps together; and the first step of each."""
         count = self.total_s.shape[1]
-        size = -(-count // most)
+        size = max(1, -(-count // most))
         first = np.arange(0, count - count % size or count, size)
         kept = first[-1] + size if len(first) else 0
         sums = {f.name: summed(getattr(self, f.name)[:, :kept], first) for f in fields(self)}

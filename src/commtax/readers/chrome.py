@@ -7,6 +7,7 @@ trace. A slice that says so holds several steps alike: they share its time evenl
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from commtax.files import OUTPUT_BYTES, Json, Stream, parse_json
 from commtax.readers import kineto
@@ -16,7 +17,7 @@ from commtax.timeline import PRODUCER
 
 PHASES = {"decode": "decode", "prompts": "prefill", "both": "mixed"}
 TRAINED = ("B", "W", "BW", "F&B")  # parts of a backward pass, in a pipeline
-MOST_STEPS = 1_000_000
+MOST_STEPS = 100_000  # of a lane that are told
 MOST_S = 1e10  # of a time: three centuries
 _CATEGORY = re.compile(rb'"cat"\s{0,9}:\s{0,9}"([^"\\]{1,40})"')
 _ALIKE = re.compile(r"(\d[\d,]{0,12}) steps?: (?:(\d[\d,]{0,12}) prompt tokens?)?(?: \+ )?(?:(\d[\d,]{0,12}) decodes?)?")
@@ -49,7 +50,11 @@ def read_own(stream: Stream) -> list[Trace]:
 
 def _of_lane(lane: str, number: int, slices: Sequence[Json]) -> Trace:
     rows = [(lane, *_span(e), e["cat"] if e["cat"] in KINDS else "compute", str(e["name"])) for e in slices]
-    steps = [replace(s, index=i) for i, s in enumerate(s for e in slices for s in _steps(e))][:MOST_STEPS]
+    every = (s for e in slices for s in _steps(e))
+    steps = [replace(s, index=i) for i, s in enumerate(islice(every, MOST_STEPS))]
+    notes = [Note("simulated", f"'{lane}' of a simulation by {PRODUCER}")]
+    if next(every, None):
+        notes.append(Note("partial", f"'{lane}' has more than {MOST_STEPS:,} steps: those are told"))
     own = re.search(r"(?:rank|stage) (\d{1,9})$", lane)
     return Trace(
         rank=int(own[1]) if own and not lane.startswith(("replica", "decode", "prompt")) else number,
@@ -61,7 +66,7 @@ def _of_lane(lane: str, number: int, slices: Sequence[Json]) -> Trace:
         steps=tuple(steps),
         issued={},
         training=any(e["cat"] in TRAINED for e in slices),
-        notes=(Note("simulated", f"'{lane}' of a simulation by {PRODUCER}"),),
+        notes=tuple(notes),
     )
 
 
