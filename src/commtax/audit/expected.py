@@ -20,6 +20,8 @@ from commtax.verbs.serving import Simulation
 
 MOST_REQUESTS = 10**12  # more is no number of requests
 MOST_SIMULATED = 10_000  # requests of a run: some seconds where each is long
+MOST_PREFILLED = 2_000_000_000  # tokens of all prompts of a run
+LEAST_RATE = 1e-9  # requests a second: one in thirty years
 MOST_TOKENS = 1e9  # of a request
 MOST_STEPS = 2_000_000  # of all answers of one client
 APART = 0.15  # by which the two predictors of a closed loop may differ before only means are judged
@@ -117,7 +119,7 @@ def load_of(result: Bench, claim: Claim) -> Load | str:
     """The load, as the result has it, else as was said; or what is missing, and the option that says it."""
     prompt, answer = lengths_of(result, claim)
     missing = [f"{what} ({option})" for n, what, option in ((prompt, *PROMPT), (answer, *ANSWER)) if n is None]
-    rate = result.request_rate if result.request_rate and math.isfinite(result.request_rate) else None
+    rate = result.request_rate if result.request_rate and LEAST_RATE < result.request_rate < math.inf else None
     clients, asked = result.concurrency, result.requests if (result.requests or 0) < MOST_REQUESTS else None
     if rate is None and not clients:
         clients = (asked if result.request_rate else None) or claim.batch
@@ -182,17 +184,22 @@ def expected(load: Load, claim: Claim) -> Expected:
     return Expected(load, figures | means, _closed_terms(closed), max(1.0, float(closed.running)), unsure)
 
 
+def _most(load: Load) -> int:
+    """Requests that are simulated at most: fewer of long prompts, whose pieces are steps of their own."""
+    return max(1, min(MOST_SIMULATED, MOST_PREFILLED // load.prompt))
+
+
 def _simulated(load: Load) -> int:
     """Requests of a run that are simulated: of few clients with long answers, which see the same again and again, fewer."""
     if load.rate is not None or load.clients is None:
-        return min(load.count, MOST_SIMULATED)
-    return min(load.count, MOST_SIMULATED, load.clients * max(ROUNDS, MOST_STEPS // load.answer))
+        return min(load.count, _most(load))
+    return min(load.count, _most(load), load.clients * max(ROUNDS, MOST_STEPS // load.answer))
 
 
 def _growing(load: Load, grows: bool) -> None:
     """Refuse a part of a run whose waiting grows with every request."""
-    if grows and load.count > MOST_SIMULATED:
-        many = f"{load.count:,} requests, of which {MOST_SIMULATED:,} at most are simulated"
+    if grows and load.count > _most(load):
+        many = f"{load.count:,} requests, of which {_most(load):,} at most are simulated"
         raise Refusal(f"num_prompts={load.count}: {many}, and the queue grows with each", "num_prompts")
 
 
