@@ -141,6 +141,7 @@ def one(kind: str, number: int, of_kind: list[Seed], folder: Path, tally: Tally)
     claimed = claim(kind.startswith("training")) if number % 3 == 0 else None
     sound = _sound(seed, claimed)
     paths = seed.written(folder, _damaged(rng, seed.raw))
+    _forget_peak()  # of the damaging
     begun = time.perf_counter()
     signal.alarm(LONG_S)
     try:
@@ -162,6 +163,7 @@ def one(kind: str, number: int, of_kind: list[Seed], folder: Path, tally: Tally)
         tally.wrong.append(f"{kind}/{number} ({seed.name}): {traceback.format_exc(limit=-5)}")
     finally:
         signal.alarm(0)
+    tally.memory_bytes = max(tally.memory_bytes, _peak_bytes())
     took = time.perf_counter() - begun
     if took > tally.longest_s:
         tally.longest_s, tally.longest = took, f"{kind}/{number}"
@@ -174,14 +176,12 @@ def tried(work: tuple[str, list[Seed], int, int]) -> tuple[str, Tally]:
     signal.signal(signal.SIGALRM, _ring)
     warnings.simplefilter("error", RuntimeWarning)  # of numpy: a value that is none was reckoned with
     tally = Tally()
-    _forget_peak()
     with tempfile.TemporaryDirectory() as name:
         for number in range(first, first + count):
             folder = Path(name) / str(number)
             folder.mkdir()
             one(kind, number, of_kind, folder, tally)
             shutil.rmtree(folder)
-    tally.memory_bytes = _peak_bytes()
     if tally.memory_bytes > MOST_BYTES:
         tally.wrong.append(f"{kind}/{first}…{first + count}: {tally.memory_bytes / 2**20:.0f} MiB")
     return kind, tally
