@@ -21,7 +21,7 @@ _WHEN = re.compile(
     r"|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=\[|<std))"  # mpirun, before its tag
 )
 _WHO = re.compile(
-    r"(?:[^\S\n]{0,40}\[([^][<>\s,]{1,300},\d{1,9})\](?:\[[^][<>\s]{1,300}\])?<std\w{2,9}>: ?"  # Open MPI: [1,0], [h-7@1,0][h:8]
+    r"(?: {0,40}\[([^][<>\s,]{1,300},\d{1,9})\](?:\[[^][<>\s]{1,300}\])?<std\w{2,9}>: ?"  # Open MPI: [1,0], [h-7@1,0][h:8]
     r"|()<std\w{2,9}>: ?"  # Open MPI with a timestamp alone
     r"|\[((?:rank|default)\d{1,9})\]: ?"  # torchrun
     r"|\[(pod/[^][\s]{1,600})\] "  # kubectl
