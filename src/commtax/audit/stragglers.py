@@ -39,7 +39,7 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
     computed, idle = (_excess(x[chosen], at, since)[whole] / step_s for x in (accounts.compute_s, accounts.host_s))
     exposed = level - np.median(computed) - np.median(idle)
     place, most = chosen[at], max(np.median(computed), np.median(idle), exposed)
-    since_then = step_s / float(np.median(accounts.total_s[chosen, since:]))  # a step is longer by then
+    since_then = step_s / max(1e-12, float(np.median(accounts.total_s[chosen, since:])))  # a step is longer by then
     waits = f"the others wait {level * since_then:.0%} of a step for rank {ranks[place]}"
     if most == exposed:
         yield from _unhidden(accounts, chosen, at, since, level, waits)
