@@ -87,6 +87,7 @@ class Plan:
     grads_dtype: str = "bf16"
     lora_rank: int = 0  # of adapters that are served beside the model; 0: none are
     max_loras: int = 1  # … and how many of them at once
+    redundant_experts: int = 0  # further copies of popular experts, beside the model's own
     tower: str = "weights"  # how tp ranks share a vision tower: "weights", or "data": each has it whole and looks at its pictures
 
     @property
