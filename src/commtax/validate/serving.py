@@ -12,7 +12,7 @@ from commtax.readers.published.spellings import spelled_run
 from commtax.readers.published.tables import Table
 from commtax.statement import Refusal
 from commtax.validate.apart import UNFIT, impossible
-from commtax.validate.floors import least_s
+from commtax.validate.floors import holds_weights, least_s
 from commtax.validate.records import Array, Predicted, Records, answers
 from commtax.verbs.asking import settled
 from commtax.verbs.billing import price
@@ -78,10 +78,9 @@ def _together(runs: Sequence[serving.Run]) -> Iterator[Scores | str]:
 
 
 def _fits(s: Simulation) -> Array:
-    """Whether every worker has room for its weights and for one request."""
-    room, need = s.kv_tokens, s.requests.input_len + s.state_tokens
-    fits = room >= need + s.requests.output_len
-    return fits & (np.asarray(s.apart.kv_tokens) >= need) if s.apart and s.apart.kv_tokens is not None else fits
+    """Whether every worker's weights go into its memory."""
+    fits = holds_weights(s.question)
+    return fits & holds_weights(s.question, s.apart.plan) if s.apart else fits
 
 
 def _time(name: str, phase: str) -> Callable[[Simulation], tuple[Array, ...]]:

@@ -62,7 +62,8 @@ def ask(row: Row, entry: Entry) -> Asked[Run]:
         raise Refusal("no figure is given: neither TTFT, TPOT, latency nor throughput")
     sizes = _sizes(row)
     entry = replace(entry, tp=sizes["tp"], size=_concurrency(row, sizes["dp"]), fitted=is_fitted(row), hint=_hint(row))
-    entry = replace(entry, where="moe" if run["model"].experts else "dense", apart=drafted(row), run=measurement(row))
+    away, where = drafted(row) or planned(row), "moe" if run["model"].experts else "dense"
+    entry = replace(entry, where=where, apart=away, run=measurement(row))
     return Asked(tuple(_figure(row, entry, *one) for one in told), run)
 
 
@@ -233,6 +234,12 @@ def drafted(row: Row) -> str:
     return says_drafted(row) or str(recipe(row, _sizes(row)).get("drafts") or "")
 
 
+def planned(row: Row) -> str:
+    """The rule by which a row's batch is what was planned for, not what ran: jobs of a planner that name no clients."""
+    unsaid = "gtl_job_id" in (row.get("silicon_data_source") or "") and not _CLIENTS.search(row["silicon_data_source"])
+    return "a planner's job: its batch is the planned one, how many clients there were is not said" if unsaid else ""
+
+
 def may_draft(row: Row) -> bool:
     return bool(drafted(row))
 
@@ -299,7 +306,7 @@ def may_fit(row: Row) -> bool:
         return False
     engine, sizes = cast(Engine, run["engine"]), [run[name] for name in ("tp", "dp", "ep", "concurrency")]
     key = [engine.key, engine.version, run["model"].key, run["cluster"].chip.key, row.get("isl"), row.get("osl"), *sizes]
-    return even_hash(" ".join(map(str, key))) and not run.get("disaggregated") and not may_draft(row)
+    return even_hash(" ".join(map(str, key))) and not (run.get("disaggregated") or may_draft(row) or planned(row))
 
 
 def is_fitted(row: Row) -> bool:
