@@ -12,8 +12,8 @@ from typing import cast
 
 from commtax import catalog
 from commtax.catalog.paces import fitted_runs
+from commtax.readers.published.inferencemax import INFERENCEMAX, by_inferencemax, launched, says_drafted
 from commtax.readers.published.metrics import Metric, figures
-from commtax.readers.published.publishers import INFERENCEMAX, by_inferencemax, launched, publisher, says_drafted
 from commtax.readers.published.rows import Asked, Entry, Row, cell, described, even_hash, lower, mix, tokens, whole
 from commtax.readers.published.spellings import chip_named
 from commtax.readers.published.weights import kept, stored
@@ -102,8 +102,7 @@ def describe(row: Row) -> Entry:
     # InferenceMAX names its daily files, the others are aiconfigurator's own.
     origin = INFERENCEMAX if by_inferencemax(row) else "aiconfigurator" if source else ""
     untold = _is_apart(row) and any(cell(row, f"{part}_num_workers") in ("", "0") for part in ("prefill", "decode"))
-    entry = replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what, sound=not untold)
-    return replace(entry, publisher=publisher(row))
+    return replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what, sound=not untold)
 
 
 def _hint(row: Row) -> str:

@@ -7,7 +7,6 @@ half of the answer. Which version of the engine ran is the table's (``steps_engi
 from dataclasses import dataclass, replace
 
 from commtax import catalog
-from commtax.readers.published.publishers import publisher
 from commtax.readers.published.rows import Asked, Entry, Row, cell, described, names, number, whole
 from commtax.readers.published.spellings import chip_named
 from commtax.readers.published.weights import kept, stored
@@ -34,8 +33,7 @@ class Run:
 def describe(row: Row) -> Entry:
     what = f"{cell(row, 'model_path')}, {cell(row, 'task')}, {cell(row, 'gpus')} GPUs, batch {cell(row, 'avg_batch_size')[:6]}"
     engine, told = _engine(row).partition("@"), cell(row, "task") in names()["tasks"]
-    entry = replace(described(row, "steps"), kind="itl", library=engine[0], version=engine[2], what=what)
-    return replace(entry, publisher=publisher(row), sound=told)
+    return replace(described(row, "steps"), kind="itl", library=engine[0], version=engine[2], what=what, sound=told)
 
 
 def ask(row: Row, entry: Entry) -> Asked[Run]:
