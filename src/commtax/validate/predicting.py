@@ -8,7 +8,7 @@ import numpy as np
 from commtax import catalog
 from commtax.cost.collectives import choose, ring_factor
 from commtax.cost.placement import Span
-from commtax.cost.pricing import MEASURED, launched_s, spread_of
+from commtax.cost.pricing import MEASURED, inference_bill, launched_s, spread_of
 from commtax.cost.pricing import price as collective_price
 from commtax.ledger import Bill
 from commtax.readers.published import inference, steps, sweep, training
@@ -21,7 +21,7 @@ from commtax.validate.floors import holds_weights, least_s
 from commtax.validate.kernels import swept_kernel
 from commtax.validate.records import Array, Predicted, around
 from commtax.validate.serving import FIGURES
-from commtax.verbs.asking import settled, unsettled
+from commtax.verbs.asking import settled, terms_of, unsettled
 from commtax.verbs.billing import bill, price, train_bill
 from commtax.verbs.serving import serve
 
@@ -57,13 +57,15 @@ def _steps(run: inference.Run) -> Predicted:
 
 
 def between_tokens(run: steps.Run, entries: Sequence[Entry]) -> list[Predicted]:
-    """The decode step at a run's mean batch."""
+    """The step at a run's mean batch, with the prompts that the median step has."""
     sizes = {"tp": run.tp, "dp": run.dp, "ep": run.ep, "dtype": run.dtype, "kv_dtype": run.kv_dtype, "engine": run.engine}
-    step = {"phase": "decode", "batch": max(1, round(run.batch / run.dp)), "context": run.context, **sizes}
-    priced = price(settled(unsettled(run.model, run.cluster, step)))
-    unfit = "" if holds_weights(priced.question) else UNFIT
+    batch = max(1, round(run.batch / run.dp))
+    asked = settled(unsettled(run.model, run.cluster, {"batch": batch, "context": run.context, **sizes}))
+    work = replace(asked.work, prefill_seqs=run.prompts, prefill_tokens=run.prompts * run.prompt_len)
+    priced = inference_bill(terms_of(asked), work, batch)
+    unfit = "" if holds_weights(asked) else UNFIT
     value, low, high = (float(getattr(priced, name)) for name in TOTALS)
-    return [Predicted(value, low, high, float(least_s(priced)), apart=unfit)] * len(entries)
+    return [Predicted(value, low, high, float(least_s(price(asked))), apart=unfit)] * len(entries)
 
 
 def trained(run: training.Run, entries: Sequence[Entry]) -> list[Predicted]:

@@ -84,7 +84,7 @@ def _fits(s: Simulation) -> Array:
 
 
 def _time(name: str, phase: str) -> Callable[[Simulation], tuple[Array, ...]]:
-    return lambda s: (getattr(s, name), *s.range_of(name), _floor(s, phase))
+    return lambda s: (getattr(s, name), *s.range_of(name), floor(s, phase))
 
 
 def _rate(tokens: Callable[[Simulation], Array]) -> Callable[[Simulation], tuple[Array, ...]]:
@@ -104,14 +104,14 @@ def _whole(s: Simulation) -> tuple[Array, ...]:
         s.e2e_s,
         s.e2e_s * s.tokens_per_s / high,
         s.e2e_s * s.tokens_per_s / low,
-        _floor(s, "decode") * (s.requests.output_len - 1),
+        floor(s, "decode") * (s.requests.output_len - 1),
     )
 
 
 def _interactivity(s: Simulation) -> tuple[Array, ...]:
     """Tokens a second that one user sees after the first: 1 / TPOT."""
     low, high = s.range_of("tpot_s")
-    return 1 / s.tpot_s, 1 / high, 1 / low, _floor(s, "decode")
+    return 1 / s.tpot_s, 1 / high, 1 / low, floor(s, "decode")
 
 
 FIGURES: dict[str, Callable[[Simulation], tuple[Array, ...]]] = {
@@ -127,7 +127,7 @@ FIGURES: dict[str, Callable[[Simulation], tuple[Array, ...]]] = {
 """Value, range and what physics allows at the least, of each kind of figure."""
 
 
-def _floor(simulated: Simulation, phase: str) -> Array:
+def floor(simulated: Simulation, phase: str) -> Array:
     """Bytes over bandwidth and FLOPs over peak of the decode step, or of the request's own prompt."""
     batch = np.maximum(1, np.floor(simulated.running)) if phase == "decode" else np.ones_like(simulated.running)
     try:

@@ -1,10 +1,12 @@
 """Rows that tell the time between tokens at a mean batch (ML.ENERGY): the decode step of a server that runs so many at once.
 
-How long prompts are is the task's (``names.toml``, ``tasks``); a sequence in the middle of its answer has cached its prompt and
-half of the answer. Which version of the engine ran is the table's (``steps_engine``).
+How long prompts are is the task's (``names.toml``, ``tasks``). Of the sequences that run at a time the long ones are more than
+their share, so a sequence has cached its prompt and ``RUNNING`` of a mean answer. Each step as many prompts come as answers end,
+batch / answer on average: the median step has the median of so many (Poisson). Which version of the engine ran is the table's (``steps_engine``).
 """
 
 from dataclasses import dataclass, replace
+from math import exp
 
 from commtax import catalog
 from commtax.readers.published.rows import Asked, Entry, Row, cell, described, names, number, whole
@@ -14,9 +16,12 @@ from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 
 
+RUNNING = 0.8  # E[L^2] / (2 E[L]^2) of answers whose lengths have a standard deviation of three quarters of their mean
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One decode step."""
+    """One step: decodes, and the prompts that came since the last."""
 
     model: Model
     cluster: Cluster
@@ -28,6 +33,8 @@ class Run:
     context: int
     dtype: str
     kv_dtype: str
+    prompts: int = 0  # of a replica
+    prompt_len: int = 1
 
 
 def describe(row: Row) -> Entry:
@@ -53,8 +60,25 @@ def question(row: Row) -> Run:
     if sizes["tp"] * sizes["dp"] != gpus:
         raise Refusal(f"{gpus} GPUs are not tp {sizes['tp']} x dp {sizes['dp']}", "tp")
     batch = max(1, round(number(row, "avg_batch_size")))
-    context = round(_prompt(row) + number(row, "avg_output_len") / 2)
-    return Run(model, _cluster(row, gpus), _engine(row), **sizes, batch=batch, context=context, dtype=dtype, kv_dtype=kept(row))
+    prompt, answer = _prompt(row), number(row, "avg_output_len")
+    came = {"prompts": median_count(batch / sizes["dp"] / answer), "prompt_len": prompt}
+    place = {"model": model, "cluster": _cluster(row, gpus), "engine": _engine(row), **sizes}
+    return Run(**place, batch=batch, context=round(prompt + RUNNING * answer), dtype=dtype, kv_dtype=kept(row), **came)
+
+
+def median_count(mean: float) -> int:
+    """The median of a Poisson distribution.
+
+    >>> [median_count(mean) for mean in (0.1, 0.69, 0.7, 1.5, 3.0)]
+    [0, 0, 1, 1, 3]
+    """
+    count, term = 0, exp(-mean)
+    reached = term
+    while reached < 0.5:
+        count += 1
+        term *= mean / count
+        reached += term
+    return count
 
 
 def _prompt(row: Row) -> int:
