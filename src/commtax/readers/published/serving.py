@@ -14,7 +14,7 @@ from commtax import catalog
 from commtax.catalog.paces import fitted_runs
 from commtax.readers.published.inferencemax import INFERENCEMAX, by_inferencemax, launched, says_drafted
 from commtax.readers.published.metrics import Metric, figures
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, even_hash, lower, mix, tokens, whole
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, even_hash, lower, mix, names, tokens, whole
 from commtax.readers.published.spellings import chip_named
 from commtax.readers.published.weights import kept, stored
 from commtax.spec import Chip, Cluster, Engine, Model
@@ -101,7 +101,8 @@ def describe(row: Row) -> Entry:
     entry, source = described(row, "serving_runs"), cell(row, "silicon_data_source", "source")
     # InferenceMAX names its daily files, the others are aiconfigurator's own.
     origin = INFERENCEMAX if by_inferencemax(row) else "aiconfigurator" if source else ""
-    untold = _is_apart(row) and any(cell(row, f"{part}_num_workers") in ("", "0") for part in ("prefill", "decode"))
+    counted = all(cell(row, f"{part}_num_workers") not in ("", "0") for part in ("prefill", "decode"))
+    untold = not (cell(row, "isl") and cell(row, "osl")) or (_is_apart(row) and not counted)
     return replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what, sound=not untold)
 
 
@@ -156,9 +157,9 @@ def _engine(row: Row) -> str:
     if name not in catalog.keys("engines"):
         raise Refusal(f"engine '{name}' is not known")
     source = row.get("silicon_data_source") or ""
-    runtime = re.search(r"image=\S*-runtime:(\S+)", source)
-    if runtime and version and runtime[1] == version:
-        version = ""  # the version of the runtime around the engine, not of the engine
+    runtime = re.search(r"\S-runtime:(\S+)", source)
+    if runtime and version and runtime[1] == version:  # of the runtime around the engine, not of the engine
+        version = names()["runtimes"].get(name, {}).get(".".join(version.split(".")[:2]), "")
     if not version and (day := re.search(r"measured=(\d{4}-\d\d)", source)):
         version = catalog.version_at(name, day[1])
     return f"{name}@{version}" if re.fullmatch(r"v?\d+(\.\w+)*", version) else name
