@@ -41,7 +41,8 @@ class Terms:
     fabric: Fabric
     constants: KernelConstants
     settings: WhatIf = AS_IT_IS
-    known_sigma: float = math.inf  # of whole decode steps, where such were measured
+    known_sigma: float = math.inf  # of whole decode steps in runs like this one; inf: there are none
+    measured: bool = False  # runs had this engine, chip and number format
 
 
 def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: Terms, stage: Stage = "") -> Line:
@@ -302,7 +303,7 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     comm = [comm_line(i, pricer, ran) for i in items]
     known = math.inf if some(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
-    return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens, known_sigma=known)
+    return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens, known_sigma=known, measured=t.measured)
 
 
 def _served_line(kernel: Kernel, t: Terms) -> Line:

@@ -38,7 +38,7 @@ def _sizes(s: Step, f: Experts) -> Routed:
     tokens = s.rows * experts_reach(plan, s.engine)
     slots = f.num_experts + plan.redundant
     active = busiest_active(f, tokens, plan.ep, popularity) * slots / f.num_experts
-    load = s.imbalance or busiest_rank(f, tokens, plan.ep, popularity, plan.redundant_experts)
+    load = np.minimum(plan.ep, s.imbalance) if s.imbalance else busiest_rank(f, tokens, plan.ep, popularity, plan.redundant_experts)
     copies = tokens * f.top_k / plan.ep * load
     elsewhere = np.maximum(0.0, tokens * f.top_k - copies)
     inner, up = f.intermediate / expert_tp(plan, s.engine), 2.0 if f.gated else 1.0

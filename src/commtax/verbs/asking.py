@@ -370,15 +370,15 @@ def terms_of(q: Question) -> Terms:
     """What its steps are priced from; kernel constants are a machine's own where it has some."""
     chip = q.cluster.chip
     kernels = overlay.constants(q.profile, q.engine, chip) if q.profile else catalog.kernel_constants(q.engine, chip)
-    return Terms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, _known_sigma(q))
+    return Terms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, *_known(q))
 
 
-def _known_sigma(q: Question) -> float:
-    """How sure whole decode steps are, where published runs had this engine, chip and number format."""
+def _known(q: Question) -> tuple[float, bool]:
+    """How sure whole decode steps are by published runs of this engine or its kin, and whether those had chip and format."""
+    if q.trains or not q.engine.host.pooled or q.engine.host.host_label:
+        return math.inf, False
     setting = Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
-    if q.trains or not q.engine.host.pooled or q.engine.host.host_label or not paces.is_measured(setting):
-        return math.inf
-    return paces.sigma(setting, "tpot", q.model.experts is not None)
+    return paces.sigma(setting, "tpot", q.model.experts is not None), paces.is_measured(setting)
 
 
 def _remarks(q: Question) -> Iterator[Note]:

@@ -55,6 +55,7 @@ class Simulation:
     bills: tuple[Bill, Bill]  # of a decode step and of one with prompts, line by line
     apart: Apart | None = None
     notes: tuple[Note, ...] = ()
+    publisher: str = ""  # who measured the run that it is compared with: ranges are narrower where others of theirs were seen
 
     @property
     def state_tokens(self) -> Number:
@@ -111,7 +112,7 @@ class Simulation:
     def setting(self) -> Setting:
         """What the run is, as far as published runs were pooled by it."""
         q = self.question
-        return Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
+        return Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype, self.publisher)
 
     @property
     def measured_here(self) -> bool:
