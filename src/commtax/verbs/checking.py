@@ -240,7 +240,7 @@ def check_copies(q: Question) -> None:
 
 def _check_experts(q: Question) -> None:
     """Only ranks that share experts out can hold copies of some, or be out of balance: at most by all tokens on one of them."""
-    widest, imbalance, copies = np.max(q.plan.ep), q.what_if.imbalance, q.plan.redundant_experts
+    widest, imbalance, copies = np.max(q.plan.ep, initial=1), q.what_if.imbalance, q.plan.redundant_experts
     if copies and widest == 1:
         rule = "needs experts that are spread over ranks, ep > 1"
         raise Refusal(f"redundant_experts={copies}: {rule}", "redundant_experts", (0,))
