@@ -297,7 +297,7 @@ def laid(put: Question, **changes: Any) -> Question:
     q = put.but(**changes)
     if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance):
         return q
-    widest = np.max(_spread(q.plan))
+    widest = np.max(_spread(q.plan), initial=1)
     if widest == 1:
         return q.but(redundant_experts=0, imbalance=0.0)
     return q.but(imbalance=min(q.what_if.imbalance, float(widest)))
