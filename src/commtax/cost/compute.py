@@ -71,11 +71,11 @@ def _mixing(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object
         )
         if kind is None:
             yield projections, replace(mixer, window=0)
-            yield _decode_attention, mixer
-            yield _prefill_attention, mixer
+            yield decode_attention, mixer
+            yield prefill_attention, mixer
         elif training:
             yield kind.trained, replace(mixer, window=0)
-            yield _prefill_attention, mixer
+            yield prefill_attention, mixer
         else:
             yield kind.projections, replace(mixer, window=0)
             yield kind.attention, mixer
@@ -104,7 +104,7 @@ def _cache(s: Step, a: Attention) -> tuple[Number, Number]:
     return kv_heads, kv_bytes_per_token_layer(replace(a, indexer=None), s.plan.tp, s.plan.kv_dtype)
 
 
-def _decode_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def decode_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Decode reads every cached key and value."""
     seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
@@ -115,7 +115,7 @@ def _decode_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     yield s.attention("decode", seqs, count, flops, seqs * length * per_token, shape, DTYPE_BYTES[s.plan.kv_dtype])
 
 
-def _prefill_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def prefill_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Prefill computes the causal half of new x (past + new)."""
     seqs, tokens, heads = s.work.prefill_seqs, s.work.prefill_tokens, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)

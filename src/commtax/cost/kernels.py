@@ -8,7 +8,7 @@ from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
-from commtax.cost.kernel import Kernel
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, Kernel
 from commtax.spec import Chip, KernelConstants, Number
 from commtax.statement import Source
 
@@ -68,6 +68,8 @@ def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
     """
     peaks = chip.flops_per_s
     plain = peaks.get("bf16") or peaks["fp16"]
+    if kernel.stored == NARROW_PROMPTS and table_of(kernel, constants).endswith(NARROW_CACHE):
+        return plain
     if kernel.dtype == "nvfp4":
         return peaks.get("fp4", plain) if table_of(kernel, constants).endswith(".nvfp4") else plain
     return peaks.get(kernel.dtype) or plain
@@ -82,6 +84,8 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     own = f"{kernel.form}.{kernel.stored}"
     if kernel.stored and own in constants.tables:
         return own
+    if kernel.stored == NARROW_PROMPTS and (wide := f"{kernel.form}.{NARROW_CACHE}") in constants.tables:
+        return wide  # an engine that attends in fp8 on other chips
     narrow = kernel.form == "decode" and kernel.weight_bytes == 1
     if kernel.form == "decode" and not narrow and (sized := f"decode.{kernel.head_dim}") in constants.tables:
         return sized  # heads that a kernel of their own serves

@@ -296,7 +296,7 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
     runs = t.engine.kernels
     pace = pick(np.asarray(work.prefill_tokens) > 0, runs.prefill_pace, runs.decode_pace)
-    kernels = [_served_line(k, t, pace) for k in step_kernels(t.model, t.plan, work, rows, t.engine)]
+    kernels = [served_line(k, t, pace) for k in step_kernels(t.model, t.plan, work, rows, t.engine)]
     pricer = Pricer(t)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     comm = [comm_line(i, pricer, ran) for i in items]
@@ -304,7 +304,7 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens, known_sigma=known)
 
 
-def _served_line(kernel: Kernel, t: Terms, pace: Number) -> Line:
+def served_line(kernel: Kernel, t: Terms, pace: Number) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     clock, slow = t.constants.tables["step.bf16"]["clock"], t.settings.slow_rank
