@@ -4,13 +4,16 @@ import math
 
 import numpy as np
 
+from commtax.arrays import pick
 from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, Kernel
+from commtax.cost.narrow import wide_twin
+from commtax.ledger import NO_NOTE
 from commtax.spec import Chip, KernelConstants, Number
-from commtax.statement import Source
+from commtax.statement import Note, Source
 
 ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
@@ -30,6 +33,10 @@ STAND_INS = {
     "int4": ("mxfp4",),
 }
 """Number formats whose constants serve one that was not measured, nearest first."""
+TIMED = ("calibrated", "transferred")
+"""Where a price comes from whose kernel somebody timed, on this chip or another of its family."""
+NARROW_ROUNDING = 1e-3
+"""Times that differ by less are equal."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
 TRANSFERRED_SIGMA = 0.16
 """How far a family's constants lie on its other chips: the root mean square of ln of the share of the peak that large bf16 products
@@ -40,8 +47,20 @@ GB200 1.00 (rows not fitted), H200 1.01."""
 def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Parts:
     """Time of one launch on this chip, with the constants of its family and arithmetic.
 
-    ``rate``: arithmetic over that of the constants (sustained clocks, other kernels).
+    ``rate``: arithmetic over that of the constants (sustained clocks, other kernels). Weights or a cache of 8 bits take no longer
+    than of 16 where nobody timed them on this family.
     """
+    fixed, moving = _formed(kernel, chip, constants, rate)
+    wide = wide_twin(kernel)
+    if wide is None or kernel_source(kernel, constants).kind in TIMED:
+        return fixed, moving
+    most_fixed, most = _formed(wide, chip, constants, rate)
+    longer = np.asarray(fixed + moving) > most_fixed + most
+    return pick(longer, most_fixed, fixed), pick(longer, most, moving)
+
+
+def _formed(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
+    """As the kernel's form has it."""
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
         table = _static(table, constants.tables["gemm.bf16"])
@@ -50,6 +69,19 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
     else:
         fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
     return fixed * (1 - kernel.fused), moving
+
+
+def narrow_note(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Note:
+    """What a bill says where 8 bits take longer than 16: which table's rows do."""
+    wide = wide_twin(kernel)
+    if wide is None or np.ndim(kernel.count) or not kernel.count:
+        return NO_NOTE
+    times = [float(np.max(sum(seconds(one, chip, constants)))) for one in (kernel, wide)]
+    if times[0] <= times[1] * (1 + NARROW_ROUNDING):
+        return NO_NOTE
+    name, kind = table_of(kernel, constants), kernel_source(kernel, constants).kind
+    told = f"{kernel.what} takes {times[0] / times[1]:.2f} times as long in fp8 as in 16 bits"
+    return Note("narrow-slower", f"{told}: measured so, {name} of {constants.family} kernels ({kind})")
 
 
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:

@@ -15,7 +15,7 @@ from commtax.cost.compute import step_kernels
 from commtax.cost.crossing import Crossing, across, stage_ranks
 from commtax.cost.forms.experts import AROUND, Routed
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import kernel_sigma, kernel_source, least_s, peak, seconds
+from commtax.cost.kernels import kernel_sigma, kernel_source, least_s, narrow_note, peak, seconds
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
@@ -49,7 +49,8 @@ def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sig
     how = f"{form}, {pass_of(stage)}" if stage else form
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
-    return Line("compute", item, *times, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate)
+    why = NO_NOTE if stage else narrow_note(kernel, t.cluster.chip, t.constants)
+    return Line("compute", item, *times, why=why, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate)
 
 
 class Pricer:
