@@ -20,6 +20,7 @@ from commtax.cost.kernel import Kernel, Step
 from commtax.cost.linear_attention import delta_kernels, mamba_kernels, stream_kernels
 from commtax.cost.placement import tokens_split
 from commtax.cost.routed import routed
+from commtax.cost.streams import quantising
 from commtax.cost.tensors import padded_vocab
 from commtax.cost.tower import tower_kernels
 from commtax.ledger import Part, Place
@@ -155,6 +156,7 @@ def _mixture(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
 def _dense(s: Step, part: Part, width: Number, gated: bool, count: int, rows: Number, name: str) -> Iterator[Kernel]:
     both = (2 if gated else 1) * width
     up: tuple[str, Place] = ("gate and up", "gate") if gated else ("up", "up")
-    yield s.gemm(f"{part} {up[0]}", part, up[1], count, rows, both, s.model.hidden, f"{name}.gate_proj")
+    yield (widening := s.gemm(f"{part} {up[0]}", part, up[1], count, rows, both, s.model.hidden, f"{name}.gate_proj"))
+    yield from quantising(s, widening)
     yield s.small(f"{part} activation", part, "activation", count, rows * (both + width))
     yield s.gemm(f"{part} down", part, "down", count, rows, s.model.hidden, width, f"{name}.down_proj")
