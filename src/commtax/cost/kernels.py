@@ -100,6 +100,8 @@ def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
     """
     peaks = chip.flops_per_s
     plain = peaks.get("bf16") or peaks["fp16"]
+    if kernel.form in ROUTED and constants.tables[table_of(kernel, constants)].get("as_fp8"):
+        return peaks.get("fp8") or plain  # an engine quantises activations that the checkpoint leaves as they are
     if kernel.stored == NARROW_PROMPTS and table_of(kernel, constants).endswith(NARROW_CACHE):
         return plain
     if kernel.dtype == "nvfp4":

@@ -39,7 +39,8 @@ def _fused(s: Step, r: Routed, count: int) -> Iterator[Kernel]:
     loaded = s.engine.kernels.quantises and s.model.quant is None  # not as a checkpoint that brings its scales
     static = "fp8-loaded" if loaded else "fp8-static"
     stored = like.stored or (static if like.static_scales else like.dtype if like.dtype != "fp16" else "bf16")
-    around, products = routed_kernels(r, like.dtype, stored, like.weight_bytes)
+    backend = s.engine.kernels.experts_backend(s.model.architecture, stored)
+    around, products = routed_kernels(r, like.dtype, stored, like.weight_bytes, backend)
     beside = 1 - s.engine.kernels.routing_share
     yield replace(around, count=count, fused=beside, part="routing", place="routing")
     yield replace(products, count=count, part="experts", place="gate")

@@ -49,13 +49,20 @@ class KernelHabits:
     routing_share: float = 1.0  # … whose fixed time in a whole step is this share of what tables of single layers say …
     experts_rate: float = 1.0  # … and whose arithmetic this share of theirs: versions differ
     quantises: bool = False  # plain weights become fp8 as they are loaded, and activations with scales found on the way
-    quantises_apart: bool = False  # inputs of fp8 products with known scales are quantised by kernels of their own, unless attention
-    # or an activation wrote them so
+    experts_by: tuple[str, ...] = ()  # "Architecture backend", "Architecture/format backend": experts with other kernels than usual
+    quantises_apart: bool = (
+        False  # inputs of fp8 products with known scales have a kernel of their own, where no other wrote them so
+    )
     fp8_rate: float = 1.0  # arithmetic of fp8 products against tables of single kernels: quantised by neighbours, tuned by shape …
     fp4_rate: float = 1.0  # … and of 4-bit ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
     decode_pace: float = 1.0  # seconds that a decode step's kernels take in whole runs over the sum of them …
     prefill_pace: float = 1.0  # … and those of a step with prompts
+
+    def experts_backend(self, architecture: str, stored: str) -> str:
+        """The implementation of a model's experts in a format; "": the usual one."""
+        named = dict(pair.split() for pair in self.experts_by)
+        return named.get(f"{architecture}/{stored}", named.get(architecture, ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,12 @@ stand-in or an effect between the two shows.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from commtax import catalog
+from commtax.catalog.models import bundled
 from commtax.catalog.quantisation import MXFP4, NVFP4, TILES
 from commtax.cost.compute import decode_attention, prefill_attention
 from commtax.cost.forms.experts import routed_kernels
@@ -121,16 +123,31 @@ def _attending(words: Words, x: Sizes, work: Workload, rows: Array, engine: Engi
 
 
 def _experts(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
-    """A layer of experts as a step has it, loaded as the table's were and with what its repetitions keep in the chip's cache."""
-    quant, even = EXPERTS[words["moe_dtype"]], engine.but(popularity=np.inf)
-    shape = experts.timed(words, x)
-    first = {name: int(sizes[0]) for name, sizes in x.items()}  # sizes decide no kernel's name or format
+    """A layer of experts as a step of the model of that shape has it."""
+    shapes = list(zip(x["hidden_size"], x["inter_size"], x["num_experts"], strict=True))
+    families = np.array([_architectures().get(shape, "") for shape in shapes], dtype=object)
+    return [one for name in dict.fromkeys(families) for one in _of_family(name, families == name, words, x, engine)]
+
+
+def _of_family(architecture: str, rows: Array, words: Words, x: Sizes, engine: Engine) -> Iterator[Kernel]:
+    """Experts of one architecture, loaded as the table's were and with what its repetitions keep in the chip's cache."""
+    first = {name: int(sizes[np.argmax(rows)]) for name, sizes in x.items()}  # sizes decide no kernel's name or format
     plan = Plan(tp=first["moe_tp_size"] * first["moe_ep_size"], ep=first["moe_ep_size"])
     layer = Experts(first["num_experts"], first["topk"], first["inter_size"])
-    step = Step(_model(Block(None, layer), first["hidden_size"], quant), plan, Workload(), first["num_tokens"], even)
+    model = replace(_model(Block(None, layer), first["hidden_size"], EXPERTS[words["moe_dtype"]]), architecture=architecture)
+    step = Step(model, plan, Workload(), first["num_tokens"], engine.but(popularity=np.inf))
     like = list(routed(step, layer, 1))[-1]
     backend = like.form.removeprefix("experts").removeprefix("_")
-    return routed_kernels(shape, like.dtype, like.stored, like.weight_bytes, backend)
+    for one in routed_kernels(experts.timed(words, x), like.dtype, like.stored, like.weight_bytes, backend):
+        yield replace(one, count=np.where(rows, 1, 0))
+
+
+@cache
+def _architectures() -> dict[tuple[float, float, float], str]:
+    """Architectures of bundled models by width, width inside an expert and number of experts, as tables tell them apart."""
+    models = [model for key in catalog.keys("models") if (model := bundled(key)) and model.experts]
+    sized = ((m, m.experts) for m in models)
+    return {(e.latent or m.hidden, e.intermediate, e.num_experts): m.architecture for m, e in sized if e}
 
 
 MAKERS: Mapping[str, Make] = {
