@@ -5,8 +5,9 @@ the engine's constants of steps and the clock of whole steps. A table's rows are
 stand-in or an effect between the two shows.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -20,6 +21,7 @@ from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel, Step
 from commtax.cost.pricing import Terms, served_line
 from commtax.cost.routed import routed
+from commtax.files import table
 from commtax.readers.published.kernel_kinds import experts, plain
 from commtax.readers.published.kernel_kinds.kind import Sizes, Words
 from commtax.readers.published.kernels import KernelTable
@@ -49,27 +51,88 @@ EXPERTS: Mapping[str, Quant | None] = {
     "w4a8_mxfp4_mxfp8": replace(MXFP4, activations="fp8"),
 }
 """… and of its experts."""
+UNLIKE: dict[str, dict[str, str]] = table("validate/parts.toml")
+"""What tables time and no engine serves so: why, with what tells their rows."""
+SMALL, LARGE = 16.0, 1024.0
+"""Rows of an activation matrix, tokens of a prompt or of a cache and sequence, that tell small shapes from others and large ones."""
+LAWFUL = 1.5
+"""How far the median of a group of shapes may be off."""
 Make = Callable[[Words, Sizes, Engine], Sequence[Kernel]]
 
 
-def bill_seconds(table: KernelTable) -> Iterator[tuple[Words, Array, Array]]:
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Shapes of one chip, engine, kind, number format and class of size: ln(charged / measured) of each."""
+
+    chip: str
+    engine: str
+    kind: str
+    form: str  # number format
+    size: str
+    errors: Array
+    why: str = ""  # no engine serves so
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.chip, self.engine, self.kind, self.form, self.size, self.why
+
+    @property
+    def lawful(self) -> bool:
+        return bool(self.why) or abs(float(np.median(self.errors))) <= math.log(LAWFUL)
+
+
+def groups(tables: Iterable[KernelTable]) -> list[Group]:
+    """All groups of some tables."""
+    found: dict[tuple[str, ...], list[Array]] = {}
+    for one in tables:
+        for words, mask, charged in bill_seconds(one):
+            assert one.chip
+            errors = np.log(charged / one.sizes["seconds"][mask])
+            form = words.get("moe_dtype") or "/".join(dict.fromkeys((words["written"], words["stored"])))
+            sizes = _classes(one.kind.tail, {name: x[mask] for name, x in one.sizes.items()})
+            for size in dict.fromkeys(sizes):
+                key = (one.chip.key, words["framework"] or ENGINE, one.kind.name, form, str(size), _unlike(one, words))
+                found.setdefault(key, []).append(np.broadcast_to(errors, sizes.shape)[sizes == size])
+    return [Group(*key[:-1], np.concatenate(errors), key[-1]) for key, errors in sorted(found.items())]
+
+
+def _classes(tail: str, x: Sizes) -> Array:
+    """Small, middling or large, by the rows that enter, or what each sequence has cached."""
+    rows = next(x[name] for name in ("m", "num_tokens", "isl", "seq_len", "batch_size") if name in x)
+    if tail == "generation_attention":
+        rows = x["step"]
+    elif tail != "gemm" and "isl" in x and "batch_size" in x:
+        rows = x["isl"] * x["batch_size"]
+    return np.where(rows <= SMALL, "small", np.where(rows >= LARGE, "large", "middling"))
+
+
+def _unlike(one: KernelTable, words: Words) -> str:
+    """Why no engine serves these rows so; "": one does."""
+    told = {"kind": one.kind.name, "family": one.chip.family if one.chip else "", **words}
+    for name, fact in UNLIKE.items():
+        if all(str(told.get(key, "")) == value for key, value in fact.items() if key != "why"):
+            return name
+    return ""
+
+
+def bill_seconds(timed: KernelTable) -> Iterator[tuple[Words, Array, Array]]:
     """Groups of a table's rows with what a bill charges for each; groups that no bill has are left out."""
-    assert table.chip
-    for words, mask in table.groups():
+    assert timed.chip
+    for words, mask in timed.groups():
         named = {**words, "written": words["dtype"], "dtype": dtype_named(words["dtype"]) or words["dtype"]}
         named["stored"] = dtype_named(words["stored"]) or words["stored"]
         engine = catalog.engine(engine_named(words["framework"]) or words["framework"] or ENGINE)
         try:
-            made = _kernels(table, named, {name: sizes[mask] for name, sizes in table.sizes.items()}, engine)
+            made = _kernels(timed, named, {name: sizes[mask] for name, sizes in timed.sizes.items()}, engine)
         except (Refusal, KeyError):
             continue
-        yield named, mask, _priced(made, table.chip, engine)
+        yield named, mask, _priced(made, timed.chip, engine)
 
 
-def _kernels(table: KernelTable, words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
+def _kernels(timed: KernelTable, words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
     """As a step makes them; what has no makers of its own here is made by a step's functions already."""
-    own: Make | None = MAKERS.get(table.kind.tail)
-    return own(words, x, engine) if own else table.kind.make(words, x)
+    own: Make | None = MAKERS.get(timed.kind.tail)
+    return own(words, x, engine) if own else timed.kind.make(words, x)
 
 
 def _priced(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> Array:
