@@ -111,25 +111,25 @@ def groups(folder: Path) -> list[Group]:
 
 
 def step_groups(path: Path) -> list[Group]:
-    """Steps at a mean batch, whose lengths between tokens are told: half of them are fitted, by their numbers."""
-    parts: dict[tuple[Any, ...], list[tuple[steps.Run, float, bool]]] = defaultdict(list)
-    for i, row in enumerate(Table(path.name, "steps", *read_table(path)).dicts()):
+    """Steps at a mean batch, whose lengths between tokens are told: nothing is fitted on them, they are a publisher left out."""
+    parts: dict[tuple[Any, ...], list[tuple[steps.Run, float]]] = defaultdict(list)
+    for row in Table(path.name, "steps", *read_table(path)).dicts():
         try:
             run = steps.question(row)
         except ValueError:
             continue
-        parts[run.engine, run.model.key, run.cluster.key, run.dtype].append((run, float(row["median_itl_ms"]) * 1e-3, i % 2 == 0))
+        parts[run.engine, run.model.key, run.cluster.key, run.dtype].append((run, float(row["median_itl_ms"]) * 1e-3))
     return [_step_group(members) for members in parts.values()]
 
 
-def _step_group(members: list[tuple[steps.Run, float, bool]]) -> Group:
+def _step_group(members: list[tuple[steps.Run, float]]) -> Group:
     run = members[0][0]
     engine = catalog.engine(run.engine)
     setting = Setting.of(engine, run.cluster.chip, run.model, run.dtype)
-    arrays = {name: np.array([getattr(one, name) for one, _, _ in members]) for name in STEP_ARRAYS}
+    arrays = {name: np.array([getattr(one, name) for one, _ in members]) for name in STEP_ARRAYS}
     arrays["batch"] = np.maximum(1, np.round(arrays["batch"] / arrays["dp"]))
     words = {"model": run.model, "cluster": run.cluster, "dtype": run.dtype, "kv_dtype": run.kv_dtype}
-    seen = {"tpot": np.array([told for _, told, _ in members]), "ttft": np.full(len(members), np.nan)}
+    seen = {"tpot": np.array([told for _, told in members]), "ttft": np.full(len(members), np.nan)}
     who = "ML.ENERGY"
     names = {"engine": setting.engine, "chip": setting.chip, "family": setting.family, "publisher": who, "file": who}
     asked = settled(unsettled(run.model, run.cluster, {**words, "engine": engine, **_sizes(arrays)}))
@@ -143,7 +143,7 @@ def _step_group(members: list[tuple[steps.Run, float, bool]]) -> Group:
         arrays=arrays,
         seen=seen,
         apart=np.broadcast_to(~holds_weights(asked) | (seen["tpot"] < least_s(price(asked))), len(members)),
-        fitted=np.array([even for _, _, even in members]),
+        fitted=np.zeros(len(members), bool),
         weights=np.ones(len(members)),
     )
 
@@ -241,7 +241,8 @@ class Pool:
         self.metric_of = np.concatenate([np.repeat(np.arange(len(METRICS)), len(g.weights)) for g in members])
         self.scale = np.array(list(SCALES.values()))[self.metric_of]
         self.weight = np.concatenate([np.tile(np.where(g.fitted & ~g.apart, 2 * g.weights, 0.0), len(METRICS)) for g in members])
-        self.every = np.concatenate([np.tile(np.where(g.apart, 0.0, g.weights), len(METRICS)) for g in members])
+        self.every = np.concatenate([np.tile(np.where(g.apart | g.only_tests, 0.0, g.weights), len(METRICS)) for g in members])
+        self.only_tests = np.concatenate([np.full(len(METRICS) * len(g.weights), g.only_tests) for g in members])
         self.apart = np.concatenate([np.tile(g.apart, len(METRICS)) for g in members])
 
     def logs(self, group: Group, x: Any, stranger: bool = False) -> dict[str, float]:
@@ -251,7 +252,7 @@ class Pool:
 
     def errors(self, group: Group, logs: Mapping[str, float]) -> Any:
         engine, count = engine_at(group, logs), len(group.weights)
-        if "prompts" in group.arrays:
+        if group.only_tests:
             off = np.log(np.broadcast_to(stepped(engine, group), count) / group.seen["tpot"])
             return np.concatenate([off, np.full(count, np.nan)])
         found = simulate(engine=engine, **group.words, **group.arrays)

@@ -15,7 +15,7 @@ from commtax.cost.compute import step_kernels
 from commtax.cost.crossing import Crossing, across, stage_ranks
 from commtax.cost.forms.experts import AROUND
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import KINDS, kernel_sigma, kernel_source, least_s, peak, seconds
+from commtax.cost.kernels import KINDS, kernel_sigma, kernel_source, least_s, narrow_note, peak, seconds
 from commtax.cost.placement import Span, span
 from commtax.cost.routed import EXCHANGED
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
@@ -51,7 +51,8 @@ def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sig
     how = f"{form}, {pass_of(stage)}" if stage else form
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
-    return Line("compute", item, *times, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate)
+    why = NO_NOTE if stage else narrow_note(kernel, t.cluster.chip, t.constants)
+    return Line("compute", item, *times, why=why, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate)
 
 
 class Pricer:
@@ -298,7 +299,7 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
     made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance)
-    kernels = [_served_line(k, t) for k in made]
+    kernels = [served_line(k, t) for k in made]
     pricer = Pricer(t)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     comm = [comm_line(i, pricer, ran) for i in items]
@@ -306,7 +307,7 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens, known_sigma=known, measured=t.measured)
 
 
-def _served_line(kernel: Kernel, t: Terms) -> Line:
+def served_line(kernel: Kernel, t: Terms) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     clock, slow = t.constants.tables["step.bf16"]["clock"], t.settings.slow_rank

@@ -58,6 +58,7 @@ def _fused(s: Step, r: Routed, count: Number, backend: str) -> Iterator[Kernel]:
     loaded = s.engine.kernels.quantises and s.model.quant is None  # not as a checkpoint that brings its scales
     static = "fp8-loaded" if loaded else "fp8-static"
     stored = like.stored or (static if like.static_scales else like.dtype if like.dtype != "fp16" else "bf16")
+    backend = backend or s.engine.kernels.experts_backend(s.model.architecture, stored)
     around, products = routed_kernels(r, like.dtype, stored, like.weight_bytes, backend)
     yield replace(around, count=count, part="routing", place="routing")
     yield replace(products, count=count, part="experts", place="gate")
