@@ -152,6 +152,7 @@ class RequestOptions(LimitOptions, PictureOptions, total=False):
     disaggregated: bool
     prefill_workers: int | None
     prefill_tp: int | None
+    prefill_dp: int | None
     decode_workers: int | None
     kv_tokens: Number | None
 
@@ -179,6 +180,7 @@ class ServeOptions(FitOptions, total=False):
     disaggregated: bool
     prefill_workers: int | None
     prefill_tp: int | None
+    prefill_dp: int | None
     decode_workers: int | None
     kv_tokens: int | None
 
