@@ -13,10 +13,11 @@ from commtax.arrays import pick, some
 from commtax.cost.collectives import Choice, choose, reason
 from commtax.cost.compute import step_kernels
 from commtax.cost.crossing import Crossing, across, stage_ranks
-from commtax.cost.forms.experts import AROUND, Routed
+from commtax.cost.forms.experts import AROUND
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import kernel_sigma, kernel_source, least_s, peak, seconds
+from commtax.cost.kernels import KINDS, kernel_sigma, kernel_source, least_s, peak, seconds
 from commtax.cost.placement import Span, span
+from commtax.cost.routed import EXCHANGED
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
@@ -294,9 +295,9 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     """
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
-    runs = t.engine.kernels
-    pace = pick(np.asarray(work.prefill_tokens) > 0, runs.prefill_pace, runs.decode_pace)
-    kernels = [_served_line(k, t, pace) for k in step_kernels(t.model, t.plan, work, rows, t.engine)]
+    exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
+    made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance)
+    kernels = [_served_line(k, t) for k in made]
     pricer = Pricer(t)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     comm = [comm_line(i, pricer, ran) for i in items]
@@ -304,22 +305,21 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens, known_sigma=known)
 
 
-def _served_line(kernel: Kernel, t: Terms, pace: Number) -> Line:
+def _served_line(kernel: Kernel, t: Terms) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     clock, slow = t.constants.tables["step.bf16"]["clock"], t.settings.slow_rank
     rate = clock * _own_rate(kernel, t.engine.kernels)
     fixed, moving = (0.0, 0.0) if idle else seconds(kernel, t.cluster.chip, t.constants, rate)
+    pace = t.engine.paces.get(KINDS.get(kernel.form, ""), 1.0)
     fixed, moving = fixed * pace, moving * pace
-    if not idle and some(np.asarray(pace) < 1):  # a pace is of whole steps, and no kernel of them beats its bytes and FLOPs
+    if not idle and pace < 1:  # no kernel beats its bytes and FLOPs
         moving = np.maximum(moving, least_s(kernel, t.cluster.chip, t.constants) - fixed)
     return kernel_line(kernel, kernel.count, (fixed * slow, moving * slow), kernel_sigma(kernel, t.constants), t)
 
 
 def _own_rate(kernel: Kernel, runs: KernelHabits) -> float:
     """An engine's arithmetic in whole steps against that of the tables which constants were fitted on."""
-    if isinstance(kernel.shape, Routed):
-        return runs.experts_rate
     return {"fp8": runs.fp8_rate, "nvfp4": runs.fp4_rate}.get(kernel.dtype, 1.0)
 
 

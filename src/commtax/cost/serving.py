@@ -132,6 +132,12 @@ def _arrivals_per_decision(load: Load, seqs: Number, stages: Number, engine: Eng
     return np.minimum(seqs - 1, gathered * _arrivals_per_batch(load, seqs, stages))
 
 
+def _held_back(load: Load, seqs: Number, stages: Number, engine: Engine) -> Number:
+    """Steps that a request waits to be computed with others: the first all of them, who comes meanwhile half as long on average."""
+    came = engine.serves.batch_wait * _arrivals_per_batch(load, seqs, stages)
+    return engine.serves.batch_wait * (1 + came / 2) / (1 + came)
+
+
 def prompt_tokens(load: Load, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
     """Prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room for them.
 
@@ -191,7 +197,8 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
     stretch = (others - ahead + others * full.recomputed) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
-    boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * boundary_turns(engine, steps.stages)
+    turns = boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
+    boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
     own = steps.prompt_s * steps.chunks + (np.ceil(steps.chunks) - steps.chunks) * beside
     first = engine.host.request_s + boundary + own + before
     life = first + decodes * tpot
@@ -262,7 +269,7 @@ def _knee(alone_s: Number, least_s: Number) -> Number:
     return alone_s * ((1 + (least_s / alone_s) ** KNEE) ** (1 / KNEE) - 1)
 
 
-def boundary_turns(engine: Engine, stages: Number) -> Number:
+def boundary_turns(engine: Engine, stages: Number, held_back: Number = 0.0) -> Number:
     """Steps that pass before a request joins a batch: the one in the first stage, and the next where that is decided by then."""
-    looked = (engine.serves.steps_per_decision + 1) / 2 + engine.serves.batch_wait
+    looked = (engine.serves.steps_per_decision + 1) / 2 + held_back
     return (looked + engine.serves.ahead * (stages == 1)) / stages

@@ -13,6 +13,7 @@ from commtax.planner.columns import NO_SERVING, Array, Columns, cached
 from commtax.planner.space import Space, beside
 from commtax.question import EVEN, Goal, Question
 from commtax.spec import Cluster, Number
+from commtax.verbs.asking import laid
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.serving import Apart, Simulation, decoding, decoding_of, network_of, prompting_of, step_bill
@@ -125,11 +126,11 @@ def split(base: Question, roomy: Space, sure_ttft: Array, room: Array, index: in
     if not len(plain):
         return NO_SERVING
     ahead = roomy.tp[plain]
-    prompting = prompting_of(base.but(tp=ahead), load, 1, roomy.kv_tokens[plain])[0]
+    prompting = prompting_of(laid(base, tp=ahead), load, 1, roomy.kv_tokens[plain])[0]
     prompting = Prompting(1, *(np.broadcast_to(x, ahead.shape) for x in (prompting.one_s, prompting.more_s, prompting.most)))
     parts: list[Columns] = []
     for i in plain:
-        one, most, kv = base.but(tp=int(roomy.tp[i])), int(room[i]), float(roomy.kv_tokens[i])
+        one, most, kv = laid(base, tp=int(roomy.tp[i])), int(room[i]), float(roomy.kv_tokens[i])
         decodes, longer = decoding_of(one, load, _held(one, load, kv), 1), _longer(one, load, most, kv)
         copies = Copies(one, load, decodes, most, longer, kv, ahead, prompting, sure_ttft[plain])
         parts.append(_rows(copies, index))

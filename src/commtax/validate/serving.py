@@ -11,7 +11,8 @@ from commtax.readers.published.rows import Asked, Entry, read
 from commtax.readers.published.spellings import spelled_run
 from commtax.readers.published.tables import Table
 from commtax.statement import Refusal
-from commtax.validate.floors import least_s
+from commtax.validate.apart import UNFIT, impossible
+from commtax.validate.floors import holds_weights, least_s
 from commtax.validate.records import Array, Predicted, Records, answers
 from commtax.verbs.asking import settled
 from commtax.verbs.billing import price
@@ -35,7 +36,7 @@ def answered(table: Table) -> Records:
             raise Refusal(known)
         return [replace(known[entry.kind], hint="") if entry.hint else known[entry.kind] for entry in entries]
 
-    return answers(asked, predict)
+    return impossible(answers(asked, predict))
 
 
 def _alike(asked: Sequence[Asked[serving.Run]]) -> Iterator[list[serving.Run]]:
@@ -63,20 +64,27 @@ def _together(runs: Sequence[serving.Run]) -> Iterator[Scores | str]:
     simulated = simulate(**one)
     columns = {kind: [np.broadcast_to(x, len(runs)) for x in figure(simulated)] for kind, figure in FIGURES.items()}
     waits = np.broadcast_to(simulated.running * simulated.question.plan.dp < simulated.requests.concurrency, len(runs))
-    legal = np.broadcast_to(simulated.legal, len(runs))
+    legal, fits = (np.broadcast_to(x, len(runs)) for x in (simulated.legal, _fits(simulated)))
     for i, wait in enumerate(waits):
         if not legal[i]:  # alone it says which rule it breaks
             yield _scored([runs[i]])[0]
             continue
         hint = "requests wait for the cache" if wait else "launch options are not said"
+        away = "" if fits[i] else UNFIT
         yield {
-            kind: Predicted(float(v[i]), float(low[i]), float(high[i]), float(f[i]), hint)
+            kind: Predicted(float(v[i]), float(low[i]), float(high[i]), float(f[i]), hint, away)
             for kind, (v, low, high, f) in columns.items()
         }
 
 
+def _fits(s: Simulation) -> Array:
+    """Whether every worker's weights go into its memory."""
+    fits = holds_weights(s.question)
+    return fits & holds_weights(s.question, s.apart.plan) if s.apart else fits
+
+
 def _time(name: str, phase: str) -> Callable[[Simulation], tuple[Array, ...]]:
-    return lambda s: (getattr(s, name), *s.range_of(name), _floor(s, phase))
+    return lambda s: (getattr(s, name), *s.range_of(name), floor(s, phase))
 
 
 def _rate(tokens: Callable[[Simulation], Array]) -> Callable[[Simulation], tuple[Array, ...]]:
@@ -96,14 +104,14 @@ def _whole(s: Simulation) -> tuple[Array, ...]:
         s.e2e_s,
         s.e2e_s * s.tokens_per_s / high,
         s.e2e_s * s.tokens_per_s / low,
-        _floor(s, "decode") * (s.requests.output_len - 1),
+        floor(s, "decode") * (s.requests.output_len - 1),
     )
 
 
 def _interactivity(s: Simulation) -> tuple[Array, ...]:
     """Tokens a second that one user sees after the first: 1 / TPOT."""
     low, high = s.range_of("tpot_s")
-    return 1 / s.tpot_s, 1 / high, 1 / low, _floor(s, "decode")
+    return 1 / s.tpot_s, 1 / high, 1 / low, floor(s, "decode")
 
 
 FIGURES: dict[str, Callable[[Simulation], tuple[Array, ...]]] = {
@@ -119,7 +127,7 @@ FIGURES: dict[str, Callable[[Simulation], tuple[Array, ...]]] = {
 """Value, range and what physics allows at the least, of each kind of figure."""
 
 
-def _floor(simulated: Simulation, phase: str) -> Array:
+def floor(simulated: Simulation, phase: str) -> Array:
     """Bytes over bandwidth and FLOPs over peak of the decode step, or of the request's own prompt."""
     batch = np.maximum(1, np.floor(simulated.running)) if phase == "decode" else np.ones_like(simulated.running)
     try:

@@ -13,7 +13,7 @@ from commtax.verbs.asking import ServeOptions, only, settled, unsettled
 from commtax.verbs.checking import positive, spread
 from commtax.verbs.loads import split
 from commtax.verbs.requests import Outcome
-from commtax.verbs.serving import WORKERS, prompt_worker
+from commtax.verbs.serving import WORKERS, prompter
 
 
 def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOptions]) -> Outcome:
@@ -68,8 +68,7 @@ def _check_workers(q: Question) -> None:
             positive(getattr(wanted, name), name)
     if plan.replicas > 1:
         raise Refusal(f"replicas={plan.replicas}: disaggregated serving counts its servers as decode_workers", "replicas")
-    ahead = prompt_worker(q)
-    ahead = settled(q.but(tp=ahead.tp, dp=ahead.dp, ep=ahead.ep, offered=Offered())).plan
+    ahead = settled(prompter(q).but(offered=Offered())).plan
     count = wanted.prefill_workers or 1, wanted.decode_workers or 1
     total = count[0] * ahead.num_gpus + count[1] * plan.num_gpus
     if total > q.cluster.num_gpus:

@@ -26,7 +26,7 @@ from commtax.statement import Note, Refusal
 from commtax.verbs.asking import settled, terms_of
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.loads import chosen, first
-from commtax.verbs.serving import Apart, Simulation, prompt_worker, wire_of
+from commtax.verbs.serving import Apart, Simulation, prompter, wire_of
 from commtax.verbs.serving import serve as closed_loop
 
 Array = np.ndarray
@@ -169,7 +169,7 @@ class Outcome:
         plan, wanted = self.question.plan, self.question.requests
         if self.fleet.prompts is None:
             return int(plan.all_gpus)
-        ahead = prompt_worker(self.question)
+        ahead = prompter(self.question).plan
         return int(plan.num_gpus * (wanted.decode_workers or 1) + ahead.num_gpus * (wanted.prefill_workers or 1))
 
     @property
@@ -287,8 +287,9 @@ def fleet_of(asked: Question, stream: Stream) -> Fleet:
     workers = _workers(asked, longest)
     if not wanted.disaggregated:
         return Fleet(workers, asked.offered.router)
-    both = Apart(prompt_worker(asked), int(wanted.prefill_workers or 1), int(wanted.decode_workers or 1))
-    prompts = _workers(replace(asked, plan=both.plan), longest)
+    ahead = prompter(asked)
+    both = Apart(ahead.plan, int(wanted.prefill_workers or 1), int(wanted.decode_workers or 1))
+    prompts = _workers(ahead, longest)
     count = prompts.count * (both.workers or 1)
     prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=count)
     rules = replace(workers.rules, way_s=0.0, door_s=0.0)

@@ -16,12 +16,12 @@ from commtax.cost.pricing import inference_bill
 from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Z80, Bill
-from commtax.question import AS_IT_IS, SPREAD, Question, Requests
+from commtax.question import SPREAD, Question, Requests, WhatIf
 from commtax.spec import SIZES, Cluster, Model, Number, Plan, Workload
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs import checking
-from commtax.verbs.asking import RequestOptions, context_notes, only, settled, terms_of, unsettled
+from commtax.verbs.asking import RequestOptions, context_notes, laid, only, settled, terms_of, unsettled
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 
@@ -208,7 +208,7 @@ def _served_apart(asked: Question, load: Load, kv: Number, most: Number, apart: 
     """The closed loop with prompts on workers of their own."""
     wanted, plan = asked.requests, asked.plan
     if wanted.kv_tokens is None:
-        apart = replace(apart, kv_tokens=cache_tokens(replace(asked, plan=apart.plan)))
+        apart = replace(apart, kv_tokens=cache_tokens(prompter(asked)))
     room = loop.running(replace(load, concurrency=np.inf), asked.engine, kv, most)
     net, passed, bills = _apart(asked, load, wanted.concurrency, room, apart)
     served = loop.prompts_apart(net, passed, asked.engine, wanted.num_prompts)
@@ -232,21 +232,21 @@ def _split(asked: Question, enough: Number) -> Apart | None:
         return None
     if np.any(np.asarray(plan.replicas) > 1):
         raise Refusal(f"replicas={plan.replicas}: disaggregated serving counts its servers as decode_workers", "replicas")
-    ahead = prompt_worker(asked)
+    ahead = prompter(asked)
     if wanted.prefill_tp is not None or wanted.prefill_dp is not None:  # must be legal
-        settled(asked.but(tp=ahead.tp, dp=ahead.dp, ep=ahead.ep, weights_dtype="", kv_dtype="", profile=None))
+        settled(ahead.but(weights_dtype="", kv_dtype="", profile=None))
     count = None if wanted.prefill_workers is None else int(positive(wanted.prefill_workers, "prefill_workers"))
     copies = enough if wanted.decode_workers is None else int(positive(wanted.decode_workers, "decode_workers"))
-    return Apart(ahead, count, copies)
+    return Apart(ahead.plan, count, copies)
 
 
-def prompt_worker(asked: Question) -> Plan:
-    """The plan of one that computes prompts: its own tp and ranks of attention, experts spread where they were or ranks share."""
+def prompter(asked: Question) -> Question:
+    """Of a worker that computes prompts: its own tp and ranks of attention, experts spread where they were or ranks share them."""
     wanted, plan = asked.requests, asked.plan
     tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
     dp = 1 if wanted.prefill_dp is None else int(positive(wanted.prefill_dp, "prefill_dp"))
     spread = (np.asarray(plan.ep) > 1) | (dp > 1 and asked.model.experts is not None)
-    return replace(plan, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1))
+    return laid(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1))
 
 
 def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Number) -> tuple[Steps, Served, tuple[Bill, Bill]]:
@@ -268,7 +268,7 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Numbe
 def _apart(asked: Question, load: Load, clients: Number, room: Number, apart: Apart) -> tuple[Network, Flow, tuple[Bill, Bill]]:
     """Prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
     plan = asked.plan
-    prompting, prompt = prompting_of(replace(asked, plan=apart.plan), load, apart.senders, apart.kv_tokens)
+    prompting, prompt = prompting_of(prompter(asked), load, apart.senders, apart.kv_tokens)
     net = network_of(asked, load, clients, apart, prompting, decoding_of(asked, load, room, apart.copies))
     passed = flow(net)
     return net, passed, (step_bill(asked, decoding(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)), prompt)
@@ -346,7 +346,7 @@ def _outside_Bps(cluster: Cluster, gpus: Number) -> Number:
 
 def step_bill(asked: Question, work: Workload) -> Bill:
     """One step of one replica, line by line."""
-    return _step(asked.but(what_if=AS_IT_IS).normal(), work)
+    return _step(asked.but(what_if=WhatIf(imbalance=asked.what_if.imbalance)).normal(), work)
 
 
 @remembered
