@@ -154,6 +154,7 @@ class RequestOptions(LimitOptions, PictureOptions, total=False):
     disaggregated: bool
     prefill_workers: int | None
     prefill_tp: int | None
+    prefill_dp: int | None
     decode_workers: int | None
     kv_tokens: Number | None
 
@@ -182,6 +183,7 @@ class ServeOptions(FitOptions, total=False):
     disaggregated: bool
     prefill_workers: int | None
     prefill_tp: int | None
+    prefill_dp: int | None
     decode_workers: int | None
     kv_tokens: int | None
 
