@@ -42,14 +42,23 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
 
     ``rate``: arithmetic over that of the constants (sustained clocks, other kernels).
     """
+    fixed, moving = formed(kernel, constants_of(kernel, constants), chip, constants, rate)
+    return fixed * (1 - kernel.fused), moving
+
+
+def formed(kernel: Kernel, table: Table, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
+    """What a kernel's form says with these constants on this chip."""
+    if kernel.form in CHIP_FORMS:
+        return CHIP_FORMS[kernel.form](kernel, table, chip, rate)
+    return FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
+
+
+def constants_of(kernel: Kernel, constants: KernelConstants) -> Table:
+    """The constants that price a kernel."""
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
-        table = _static(table, constants.tables["gemm.bf16"])
-    if kernel.form in CHIP_FORMS:
-        fixed, moving = CHIP_FORMS[kernel.form](kernel, table, chip, rate)
-    else:
-        fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
-    return fixed * (1 - kernel.fused), moving
+        return _static(table, constants.tables["gemm.bf16"])
+    return table
 
 
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:

@@ -5,9 +5,22 @@ p-norm is at least its largest term, so no kernel beats bytes / bandwidth or FLO
 ``catalog/kernels``, one file a family of chips.
 """
 
+import re
+
 from commtax.cost.forms import attention, exchange, experts, latent, linear, modules, products
 from commtax.cost.forms.form import ChipForm, Form
 
 FORMS: dict[str, Form] = {**products.FORMS, **attention.FORMS, **experts.FORMS, **exchange.FORMS, **latent.FORMS, **modules.FORMS}
 CHIP_FORMS: dict[str, ChipForm] = linear.CHIP_FORMS
 """Forms that need more of a chip than its bandwidth and peak."""
+
+
+def equation(form: str) -> str:
+    """A form's equation: it stands in its function's description and nowhere else.
+
+    >>> equation("small")
+    't = t0 + bytes / (eb bandwidth) seconds'
+    """
+    words = " ".join(((CHIP_FORMS.get(form) or FORMS[form]).__doc__ or "").split())
+    found = re.search(r"\bt = .*?(?=\.(?:\s|$))", words)
+    return found[0].replace("``", "") if found else ""
