@@ -49,5 +49,5 @@ def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: Applied
 
 
 def fused_by(kernel: Kernel) -> str:
-    """The engine's field that says which share of a kernel's launches its neighbours run: their fixed time is gone."""
-    return "small_kernels" if kernel.form == "small" else "routing_share"
+    """Which number says what share of a kernel's launches run inside its neighbours: their fixed time is gone."""
+    return "small_kernels" if kernel.form == "small" else "routing_share" if kernel.part == "routing" else "chained"

@@ -141,11 +141,11 @@ def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
         why = reason(path, float(item.nbytes), int(min(where.ranks_per_domain, item.ranks)), bool(crosses))
         via = pricer.via(item, int(algorithm))
         algorithm, link = names[int(algorithm)], names[int(link)]
-    reached, wire = scaled_s(item, chosen, pricer.terms.engine, settings)
-    latency = reached
+    latency, wire = scaled_s(item, chosen, pricer.terms.engine, settings)
     if settings.eager:
-        latency = np.where(np.asarray(item.ranks) > 1, launched_s(fabric, reached, wire, crosses), reached)[()]
-        why = LAUNCH_FLOOR if np.all(latency > reached) else why
+        launched = pick(np.asarray(item.ranks) > 1, launched_s(fabric, latency, wire, crosses), latency)
+        why = LAUNCH_FLOOR if np.all(launched > latency) else why
+        latency = launched
     hidden = settings.overlap * item.count * (latency + wire)
     outside = not fabric.flat and some(crosses)
     most = int(item.ranks if alone else np.max(item.ranks))
@@ -305,7 +305,7 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     """
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
-    pace = _pace(work, t.engine.kernels)
+    pace = pace_of(work, t.engine.kernels)
     kernels = [_served_line(k, t, pace) for k in step_kernels(t.model, t.plan, work, rows, t.engine)]
     pricer = Pricer(t)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
@@ -329,7 +329,7 @@ def applied_in_serving(kernel: Kernel, t: Terms, pace: Factor) -> Applied:
     return Applied((clock, *_own_rate(kernel, t.engine.kernels)), pace, t.settings.slow_rank)
 
 
-def _pace(work: Workload, runs: KernelHabits) -> Factor:
+def pace_of(work: Workload, runs: KernelHabits) -> Factor:
     """Of steps with prompts, and of others."""
     prompts = np.asarray(work.prefill_tokens) > 0
     return "prefill_pace" if np.all(prompts) else "decode_pace", pick(prompts, runs.prefill_pace, runs.decode_pace)

@@ -1,7 +1,7 @@
 """Whose seconds a kernel takes: memory's, arithmetic's, and those of each constant that is a time.
 
-A form's seconds can only come from the chip's bandwidth, its peak and constants that are seconds (or rates). Twice as slow in all of
-them is twice as long, so Euler's theorem on homogeneous functions splits any form, however it joins its terms::
+A form's seconds can only come from the chip's bandwidth, its peak and constants that are seconds (or rates). Twice as slow in all
+of them is twice as long, so Euler's theorem on homogeneous functions splits any form, however it joins its terms::
 
     T = sum over carriers x of  x dT/dx
 

@@ -5,10 +5,9 @@ p-norm is at least its largest term, so no kernel beats bytes / bandwidth or FLO
 ``catalog/kernels``, one file a family of chips.
 """
 
-import re
-
 from commtax.cost.forms import attention, exchange, experts, latent, linear, modules, products
 from commtax.cost.forms.form import ChipForm, Form
+from commtax.cost.stated import stated
 
 FORMS: dict[str, Form] = {**products.FORMS, **attention.FORMS, **experts.FORMS, **exchange.FORMS, **latent.FORMS, **modules.FORMS}
 CHIP_FORMS: dict[str, ChipForm] = linear.CHIP_FORMS
@@ -21,6 +20,4 @@ def equation(form: str) -> str:
     >>> equation("small")
     't = t0 + bytes / (eb bandwidth) seconds'
     """
-    words = " ".join(((CHIP_FORMS.get(form) or FORMS[form]).__doc__ or "").split())
-    found = re.search(r"\bt = .*?(?=\.(?:\s|$))", words)
-    return found[0].replace("``", "") if found else ""
+    return stated(CHIP_FORMS.get(form) or FORMS[form])
