@@ -7,11 +7,11 @@ import json
 import math
 
 import pytest
-from cli_run import run_here
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import run_here
 from commtax import catalog
 from commtax.catalog.effects import KINDS, held, mechanism, mechanisms
 from commtax.cost.forms import CHIP_FORMS, FORMS, equation
@@ -50,9 +50,13 @@ def check(bill):
         assert one.range.reasons, one.line
         assert one.range.low_s <= one.exposed_s <= one.range.high_s
         if one.kind in ("compute", "comm"):
-            assert e.priced_by and e.priced_by.equation and e.priced_by.constants and e.priced_by.kind
+            assert e.priced_by
+            assert e.priced_by.equation
+            assert e.priced_by.constants
+            assert e.priced_by.kind
         if one.kind == "compute":
-            assert e.floor and e.floor.seconds >= 0
+            assert e.floor
+            assert e.floor.seconds >= 0
             assert e.shape or not e.flops
 
 
@@ -179,7 +183,8 @@ def test_the_command_explains_a_line_and_lists_them_where_none_is_meant():
     for text, rule in (("feed", "4 lines have this in their name"), ("nix", "no line has this name or number")):
         refused = run_here(*words, "--why", text)
         assert refused.returncode == 2
-        assert rule in refused.stderr and "feed-forward down" in refused.stderr
+        assert rule in refused.stderr
+        assert "feed-forward down" in refused.stderr
     assert run_here(*words, "--why", "norms", "--exact").returncode == 2
 
 
