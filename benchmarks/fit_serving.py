@@ -58,7 +58,7 @@ COMMON = {
     "popularity": 0.7,
 }
 """Where each constant starts from, before its common effect."""
-FIELDS = {**{name: name for name in HOST}, **catalog.paces.FACTORS, "small_kernels": "small_kernels"}
+FIELDS = {**{name: name for name in HOST}, "small_kernels": "small_kernels"}
 PLACES = {"e": ("engine",), "c": ("chip",), "q": ("dtype",), "k": ("kind",), "m": ("family",)}
 PLACES |= {"ec": ("engine", "chip"), "em": ("engine", "family"), "ev": ("engine", "version")}
 """Levels by their letters, and what names a group of them."""

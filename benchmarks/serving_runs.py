@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.readers.published.serving import is_fitted, measured, question
+from commtax.readers.published.serving import distinct, is_fitted, measured, question
 from commtax.verbs.serving import simulate
 
 
 def read(path: Path) -> list[dict[str, str]]:
+    """Rows of a table, each measurement once."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        return list(csv.DictReader(file))
+        return distinct(list(csv.DictReader(file)))
 
 
 def errors(rows: list[dict[str, str]]) -> tuple[list[dict[str, object]], Counter[str]]:

@@ -113,10 +113,10 @@ def test_parts_of_trained_lines_add_up(data):
 
 def test_an_effect_that_is_doubled_is_seen():
     """A factor that pricing multiplies stands in the explanation, with its mechanism and its value."""
-    engine = catalog.engine("vllm").but(decode_pace=1.25, fp8_rate=1.1, pooled=False)
+    engine = catalog.engine("vllm").but(paces={"products": 1.25}, fp8_rate=1.1, pooled=False)
     bill = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2, batch=64, dtype="fp8", engine=engine)
     effects = {e.name: e for e in why(bill, "feed-forward down").explanation.effects}
-    assert effects["decode_pace"].value == 1.25
+    assert effects["pace of products"].value == 1.25
     assert effects["fp8_rate"].value == 1.1
     assert "step.clock" in effects
 

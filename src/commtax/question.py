@@ -59,10 +59,15 @@ class WhatIf:
     bandwidth_scale: Number = 1.0
     library: str = ""  # whose collectives run; "": the engine's own
     async_axes: tuple[str, ...] | None = None  # axes whose collectives run beside compute; None: the engine's own
-    imbalance: float = 1.0  # tokens of the busiest expert rank over the mean
+    imbalance: float = 0.0  # tokens of the busiest expert rank over the mean; 0: training 1, serving as routers were measured
     slow_axis: str = ""  # the axis whose links alone …
     slow_links: float = 1.0  # … have this share of their bandwidth
     flops: str = "full"  # which query-key pairs MFU counts: all of them, or causal ones
+
+    @property
+    def trained_imbalance(self) -> float:
+        """Tokens of the busiest expert rank over the mean in training, which balances its router."""
+        return self.imbalance or 1.0
 
     def beside(self, engine: Engine) -> tuple[str, ...]:
         """Axes whose collectives run beside compute."""

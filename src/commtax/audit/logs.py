@@ -25,7 +25,7 @@ from commtax.question import Question
 from commtax.readers.startup import StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_seconds, plural
-from commtax.verbs.asking import settled
+from commtax.verbs.asking import laid, settled
 from commtax.verbs.fitting import Fit, holds
 
 WEIGHTS_TOLERANCE = 0.02
@@ -112,7 +112,7 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
 
 def _whole_bytes(question: Question) -> float:
     """One copy of the model, on one rank."""
-    return _stage_bytes(settled(question.but(tp=1, pp=1, dp=1, ep=1)), 0)
+    return _stage_bytes(settled(laid(question, tp=1, pp=1, dp=1, ep=1)), 0)
 
 
 def _stage_bytes(asked: Question, stage: int) -> float:

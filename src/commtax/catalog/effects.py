@@ -37,6 +37,7 @@ class Pooled:
     where: str
     factor: float
     sigma: float
+    mechanism: str
 
 
 UNKNOWN = Mechanism("", "", "")
@@ -70,12 +71,11 @@ def _said(source: Citation) -> str:
     return f"{source.title} ({source.date})" if source.date else source.title
 
 
-def pooled(setting: paces.Setting, field: str) -> tuple[Pooled, ...]:
-    """The effects of ``paces.toml`` that an engine's field holds in this setting."""
-    found = []
-    for effect in paces.concerning(setting):
-        for name, (log, sigma) in effect.logs.items():
-            if paces.FACTORS[name] == field:
-                where = ", ".join(f"{level} {value}" for level, value in effect.levels.items())
-                found.append(Pooled(where, math.exp(log), sigma))
-    return tuple(found)
+def pooled(setting: paces.Setting, kernel: str) -> tuple[Pooled, ...]:
+    """The effects of ``paces.toml`` on a kind of kernel in this setting."""
+    found = (effect for effect in paces.concerning(setting) if effect.kernel == kernel)
+    return tuple(Pooled(_where(e.levels), math.exp(e.log), e.sigma, e.mechanism) for e in found)
+
+
+def _where(levels: Mapping[str, str]) -> str:
+    return ", ".join(f"{level} {value}" for level, value in levels.items())

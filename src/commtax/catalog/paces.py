@@ -1,11 +1,11 @@
-"""How whole runs differ from what their kernels add up to, and how sure that is where nobody ran.
+"""How kernels in whole runs differ from tables of single kernels, and how sure that is where nobody ran.
 
-Constants of serving engines are pooled: an engine's own times (``engines/*.toml``) are effects of engine and version around
-those common to all, and ``paces.toml`` holds the effects of chip, number format, kind and family of model, each shrunk towards
-none and with its standard deviation. What was never run has no effect: it starts from what is common. A number format that only
-ran where chips multiply it was never run where they unpack it.
+An effect multiplies the time of one kind of kernel of one engine on one family of chips, and names why (``paces.toml``). It is never
+of a model: what tables of kernels do not explain of a model's runs stays unexplained, and widens the range. All that is laid on a
+kernel together lies within ``LAW``. Times of the host are the engines' own (``engines/*.toml``), by version.
 
-``transfer.toml`` says how far off such predictions were on whole engines, chips and families that were left out of the fit.
+``transfer.toml`` says how far off predictions were on whole engines, chips, families of models and publishers that were left out of
+the fit.
 """
 
 import math
@@ -17,19 +17,11 @@ from commtax.catalog.hardware import chip as chip_of
 from commtax.files import Json, table
 from commtax.spec import ARITHMETIC, Chip, Engine, Model
 
+LAW = (0.7, 1.4)
+"""What effects that were fitted end to end may make of a kernel's time."""
 MULTIPLIED = ("fp8", "nvfp4")
 """Number formats that are multiplied as they are where a chip has the arithmetic, and unpacked to 16 bits elsewhere."""
-LEVELS = ("engine", "chip", "dtype", "kind", "family")
-FACTORS = {
-    "decode": "decode_pace",
-    "prefill": "prefill_pace",
-    "prompt": "prompt_s",
-    "request": "request_s",
-    "experts": "experts_rate",
-    "routing": "routing_share",
-    "popularity": "popularity",
-}
-"""What an effect multiplies, by its name in the file."""
+LEVELS = ("engine", "chips", "dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +31,15 @@ class Setting:
     engine: str
     chip: str
     dtype: str  # of weights
-    kind: str
     family: str  # the architecture that a config names
+    chips: str = ""  # the chip's family
     unpacked: bool = False  # the chip has no arithmetic for the format
 
     @classmethod
     def of(cls, engine: Engine, chip: Chip, model: Model, dtype: str = "") -> "Setting":
         stored = dtype or (model.quant.dtype if model.quant else model.dtype)
         dtype = "bf16" if stored in ("fp16", "fp32") else stored
-        return cls(engine.key, chip.key, dtype, model.kind, model.architecture, unpacks(chip, dtype))
+        return cls(engine.key, chip.key, dtype, model.architecture, chip.family, unpacks(chip, dtype))
 
 
 def unpacks(chip: Chip, dtype: str) -> bool:
@@ -57,14 +49,16 @@ def unpacks(chip: Chip, dtype: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Of all runs that agree in the levels it names: natural logarithms of factors, each with its standard deviation."""
+    """On one kind of kernel in all runs that agree in the levels it names: the factor's natural logarithm and its deviation."""
 
     levels: Mapping[str, str]
-    logs: Mapping[str, tuple[float, float]]
+    kernel: str
+    log: float
+    sigma: float
+    mechanism: str
 
     def concerns(self, setting: Setting) -> bool:
-        alike = all(getattr(setting, level) == name for level, name in self.levels.items())
-        return alike and ("dtype" not in self.levels or any(_shares(run, setting, "dtype") for run in fitted_runs()))
+        return all(getattr(setting, level) == name for level, name in self.levels.items())
 
 
 @lru_cache(maxsize=1)
@@ -73,8 +67,8 @@ def effects() -> tuple[Effect, ...]:
 
 
 def _effect(row: Mapping[str, Json]) -> Effect:
-    logs = {name: (float(row[name][0]), float(row[name][1])) for name in FACTORS if name in row}
-    return Effect({level: str(row[level]) for level in LEVELS if level in row}, logs)
+    levels = {level: str(row[level]) for level in LEVELS if level in row}
+    return Effect(levels, str(row["kernel"]), *map(float, row["log"]), str(row["mechanism"]))
 
 
 def concerning(setting: Setting) -> Iterator[Effect]:
@@ -83,18 +77,11 @@ def concerning(setting: Setting) -> Iterator[Effect]:
 
 @lru_cache(maxsize=256)
 def paced(engine: Engine, setting: Setting) -> Engine:
-    """The engine at the pace that runs showed where they agree with this one, whatever pace it had."""
+    """The engine with what its runs showed of each kind of kernel, whatever it had before."""
     logs: dict[str, float] = {}
     for effect in concerning(setting):
-        for name, (value, _) in effect.logs.items():
-            logs[name] = logs.get(name, 0.0) + value
-    missing = {name: logs.get(name, 0.0) - engine.paces.get(name, 0.0) for name in (*logs, *engine.paces)}
-    factors = {FACTORS[name]: math.exp(log) for name, log in missing.items() if log}
-    return engine.but(paces=logs, **{name: _held(engine, name) * factor for name, factor in factors.items()})
-
-
-def _held(engine: Engine, name: str) -> float:
-    return float(getattr(engine.host if hasattr(engine.host, name) else engine.kernels, name))
+        logs[effect.kernel] = logs.get(effect.kernel, 0.0) + effect.log
+    return engine.but(paces={kernel: math.exp(log) for kernel, log in logs.items()})
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,7 @@
 
 import click
 
-from commtax.cli.options import LAID, LORA, PASTED, PICTURES, STEP, TRAINED, WHERE, About, Verb, taking
+from commtax.cli.options import COPIES, LAID, LORA, PASTED, PICTURES, STEP, TRAINED, WHERE, About, Verb, taking
 from commtax.cli.order import SERVED_STEP, Order, ordered, refuse
 from commtax.cli.output import write_page
 from commtax.statement import Refusal
@@ -11,13 +11,14 @@ from commtax.verbs.billing import price, sent
 from commtax.verbs.explained import Explained
 from commtax.verbs.why import why
 
-TIMED = {False: ("slow_rank", "overlap", "library"), True: ("slow_rank", "library", "eager", "async_axes", "imbalance", "flops")}
+ALWAYS = ("slow_rank", "library", "imbalance")
+TIMED = {False: (*ALWAYS, "overlap"), True: (*ALWAYS, "eager", "async_axes", "flops")}
 """Options that change seconds alone, in serving and in training."""
 
 
 @click.command("bill", cls=Verb)
-@taking(*WHERE, *PASTED, *LAID, *LORA, *STEP, *PICTURES, *TRAINED, "exact", "profile", "why", "emit", "html", "as_json")
-@ordered(About.STEP, (*SERVED_STEP, *LORA))
+@taking(*WHERE, *PASTED, *LAID, *COPIES, *LORA, *STEP, *PICTURES, *TRAINED, "exact", "profile", "why", "emit", "html", "as_json")
+@ordered(About.STEP, (*SERVED_STEP, *COPIES, *LORA))
 def bill_command(order: Order) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 

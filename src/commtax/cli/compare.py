@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import click
 
-from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
+from commtax.cli.options import COPIES, LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
 from commtax.cli.order import SERVED_STEP, Order, ordered, refuse
 from commtax.cli.pasting import placing
 from commtax.spec import SIZES
@@ -14,10 +14,12 @@ from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.comparing import PlanRow, compared, compared_plans
 
+MANY = ("over", "plans", "links", "batches")
+
 
 @click.command("compare", cls=Verb)
-@taking(*WHERE, *PASTED, *LAID, *STEP, *TRAINED, "over", "plans", "links", "batches", "as_csv", "plot", "profile", "as_json")
-@ordered(About.STEPS, SERVED_STEP)
+@taking(*WHERE, *PASTED, *LAID, *COPIES, *STEP, *TRAINED, *MANY, "as_csv", "plot", "profile", "as_json")
+@ordered(About.STEPS, (*SERVED_STEP, *COPIES))
 def compare_command(order: Order) -> None:
     """The same step over a range of batches, lengths, degrees or links; or plans side by side, and where their order flips.
 

@@ -2,7 +2,7 @@
 
 import click
 
-from commtax.cli.options import KEPT, LAID, LORA, PASTED, WHERE, About, Verb, taking
+from commtax.cli.options import COPIES, KEPT, LAID, LORA, PASTED, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
 from commtax.statement import Refusal
 from commtax.verbs.fitting import Fit, advised, holds
@@ -10,7 +10,7 @@ from commtax.verbs.train_fitting import TrainFit, train_holds
 
 SERVED = (
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes"),
-    *("recurrent_dtype", "state_slots", "tower"),
+    *("recurrent_dtype", "state_slots", "tower", *COPIES),
 )
 """What of a server alone its memory depends on."""
 

@@ -136,6 +136,7 @@ SLO = {"mean": "Mean {}, at most.", **{f"p{n}": f"{n} % of requests: {{}}, at mo
 """Limits of requests in time: ``--p95-ttft 1s``."""
 ENGINES = "vllm (default), sglang, trtllm, torch, builtin, textbook; to train megatron (default), fsdp, torchtitan, deepspeed."
 BACKENDS = "allgather_reducescatter, deepep_high_throughput, deepep_low_latency; to train all_to_all, deepep."
+IMBALANCE = "Tokens of the busiest expert rank over the mean.  [default: as routers were measured; training 1]"
 LIBRARIES = "Another library's collectives: nccl, vllm, sglang, trtllm, quickreduce-int4 …, gloo, textbook."
 ORDERS = f"{', '.join(TRAINING[:-1])} or {TRAINING[-1]}."
 BESIDE = f"Axes whose collectives run beside compute, {','.join(OVERLAPPED)} or none.  [default: the engine's]"
@@ -162,6 +163,7 @@ OPTIONS: Mapping[str, Option] = {
     "kv_dtype": Option("Plan", "TYPE", "", "KV cache type: auto, bf16, fp8."),
     "lora_rank": Option("Plan", COUNT, 0, "LoRA adapters of this rank are served beside the model."),
     "max_loras": Option("Plan", COUNT, 1, "… and so many of them at once.  [default: 1]"),
+    "redundant_experts": Option("Plan", COUNT, 0, "Copies of popular experts beside the model's own (EPLB), over all ranks."),
     "replicas": Option("Plan", COUNT, 1, "Servers of their own beside each other."),
     "plans": Option("Plan", "PLANS", "", "Plans side by side: tp1,tp8,tp8pp2,tp4dp2 (instead of --over)."),
     "links": Option("Plan", "LINKS", "", "With --plans: on each of these links, nvlink4,pcie5,10gbe."),
@@ -174,6 +176,7 @@ OPTIONS: Mapping[str, Option] = {
     "speculative": Option("Step", COUNT, 0, "Drafted tokens a sequence: k + 1 rows are verified."),
     "eager": Option("Step", bool, False, "Without CUDA graphs: no padding, every kernel launched."),
     "ep_backend": Option("Step", "NAME", "", BACKENDS),
+    "imbalance": Option("Step", float, None, IMBALANCE),
     "slow_rank": Option("Step", float, 1.0, "The slowest rank's compute over the others': all wait for it."),
     "overlap": Option("Step", SHARE, 0.0, "What-if: this share of communication hides behind compute."),
     "library": Option("Step", "NAME", "", LIBRARIES),
@@ -235,7 +238,6 @@ OPTIONS: Mapping[str, Option] = {
     "schedule": Option("Training", "KIND", DEFAULT, ORDERS),
     "chunks": Option("Training", COUNT, 1, "Chunks a rank, interleaved schedule."),
     "async_axes": Option("Training", "AXES", None, BESIDE, ("--async",)),
-    "imbalance": Option("Training", float, 1.0, "Tokens of the busiest expert rank over the mean."),
     "flops": Option("Training", "KIND", "full", "What MFU counts, full (all pairs) or causal."),
     "tokens": Option("Training", "N", "", "Days for this many tokens, such as 15T."),
     "measured_mfu": Option("Training", SHARE, None, "What would explain this MFU."),
@@ -255,8 +257,9 @@ WHERE = (*PLACE, "engine", "read_as")
 PASTED = ("pasted", "topo")
 AXES = (*SIZES[2:], "sequence_parallel", "dtype", "kv_dtype")
 LORA = ("lora_rank", "max_loras")
+COPIES = ("redundant_experts",)
 LAID = (*SIZES[:2], *AXES, "replicas")
-STEP = ("phase", "batch", "context", "speculative", "eager", "ep_backend", "slow_rank", "overlap", "library")
+STEP = ("phase", "batch", "context", "speculative", "eager", "ep_backend", "imbalance", "slow_rank", "overlap", "library")
 PICTURES = ("images", "image_size", "tower")
 LIMITS = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
 TRAINED = tuple(name for name, option in OPTIONS.items() if option.group == "Training")

@@ -16,7 +16,7 @@ from commtax.catalog.models import bundled, origin, variant
 from commtax.cli.options import About, Given
 from commtax.files import local, read_text
 from commtax.readers.launch.shapes import model_with, sizes_of
-from commtax.spec import SIZES, Cluster
+from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.asking import AUTO_EP
 
@@ -71,6 +71,8 @@ def _shares(launch: Launch, model: str, options: Given, remarks: list[str], abou
     known, servers = bundled(model) or variant(model), launch.servers
     if launch.stage_layers and known:
         options["chunks"] = launch.chunks_of(known.num_layers)
+    if launch.slots:
+        options |= _copies(launch.slots, known, remarks)
     if servers.count > 1 and "concurrency" in launch.options and not about.several:
         options["concurrency"] = max(1, round(launch.number("concurrency") / servers.count))
         remarks.append(f"{servers.count} equal servers: the step of one of them, with its share of the clients")
@@ -84,6 +86,17 @@ def _shares(launch: Launch, model: str, options: Given, remarks: list[str], abou
             del options[name]
         beside = f"{servers.prefill_workers} for prompts (tp {servers.prefill_tp})"
         remarks.append(f"looked at: one server that decodes; pasted were {servers.count} of these and {beside}")
+
+
+def _copies(slots: int, model: Model | None, remarks: list[str]) -> Given:
+    """Copies of popular experts, told by the experts of all ranks."""
+    if model is None or model.experts is None:
+        remarks.append(f"not in the answer: num_slots {slots}; add --redundant-experts, the slots less the model's experts")
+        return {}
+    if slots < model.experts.num_experts:
+        rule = f"fewer than the {model.experts.num_experts} experts of {model.key}"
+        raise Refusal(f"from: num_slots {slots} are {rule}", "from", (model.experts.num_experts,))
+    return {"redundant_experts": slots - model.experts.num_experts}
 
 
 def _join_plans(options: Given, given: Given, remarks: list[str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import click
 
 from commtax.cli import fleet
-from commtax.cli.options import LENGTH, LIMITS, WHERE, About, Kind, Verb, taking
+from commtax.cli.options import COPIES, LENGTH, LIMITS, WHERE, About, Kind, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
 from commtax.cli.output import write_page
 from commtax.planner import best_serving, best_training, standing, training_standing
@@ -28,7 +28,7 @@ MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
 SOUGHT = (
     *("workload", "output_len", "spread", "ttft", "tpot", "confidence", "objective", "max_concurrency", "price", "kv_dtype"),
-    *(*LIMITS, "plot"),
+    *(*LIMITS, *COPIES, "imbalance", "plot"),
 )
 """Options of a search for serving plans alone."""
 UNSEARCHED = ("eager", "library", "ep_backend", "speculative", "block_size", "kv_cache_memory_bytes")

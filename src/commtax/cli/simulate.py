@@ -4,7 +4,7 @@ import click
 import numpy as np
 
 from commtax.cli import timed
-from commtax.cli.options import LAID, LENGTH, LIMITS, LORA, PASTED, PICTURES, WHERE, About, Given, Verb, taking
+from commtax.cli.options import COPIES, LAID, LENGTH, LIMITS, LORA, PASTED, PICTURES, WHERE, About, Given, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
 from commtax.question import Question
 from commtax.report import serving
@@ -27,7 +27,9 @@ WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "decode_workers")
         *WHERE,
         *PASTED,
         *LAID,
+        *COPIES,
         *LORA,
+        "imbalance",
         *OFFERED,
         *PICTURES,
         *LIMITS,

@@ -1,7 +1,8 @@
 """What a step multiplies onto its kernels: named factors, which pricing multiplies and an explanation lists, so that they agree.
 
-A factor's name is a field of the engine (``decode_pace``, ``fp8_rate`` …), a constant of whole steps among the kernels' ones
-(``step.clock``, ``train.flash2`` …) or a what-if (``slow_rank``); ``catalog/effects.toml`` says what each of them is.
+A factor's name is a field of the engine (``fp8_rate``, ``small_kernels`` …), a constant of whole steps among the kernels' ones
+(``step.clock``, ``train.flash2`` …), an effect on a kind of kernel (``pace of experts``) or a what-if (``slow_rank``);
+``catalog/effects.toml`` and ``paces.toml`` say what each of them is.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from commtax.spec import Chip, KernelConstants, Number
 
 Factor = tuple[str, Number]
 """Its name and its value."""
+PACE = "pace of "
+"""What the name of an effect on a kind of kernel begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Applied:
     """Factors on one kernel: on the arithmetic's rate, and on its seconds; and the least that its launch takes."""
 
     rates: tuple[Factor, ...] = ()
-    pace: Factor = ("", 1.0)  # of whole steps: no kernel of them beats its bytes and FLOPs …
+    pace: Factor = ("", 1.0)  # of its kind in whole runs: no kernel of them beats its bytes and FLOPs …
     slow_rank: float = 1.0  # … and all wait for the slowest rank's
     launch_s: float = 0.0  # without graphs a kernel takes at least its launch
 
@@ -50,4 +53,4 @@ def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: Applied
 
 def fused_by(kernel: Kernel) -> str:
     """Which number says what share of a kernel's launches run inside its neighbours: their fixed time is gone."""
-    return "small_kernels" if kernel.form == "small" else "routing_share" if kernel.part == "routing" else "chained"
+    return "small_kernels" if kernel.form == "small" else "chained"

@@ -26,20 +26,24 @@ from commtax.ledger import Part, Place
 from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Workload
 
 
-def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
-    """Every kernel of one step, all pipeline stages in sequence."""
-    kernels = [*layer_kernels(model, plan, work, rows, engine), head_kernel(model, plan, work.samples, engine)]
-    kernels += tower_kernels(Step(model, plan, work, rows, engine))
+def step_kernels(
+    model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine, exchange: str = "", imbalance: float = 0.0
+) -> list[Kernel]:
+    """Every kernel of one step, all pipeline stages in sequence; ``exchange`` and ``imbalance`` as in ``Step``."""
+    step = Step(model, plan, work, rows, engine, exchange, imbalance)
+    kernels = [*_layers(step), head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
     if engine.key != "torch":
-        step = Step(model, plan, work, rows, engine)
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
     return kernels
 
 
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine, training: bool = False) -> list[Kernel]:
     """The kernels of all layers. ``training`` absorbs nothing: keys and values of every head are made."""
-    step = Step(model, plan, work, rows, engine)
-    layers = (kernel for make, thing, count in _parts(model, training) for kernel in make(step, thing, count))
+    return _layers(Step(model, plan, work, rows, engine), training)
+
+
+def _layers(step: Step, training: bool = False) -> list[Kernel]:
+    layers = (kernel for make, thing, count in _parts(step.model, training) for kernel in make(step, thing, count))
     return [*layers, *adapter_kernels(step)]
 
 

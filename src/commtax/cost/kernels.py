@@ -8,6 +8,7 @@ from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
+from commtax.cost.forms.latent import FORMS as LATENT
 from commtax.cost.kernel import Kernel
 from commtax.spec import Chip, KernelConstants, Number
 from commtax.statement import Source
@@ -30,6 +31,13 @@ STAND_INS = {
     "int4": ("mxfp4",),
 }
 """Number formats whose constants serve one that was not measured, nearest first."""
+ROUTING, EXPERTS = "routing", "experts"
+KINDS = {"gemm": "products", "decode": "attention", "prefill": "attention", "encoder": "attention", "small": "small"}
+KINDS |= dict.fromkeys(("elementwise", "scales", "quantise", "mhc-pre", "mhc-post"), "small")
+KINDS |= {form: ROUTING if form.startswith(ROUTING) else EXPERTS for form in ROUTED}
+KINDS |= {form: "latent" if form.startswith(("latent", "absorbed", "head")) else "sparse" for form in LATENT}
+KINDS |= {form: "linear" for form in CHIP_FORMS if form not in KINDS}
+"""Kinds of kernels, by form: what effects of whole runs belong to."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
 TRANSFERRED_SIGMA = 0.16
 """How far a family's constants lie on its other chips: the root mean square of ln of the share of the peak that large bf16 products

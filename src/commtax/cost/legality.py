@@ -65,6 +65,25 @@ class Case:
         return self.model.experts or Experts(0, 1, 0)
 
     @property
+    def slots(self) -> Number:
+        """Experts that ranks share out: the model's, and copies of popular ones."""
+        return self.moe.num_experts + self.plan.redundant
+
+    @property
+    def experts(self) -> str:
+        copies = int(self.plan.redundant)
+        return f"{self.moe.num_experts} experts of {self.model.key}" + (f" and {copies} redundant ones" if copies else "")
+
+    @property
+    def copies(self) -> list[int]:
+        """The nearest numbers of redundant experts with which all of them divide, of an engine that serves."""
+        if "decode" not in self.engine.phases or self.model.experts is None:
+            return []
+        least = int(self.plan.redundant - self.slots % self.plan.ep)
+        tried = [n for n in (least, least + int(self.plan.ep)) if n >= 0]
+        return [n for n in tried if not codes(self.model, self.cluster, replace(self.plan, redundant_experts=n), self.engine)]
+
+    @property
     def ep_ranks(self) -> Number:
         """Ranks among which experts may be spread: Megatron keeps tp inside an expert, serving engines use tp x dp."""
         p = self.plan
@@ -109,7 +128,7 @@ class Rule:
     """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest).
 
     ``text`` explains: it may speak of the case (c) and of its plan (p), model (m) and engine (e). ``otherwise`` is the argument
-    that is wrong where it is none of the sizes.
+    that is wrong where it is none of the sizes. ``copies``: redundant experts may mend it.
     """
 
     name: str
@@ -117,6 +136,7 @@ class Rule:
     broken: Callable[[Case], Number]
     text: str
     otherwise: str = ""
+    copies: bool = False
 
     def says(self, c: Case) -> str:
         return self.text.format(c=c, p=c.plan, m=c.model, e=c.engine)
@@ -237,8 +257,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "experts-divisible",
         "ep",
-        lambda c: c.moe.num_experts % c.plan.ep != 0,
-        "{c.moe.num_experts} experts of {m.key} do not divide by ep={p.ep}",
+        lambda c: c.slots % c.plan.ep != 0,
+        "{c.experts} do not divide by ep={p.ep}",
+        copies=True,
     ),
     Rule("ep-group", "ep", _ep_group_broken, "ep={p.ep}{c.ep_rule}"),
     Rule(
@@ -306,6 +327,9 @@ def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
     rule, case = RULES[code - 1], Case(model, cluster, plan, engine)
     axis, near = _nearest(rule, case)
     hint = f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
+    if rule.copies and (copies := case.copies):
+        hint += f"; {' or '.join(map(str, copies))} redundant experts would do"
+        axis, near = (axis, near) if near else ("redundant_experts", copies)
     raise Refusal(f"{rule.name}: {rule.says(case)}{hint}", axis if near else rule.axis or rule.otherwise, near)
 
 
@@ -313,7 +337,7 @@ def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: 
     """All values of one axis that are legal with the rest of the plan as it is."""
     upper = min(cluster.num_gpus, 65_536)
     if axis == "ep":
-        upper = min(upper, model.experts.num_experts if model.experts else 1)
+        upper = min(upper, model.experts.num_experts + plan.redundant_experts if model.experts else 1)
     values = np.arange(1, upper + 1)
     change: dict[str, Number] = {axis: values}
     ok = codes(model, cluster, replace(plan, **change), engine) == 0

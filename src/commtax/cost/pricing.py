@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commtax.arrays import pick, some
-from commtax.cost.applied import Applied, Factor, applied_s
+from commtax.cost.applied import PACE, Applied, Factor, applied_s
 from commtax.cost.collectives import Choice, Parts, choose, reason
 from commtax.cost.compute import step_kernels
 from commtax.cost.crossing import Crossing, across, stage_ranks
-from commtax.cost.forms.experts import AROUND, Routed
+from commtax.cost.forms.experts import AROUND
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import kernel_sigma, kernel_source, peak
+from commtax.cost.kernels import KINDS, kernel_sigma, kernel_source, peak
 from commtax.cost.placement import Span, span
+from commtax.cost.routed import EXCHANGED
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
@@ -305,8 +306,9 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     """
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
-    pace = pace_of(work, t.engine.kernels)
-    kernels = [_served_line(k, t, pace) for k in step_kernels(t.model, t.plan, work, rows, t.engine)]
+    exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
+    made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance)
+    kernels = [_served_line(k, t) for k in made]
     pricer = Pricer(t)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     comm = [comm_line(i, pricer, ran) for i in items]
@@ -314,31 +316,25 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens, known_sigma=known)
 
 
-def _served_line(kernel: Kernel, t: Terms, pace: Factor) -> Line:
+def _served_line(kernel: Kernel, t: Terms) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
-    times = (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied_in_serving(kernel, t, pace))
+    times = (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied_in_serving(kernel, t))
     return kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t)
 
 
-def applied_in_serving(kernel: Kernel, t: Terms, pace: Factor) -> Applied:
+def applied_in_serving(kernel: Kernel, t: Terms) -> Applied:
     """What a served step multiplies onto a kernel.
 
     In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     """
     clock: Factor = ("step.clock", t.constants.tables["step.bf16"]["clock"])
+    kind = KINDS.get(kernel.form, "")
+    pace: Factor = (f"{PACE}{kind}", t.engine.paces.get(kind, 1.0))
     return Applied((clock, *_own_rate(kernel, t.engine.kernels)), pace, t.settings.slow_rank)
-
-
-def pace_of(work: Workload, runs: KernelHabits) -> Factor:
-    """Of steps with prompts, and of others."""
-    prompts = np.asarray(work.prefill_tokens) > 0
-    return "prefill_pace" if np.all(prompts) else "decode_pace", pick(prompts, runs.prefill_pace, runs.decode_pace)
 
 
 def _own_rate(kernel: Kernel, runs: KernelHabits) -> tuple[Factor, ...]:
     """An engine's arithmetic in whole steps against that of the tables which constants were fitted on."""
-    if isinstance(kernel.shape, Routed):
-        return (("experts_rate", runs.experts_rate),)
     if kernel.dtype == "fp8":
         return (("fp8_rate", runs.fp8_rate),)
     return (("fp4_rate", runs.fp4_rate),) if kernel.dtype == "nvfp4" else ()

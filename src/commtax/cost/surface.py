@@ -38,8 +38,7 @@ class Surface:
     samples: list[int]  # nodes: rows that need logits
     mixed: list[list[float]]  # a step with prompt tokens without attention, by node of samples and by rows
     contexts: list[float]  # nodes: mean cached tokens of a sequence
-    decode: Array  # attention of decodes, by sequences and node of context …
-    beside: Array  # … and beside prompts: each kind of step has its pace
+    decode: Array  # attention of decodes, by sequences and node of context
     new: list[float]  # nodes: prompt tokens of a step
     past: list[float]  # nodes: tokens of a prompt that are cached
     prompt: list[list[float]]  # attention of the tokens of a step's only prompt, by node of past and of new …
@@ -50,7 +49,7 @@ class Surface:
     sample_s: float = 0.0  # of the host, for each row of a step with prompts that needs logits
     launch_s: float = 0.0  # a step of decodes takes no less: the host launches it kernel by kernel …
     mixed_launch_s: float = 0.0  # … and one with prompts no less than this
-    _pieces: dict[tuple[int, bool], tuple[list[float], list[float]]] = field(default_factory=dict)
+    _pieces: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)
 
     def decoding(self, seqs: int, cached: float) -> tuple[float, float, float]:
         """Seconds of a step of decodes alone, by how much the next one is longer, and for how many steps that holds."""
@@ -70,7 +69,7 @@ class Surface:
         if not seqs and prompts > 1:  # more rows need logits, but no kernels of decodes run as in tables of more samples than one
             seconds += self._rest(tokens, 1) - self._rest(tokens, 2)
         if seqs:
-            start, slope = self._piece(seqs, beside=True)
+            start, slope = self._piece(seqs)
             mean = cached / seqs
             at = min(bisect_right(self.contexts, mean), len(self.contexts) - 1) - 1
             seconds += start[at] + slope[at] * (mean - self.contexts[at])
@@ -103,7 +102,6 @@ class Surface:
             alone=[x * factor for x in self.alone],
             mixed=mixed,
             decode=self.decode * factor,
-            beside=self.beside * factor,
             prompt=prompt,
             among=among,
             prompt_fixed_s=self.prompt_fixed_s * factor,
@@ -123,14 +121,13 @@ class Surface:
             return low[last] + (rows - last) * (low[last] - low[last // 2]) / (last - last // 2)
         return low[rows] + x * (high[rows] - low[rows])
 
-    def _piece(self, seqs: int, beside: bool = False) -> tuple[list[float], list[float]]:
+    def _piece(self, seqs: int) -> tuple[list[float], list[float]]:
         """Decode attention of so many sequences: its value and slope at each node of context."""
-        key = seqs, beside
-        if key not in self._pieces:
-            values = (self.beside if beside else self.decode)[seqs]
+        if seqs not in self._pieces:
+            values = self.decode[seqs]
             slopes = np.diff(values) / np.diff(self.contexts)
-            self._pieces[key] = values.tolist(), slopes.tolist()
-        return self._pieces[key]
+            self._pieces[seqs] = values.tolist(), slopes.tolist()
+        return self._pieces[seqs]
 
 
 def _between(nodes: Sequence[float], value: float) -> tuple[int, float]:
@@ -149,7 +146,7 @@ def _at(table: list[list[float]], across: tuple[int, float], down: tuple[int, fl
 def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> Surface:
     """The table of a plan's steps: up to so many rows and sequences of up to so many tokens."""
 
-    host, runs = terms.engine.host, terms.engine.kernels
+    host = terms.engine.host
     each_s = host.launch_s if terms.settings.eager or host.launches else 0.0
     # Launches are a floor of the whole step, not of its parts; what each sequence costs the host is linear and needs no table.
     launched = replace(terms, engine=terms.engine.but(launch_s=0.0, host_s_per_seq=0.0))
@@ -162,9 +159,6 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
 
     contexts = _contexts(terms, most_tokens)
     alone, alone_comm, decode = _decodes(priced, contexts, most_seqs)
-    beside = decode
-    if runs.prefill_pace != runs.decode_pace:
-        beside = _decodes(lambda work: priced(replace(work, prefill_seqs=1, prefill_tokens=1)), contexts, most_seqs)[2]
     samples, mixed, mixed_comm = _mixed(priced, most_rows, most_seqs)
     new, past = _geometric(most_rows), np.concatenate([[0.0], _geometric(most_tokens)])
     prompt, among, once = _prompts(priced, new, past)
@@ -174,7 +168,6 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
         mixed=mixed.tolist(),
         contexts=contexts.tolist(),
         decode=decode,
-        beside=beside,
         new=new.tolist(),
         past=past.tolist(),
         prompt=prompt.tolist(),

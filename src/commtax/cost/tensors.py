@@ -30,8 +30,8 @@ SCALES: dict[str, tuple[tuple[int, int], float]] = {
 def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) -> Number:
     """The part of a tensor that one rank holds, by its split.
 
-    heads, ffn, shared: 1/tp. kv: 1/tp until every rank has one of ``units`` heads, then copies. expert: 1/ep of the experts, each
-    split over the ranks that ``expert_tp`` counts. vocab: 1/tp of the table padded to the engine's multiple.
+    heads, ffn, shared: 1/tp. kv: 1/tp until every rank has one of ``units`` heads, then copies. expert: 1/ep of the experts and of
+    their copies, each split over the ranks that ``expert_tp`` counts. vocab: 1/tp of the table padded to the engine's multiple.
     """
     tp = plan.tp
     if split == "full":
@@ -45,10 +45,15 @@ def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) 
     if split == "shared":
         return pick(tokens_split(model, plan, engine), 1.0, 1.0 / tp)
     if split == "expert":
-        return 1.0 / (plan.ep * expert_tp(plan, engine))
+        return _copied(model, plan) / (plan.ep * expert_tp(plan, engine))
     if split == "expert_bias":
-        return tp * 0 + 1.0 / plan.ep
+        return tp * 0 + _copied(model, plan) / plan.ep
     return 1.0 / tp
+
+
+def _copied(model: Model, plan: Plan) -> Number:
+    """Experts that all ranks hold together, copies of popular ones among them, over the model's own."""
+    return 1.0 + plan.redundant / model.experts.num_experts if model.experts and plan.redundant_experts else 1.0
 
 
 def padded_vocab(model: Model, plan: Plan, engine: Engine) -> Number:

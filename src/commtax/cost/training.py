@@ -93,7 +93,7 @@ def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], list[Line], Number]
     model, plan, m = t.model, t.plan, t.plan.microbatches
     passes = t.engine.trains.eager_passes if t.settings.eager else t.engine.trains.elementwise_passes
     depth = fullest_layers(model, plan)
-    body, head = train_kernels.forward(model, plan, step, t.engine, depth, passes, t.settings.imbalance)
+    body, head = train_kernels.forward(model, plan, step, t.engine, depth, passes, t.settings.trained_imbalance)
     priced = Kernels(t)
     layers = priced.lines(body, m)
     layers += priced.lines(train_kernels.recomputed(body, model, plan, t.engine), m, "recompute")
@@ -182,7 +182,7 @@ def _as_launched(item: Item, t: Terms, head_share: Number) -> Item:
     """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head."""
     plan, trains = t.plan, t.engine.trains
     if item.axis == "ep":
-        return replace(item, nbytes=item.nbytes * t.settings.imbalance)
+        return replace(item, nbytes=item.nbytes * t.settings.trained_imbalance)
     if item.axis in ("dp", "edp") and plan.zero < 3 and trains.bucket_bytes:
         bucket = np.maximum(trains.bucket_bytes, trains.bucket_bytes_per_rank * plan.dp)
         pieces = np.maximum(1, np.ceil(item.nbytes / bucket))

@@ -101,6 +101,9 @@ def flags(job: Job, **own: Value) -> list[str]:
         "lora": bool(plan.lora_rank),
         "lora_rank": plan.lora_rank,
         "max_loras": plan.max_loras if plan.lora_rank else 0,
+        "eplb": bool(plan.redundant),
+        "redundant_experts": int(plan.redundant),
+        "eplb_config": "",
         "eager": how.eager,
         "graphs": "",
         "plain_nccl": how.library == "nccl",
@@ -112,7 +115,9 @@ def flags(job: Job, **own: Value) -> list[str]:
 
 
 def vllm(job: Job) -> Command:
-    args = ["vllm serve", model_id(job.question.model), *flags(job)]
+    copies = int(job.plan.redundant)
+    config = shlex.quote(f'{{"num_redundant_experts":{copies}}}') if copies else ""
+    args = ["vllm serve", model_id(job.question.model), *flags(job, redundant_experts=0, eplb_config=config)]
     command = Command(args) if job.hosts == 1 else _vllm_hosts(job, args)
     return replace(command, variables=(*command.variables, *_collectives(job)))
 
@@ -166,6 +171,9 @@ def trtllm(job: Job) -> Command:
     settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * job.question.what_if.eager
     if job.plan.lora_rank:
         settings.append(f"lora_config:\n  max_lora_rank: {job.plan.lora_rank}\n  max_loras: {job.plan.max_loras}")
+    if (experts := job.question.model.experts) and job.plan.redundant:
+        slots = experts.num_experts + int(job.plan.redundant)
+        settings.append(f"moe_config:\n  load_balancer:\n    num_slots: {slots}\n    layer_updates_per_iter: 1")
     settings += ["kv_cache_config:\n  dtype: fp8"] * (job.plan.kv_dtype == "fp8")
     if job.hosts > 1:
         tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"

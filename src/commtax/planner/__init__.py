@@ -17,7 +17,7 @@ from commtax.question import CONFIDENCE, MAX_CONCURRENCY, Question
 from commtax.spec import SIZES, Cluster, Engine, Model, Profile
 from commtax.statement import Refusal
 from commtax.verbs import checking
-from commtax.verbs.asking import SearchOptions, describe_gpus, only, settled, unsettled
+from commtax.verbs.asking import SearchOptions, describe_gpus, laid, only, settled, unsettled
 from commtax.verbs.billing import price
 from commtax.verbs.confidence import confidence_of
 from commtax.verbs.fitting import cache_tokens
@@ -101,7 +101,7 @@ def standing(
     q, index = answer.question, _index(answer.question, dtype)
     if gpus > q.cluster.num_gpus:
         return _cannot(answer, name, f"needs {gpus} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}")
-    run = q.but(weights_dtype=q.goal.dtypes[index], **sizes)
+    run = laid(q, weights_dtype=q.goal.dtypes[index], **sizes)
     try:
         every = _apart(run, replicas, prompts, clients, index) if prompts[1] else _together(run, replicas, clients, index)
     except ValueError as error:

@@ -12,7 +12,7 @@ from commtax.question import Question
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import plural
-from commtax.verbs.asking import settled
+from commtax.verbs.asking import laid, settled
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import cache_tokens, step_limits
@@ -173,7 +173,7 @@ class ServingPlans(Searched):
 
     def put(self, rows: Columns, i: int) -> Question:
         """Row ``i`` as a question about one copy."""
-        return self.question.but(**sizes_of(rows, i), weights_dtype=self.question.goal.dtypes[int(rows.dtype[i])])
+        return laid(self.question, **sizes_of(rows, i), weights_dtype=self.question.goal.dtypes[int(rows.dtype[i])])
 
     def longest(self, rows: Columns, i: int) -> int:
         """Tokens of the longest request that row ``i`` should take: 0, the model's own length, where a copy's cache holds it.
@@ -266,6 +266,11 @@ class Standing:
     rank: int = 0  # 0: it is not good
     gain: float = 1.0  # the winner's worth over its own
     reason: str = ""  # why it is not good
+
+
+def ground(put: Question) -> Question:
+    """A search's question, settled as one GPU's, with what plans that spread experts over ranks keep."""
+    return settled(laid(put)).but(redundant_experts=put.plan.redundant_experts, imbalance=put.what_if.imbalance)
 
 
 def over(q: Question, c: Columns) -> Array:

@@ -10,13 +10,12 @@ from math import inf
 
 import numpy as np
 
-from commtax.planner.columns import Rejected
+from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
 from commtax.planner.layouts import SLACK, Layout, candidates
 from commtax.planner.trials import Task, Trial, all_requests, examined, grown, least, ranged, rate_of, saturated
 from commtax.question import Question
 from commtax.statement import Refusal
-from commtax.verbs.asking import settled
 
 ROUND = 4  # layouts that are tried before it is looked again which ones may still be listed
 WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
@@ -50,7 +49,7 @@ class Search:
     """The search on one cluster. What it has so far is an answer at any time."""
 
     def __init__(self, put: Question, workers: Crew, top: int, progress: Progress | None) -> None:
-        self.question = replace(settled(put), plan=put.plan)
+        self.question = replace(ground(put), plan=put.plan)
         self.workers, self.top, self.progress = workers, top, progress
         self.held: list[Trial] = []
         self.broken: list[Trial] = []

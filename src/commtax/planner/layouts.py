@@ -19,7 +19,7 @@ from commtax.question import Question
 from commtax.spec import Workload
 from commtax.spec.stream import Stream
 from commtax.units import format_seconds
-from commtax.verbs.asking import settled
+from commtax.verbs.asking import laid, settled
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.serving import serve, step_bill
 
@@ -101,7 +101,7 @@ def _alone(one: Question, plans: Space, name: str, stream: Stream) -> Array:
     metric, which = name.rsplit("_", 1)
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
-    s = serve(_steady(one).but(**sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
+    s = serve(laid(_steady(one), **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
     whole = s.e2e_s if which == "mean" else s.ttft_s
     return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
 
@@ -129,7 +129,7 @@ def _shared(one: Question, plans: Space) -> Iterator[Layout]:
     loads = [np.maximum(1, _held(one, plans) // part) for part in (1, 2, 4)]
     answers = np.max([simulated(_steady(one), plans, load).requests_per_s for load in loads], axis=0)
     for i in range(len(plans)):
-        yield Layout(one.but(**sizes_of(plans, i)), int(plans.group[i]), int(plans.replicas[i]), float(answers[i]))
+        yield Layout(laid(one, **sizes_of(plans, i)), int(plans.group[i]), int(plans.replicas[i]), float(answers[i]))
 
 
 def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
@@ -137,7 +137,7 @@ def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
 
     Whoever computes prompts alone has no time between tokens to keep: all that have room are ``able`` to.
     """
-    decoding, prompting = _plain(plans, one), _plain(able, one)
+    decoding, prompting, one = _plain(plans, one), _plain(able, one), laid(one)
     if not len(decoding) or one.requests.output_len < 2:
         return
     prompted = _prompts_per_s(one, prompting)
@@ -163,5 +163,5 @@ def _prompts_per_s(one: Question, plain: Space) -> Array:
     together = max(1.0, budget // tokens)
     chunk = min(tokens, budget) if one.engine.serves.chunked else tokens
     work = Workload(prefill_seqs=together, prefill_tokens=together * chunk, past_tokens=max(0.0, tokens - chunk) / 2)
-    step_s = step_bill(settled(one.but(tp=plain.tp)), work).step_s
+    step_s = step_bill(settled(laid(one, tp=plain.tp)), work).step_s
     return np.broadcast_to(together * chunk / tokens / step_s, len(plain))

@@ -10,6 +10,7 @@ from commtax.planner.columns import Array, Columns, Rejected, ServingPlans, Trai
 from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.units import format_seconds, plural
+from commtax.verbs.asking import laid
 from commtax.verbs.billing import StepBill
 from commtax.verbs.confidence import percent
 from commtax.verbs.explain import verdict
@@ -41,7 +42,7 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
     for tp in np.unique(legal.tp[~fits]).tolist():
         these = np.flatnonzero(~fits & (legal.tp == tp))
         sizes = sizes_of(legal, int(these[np.argmax(legal.group[these])]))
-        lack = max(holds(base.but(**sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
+        lack = max(holds(laid(base, **sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
         others = f" (nor for {plural(len(these) - 1, 'other plan')} of TP {int(tp)})" if len(these) > 1 else ""
         yield Rejected(
             label(**sizes) + in_type(base, index), f"does not fit: each rank lacks {lack:.1f} GiB for one request{others}"

@@ -11,6 +11,7 @@ from commtax.planner.reasons import SAID, missed
 from commtax.question import EVEN, Question
 from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.units import format_seconds
+from commtax.verbs.asking import laid
 from commtax.verbs.fitting import holds
 
 SMALLER = ("fp8", "int4")
@@ -19,7 +20,7 @@ MOST_HOSTS = 64
 
 def to_fit(asked: Question) -> Iterator[str]:
     """The least GPUs that would hold the model, and the types in which these would."""
-    q = asked.but(max_model_len=int(asked.requests.tokens))
+    q = laid(asked, max_model_len=int(asked.requests.tokens))
     for place in larger(q.cluster):
         held = holds(q.but(cluster=place, weights_dtype=q.goal.dtypes[0]), chosen=False)
         if held.fits:

@@ -10,13 +10,13 @@ import numpy as np
 
 from commtax.cost.serving import Load, Served, Steps, closed_loop, prompts_apart
 from commtax.planner import reasons
-from commtax.planner.columns import NO_SERVING, SERVED, Array, Columns, Rejected, ServingPlans, cached, family, order, over
+from commtax.planner.columns import NO_SERVING, SERVED, Array, Columns, Rejected, ServingPlans, cached, family, ground, order, over
 from commtax.planner.space import Space, beside, space
 from commtax.question import EVEN, Goal, Question
 from commtax.spec import Number
 from commtax.statement import Refusal
 from commtax.verbs import checking
-from commtax.verbs.asking import settled
+from commtax.verbs.asking import laid
 from commtax.verbs.checking import positive
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
@@ -41,7 +41,7 @@ SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger 
 def searched(put: Question) -> ServingPlans:
     """The plans of a question, best first."""
     _check(put)
-    q = replace(settled(put), plan=put.plan)
+    q = replace(ground(put), plan=put.plan)
     if q.requests.tokens > q.model.max_len:
         longest = f"the {q.model.max_len:,} positions of {q.model.key}"
         raise Refusal(f"input_len + output_len = {q.requests.tokens:,}: more than {longest}", "input_len")
@@ -77,23 +77,23 @@ def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
 def having_room(q: Question, index: int) -> tuple[Question, Space, list[Rejected], int]:
     """The question in a type, plans that hold a request of it, families that are illegal or do not fit, how many were looked at."""
     put = q.but(weights_dtype=q.goal.dtypes[index])
-    base = settled(put)
+    base = ground(put)
     whole = space(base.model, base.cluster, base.plan, base.engine)
     lost = list(reasons.illegal(base, whole))
     legal = whole.take((whole.codes == 0) & (whole.replicas > 0))
     if not len(legal):
         return base, legal, lost, len(whole)
-    laid = base.but(**sizes(legal))
-    legal = replace(legal, kv_tokens=np.asarray(cache_tokens(laid)))
-    fits = (legal.kv_tokens >= q.requests.tokens + state_tokens(laid)) & (state_places(laid, legal.kv_tokens) >= 1)
+    every = base.but(**sizes(legal))
+    legal = replace(legal, kv_tokens=np.asarray(cache_tokens(every)))
+    fits = (legal.kv_tokens >= q.requests.tokens + state_tokens(every)) & (state_places(every, legal.kv_tokens) >= 1)
     lost += reasons.too_large(put, legal, fits, index)
     return base, legal.take(fits), lost, len(whole) * q.goal.max_concurrency
 
 
 def at_once(base: Question, plans: Space) -> Array:
     """Requests that the cache of a copy has room for, with their states."""
-    laid = base.but(**sizes(plans))
-    return np.asarray(np.minimum(plans.kv_tokens // (cached(base) + state_tokens(laid)), state_places(laid, plans.kv_tokens)))
+    every = base.but(**sizes(plans))
+    return np.asarray(np.minimum(plans.kv_tokens // (cached(base) + state_tokens(every)), state_places(every, plans.kv_tokens)))
 
 
 def search(base: Question, roomy: Space, index: int) -> Columns:
@@ -172,7 +172,7 @@ def _listed(rows: Array, score: Array) -> float:
 
 def simulated(base: Question, s: Space, clients: Array) -> Simulation:
     """One copy of each plan under its load."""
-    return serve(base.but(**sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False))
+    return serve(laid(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False))
 
 
 def sizes(s: Space) -> dict[str, Array]:
@@ -225,7 +225,7 @@ def split(base: Question, roomy: Space, prompts: tuple[Array, Array], room: Arra
     for i in plain:
         seqs, kv = np.arange(1, room[i] + 1), float(roomy.kv_tokens[i])
         load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
-        one = base.but(tp=int(roomy.tp[i]))
+        one = laid(base, tp=int(roomy.tp[i]))
         decode = step_bill(one, decoding(seqs, load))
         steps = Steps(decode.step_s, 0.0)
         quiet = closed_loop(load, steps, seqs, 0.0 * seqs, base.engine)

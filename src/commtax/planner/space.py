@@ -1,6 +1,7 @@
 """Which plans there are: tensor x pipeline x attention-data x expert parallelism, and how many copies a cluster holds."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,8 @@ def space(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Space:
             for pp in range(1, min(model.num_layers, gpus // (tp * dp)) + 1):
                 rows += [(tp, pp, dp, ep) for ep in _experts(model, tp, dp)]
     tp, pp, dp, ep = np.array(rows).T
-    whole = Plan(tp=tp, pp=pp, dp=dp, ep=ep, order=plan.order, weights_dtype=plan.weights_dtype)
+    kinds: dict[str, Any] = {name: getattr(plan, name) for name in ("order", "weights_dtype", "redundant_experts")}
+    whole = Plan(tp=tp, pp=pp, dp=dp, ep=ep, **kinds)
     copies, codes = replicas(tp * pp * dp, tp, cluster), legality.codes(model, cluster, whole, engine)
     return Space(tp, pp, dp, ep, copies, codes, np.zeros(len(rows)))
 

@@ -64,7 +64,7 @@ def _modes(q: Question) -> tuple[tuple[str, bool], ...]:
         ("sequence parallel", plan.sequence_parallel and plan.tp > 1),
         (f"{plan.weights_dtype} products", bool(plan.weights_dtype)),
         ("eager", s.eager),
-        (f"busiest expert rank {s.imbalance:g}x", s.imbalance != 1),
+        (f"busiest expert rank {s.imbalance:g}x", s.imbalance > 1),
     )
 
 
@@ -265,6 +265,7 @@ class StepDocument(PricedDocument):
     context: Number
     comm_s: Number
     comm_fraction: Number
+    imbalance: float = LEFT_OUT
 
 
 @dataclass(frozen=True)
@@ -291,6 +292,7 @@ class TrainDocument(PricedDocument):
     tp_tax: float
     days: Number = LEFT_OUT
     causes: list[Cause] = LEFT_OUT
+    imbalance: float = LEFT_OUT
 
 
 LINE = ("link", "algorithm", "why", "each_s", "fixed_s", "moving_s", "total_s", "window_s", "hidden_s", "exposed_s", "source")
@@ -306,6 +308,7 @@ def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float 
         "verdict": step.sentence,
         "counterfactuals": [facts(c, "what", "step_s", "delta_s", "note") for c in step.what_ifs],
         "weakest_source": weakest(b),
+        "imbalance": q.what_if.imbalance or LEFT_OUT,
     }
     if not q.trains:
         return filled(StepDocument, b, q, q.what_if, **common, **question(q, "commtax.bill/1"))

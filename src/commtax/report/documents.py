@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from commtax.question import Question
-from commtax.spec import SIZES, Number
+from commtax.spec import SIZES, Number, Plan
 
 Shape = TypeVar("Shape")
 Value = int | float | str | None
@@ -89,6 +89,11 @@ class Asked(Named):
     idle_gpus: Number
 
 
+def _beside(plan: Plan) -> tuple[str, ...]:
+    """What only some plans have: adapters, copies of experts."""
+    return (*(LORA if plan.lora_rank else ()), *(("redundant_experts",) if plan.redundant_experts else ()))
+
+
 def named(asked: Question, schema: str) -> dict[str, object]:
     """The fields of ``Named``."""
     engine = f"{asked.engine.key}@{asked.engine.version}"
@@ -101,7 +106,7 @@ def question(asked: Question, schema: str) -> dict[str, object]:
     return {
         **named(asked, schema),
         "profile": asked.profile.name if asked.profile else None,
-        "plan": facts(plan, *PLAN, *(LORA if plan.lora_rank else ())) | {"weights_dtype": plan.weights_dtype or "checkpoint"},
+        "plan": facts(plan, *PLAN, *_beside(plan)) | {"weights_dtype": plan.weights_dtype or "checkpoint"},
         "gpus": plan.all_gpus,
         "idle_gpus": asked.cluster.num_gpus - plan.all_gpus,
     }

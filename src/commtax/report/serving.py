@@ -185,6 +185,7 @@ class SimulationDocument(Asked):
     runs: list[Row]
     notes: tuple[str, ...]
     decode_workers: Number | None = LEFT_OUT
+    imbalance: float = LEFT_OUT
 
 
 def simulation_document(s: Simulation) -> SimulationDocument:
@@ -197,6 +198,7 @@ def simulation_document(s: Simulation) -> SimulationDocument:
         num_prompts=s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None,
         fits=holds_one(s),
         calibrated=s.basis == "calibrated",
+        imbalance=s.question.what_if.imbalance or LEFT_OUT,
         runs=simulation_runs(s),
         **{**question(s.question, "commtax.simulate/1"), **_workers(s)},
     )

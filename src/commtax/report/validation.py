@@ -38,6 +38,7 @@ def validation_document(report: Report) -> Record:
         "scoreboard": [
             {"part": line.part, "name": line.name, **asdict(line.found)} for line in at_home(report.records) if line.found
         ],
+        "apart": [{"rule": rule, "n": n} for rule, n in report.apart],
         "verdicts": [asdict(one) for one in verdicts(report.records)],
         "skipped": [{"reason": reason, "n": n} for reason, n in skipped(report.records)],
         "worst": [asdict(miss) for miss in worst(report.records)],
@@ -59,6 +60,8 @@ def show_validation(console: Any, report: Report) -> None:
     rows, priced = (sum(x) for x in zip(*report.files.values(), strict=True))
     fitted = int(np.sum(report.records.fitted))
     console.print(f"{priced:,} of {rows:,} rows priced; constants were fitted on {fitted:,} of the figures")
+    for rule, n in report.apart:
+        console.print(f"  {n:,} set apart: {rule}")
     for reason, n in skipped(report.records):
         console.print(f"  {n:,} not priced: {reason}")
     console.print(Text("every stated bound holds", "bold") if report.ok else Text("a stated bound is exceeded", "bold red"))

@@ -45,15 +45,12 @@ class KernelHabits:
     routing_launches: float = 4.0  # of kernels around the experts of a layer: choose and sort, permute, activate, combine
     routing_passes: float = 0.0  # … which move a token's copies so often beyond what is needed
     biased_passes: float = 0.0  # … and the inside of experts with biases, which no fused kernel adds, clamps and sums
-    fused_experts: bool = False  # the routed part of a layer is kernels made for it, not plain products around small kernels …
-    routing_share: float = 1.0  # … whose fixed time in a whole step is this share of what tables of single layers say …
-    experts_rate: float = 1.0  # … and whose arithmetic this share of theirs: versions differ
+    fused_experts: bool = False  # the routed part of a layer is kernels made for it, not plain products around small kernels
+    experts_rate: float = 1.0  # training: arithmetic of experts' products over that of plain ones
     quantises: bool = False  # plain weights become fp8 as they are loaded, and activations with scales found on the way
     fp8_rate: float = 1.0  # arithmetic of fp8 products against tables of single kernels: quantised by neighbours, tuned by shape …
     fp4_rate: float = 1.0  # … and of 4-bit ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
-    decode_pace: float = 1.0  # seconds that a decode step's kernels take in whole runs over the sum of them …
-    prefill_pace: float = 1.0  # … and those of a step with prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class HostTime:
     sigma_ttft: float = 0.0
     sigma_tpot_moe: float = 0.0  # … and of mixtures of experts
     sigma_ttft_moe: float = 0.0
-    pooled: bool = False  # times and paces are pooled over engines, chips and models (``catalog/paces.toml``)
+    pooled: bool = False  # times are pooled over published runs, and ranges are of groups left out (``catalog/transfer.toml``)
     calibrated: bool = False  # host times were fitted on measured runs of this engine …
     served_on: tuple[str, ...] = ()  # … on these chips
     host_label: Source = NO_SOURCE  # where they come from, if not from the catalogue
@@ -191,7 +188,7 @@ class Engine:
     states: StateHabits = StateHabits()
     trains: TrainingHabits = TrainingHabits()
     versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # constants of other versions, where fitted
-    paces: Mapping[str, float] = field(default_factory=dict)  # effects that its constants hold, where they are pooled (logarithms)
+    paces: Mapping[str, float] = field(default_factory=dict)  # seconds of a kind of kernel in whole runs over its tables'
     aliases: tuple[str, ...] = ()
     note: str = ""
     sources: Mapping[str, Citation] = field(default_factory=dict)

@@ -87,6 +87,7 @@ class Plan:
     grads_dtype: str = "bf16"
     lora_rank: int = 0  # of adapters that are served beside the model; 0: none are
     max_loras: int = 1  # … and how many of them at once
+    redundant_experts: int = 0  # copies of popular experts beside the model's own, of all ranks together
     tower: str = "weights"  # how tp ranks share a vision tower: "weights", or "data": each has it whole and looks at its pictures
 
     @property
@@ -101,6 +102,11 @@ class Plan:
     @property
     def all_gpus(self) -> Number:
         return self.num_gpus * self.replicas
+
+    @property
+    def redundant(self) -> Number:
+        """Copies of experts beside the model's own: where experts are not spread over ranks there are none."""
+        return self.redundant_experts * (self.ep > 1)
 
     @property
     def num_shards(self) -> Number:  # data-parallel ranks that hold one whole copy together under ZeRO 3

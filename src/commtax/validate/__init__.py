@@ -5,6 +5,7 @@
 
 import csv
 import gzip
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published.rows import read
 from commtax.readers.published.tables import ADDED, KINDS, Table, headers, in_folder, paths, shipped, usual_columns
 from commtax.statement import Refusal
-from commtax.validate import kernels, open_loop, predicting, serving
+from commtax.validate import apart, kernels, open_loop, predicting, serving
 from commtax.validate.comparing import Comparison, compared
 from commtax.validate.records import Records, answers, joined
 from commtax.validate.statistics import Bound, judge, share_unpriced
 
+APART = ("serving_runs",)
+"""Kinds of tables of which rows may be set apart."""
 SWEPT_CHIP = "h200-sxm"  # that our own sweep ran on
 
 
@@ -32,6 +35,7 @@ class Report:
     records: Records
     files: Mapping[str, tuple[int, int]]  # rows, and how many of them were priced
     bounds: tuple[Bound, ...]
+    apart: tuple[tuple[str, int], ...] = ()  # rules by which rows are no test, and how many
     compared: Comparison | None = None  # with another predictor, on the same rows
 
     @property
@@ -51,12 +55,17 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
         raise Refusal(f"data '{folder}': no such folder", "data")
     if folder and rows_to:
         refuse_overwriting(rows_to, (path for _, path in paths(folder)), "rows")
-    parts, files, unpriced = [], {}, {}
+    parts, files, unpriced, away = [], {}, {}, {}
+    known: dict[str, bool] = {}
+    rules = Counter[str]()
     with _rows_file(rows_to, headers(folder, only)) if rows_to else nullcontext() as write:
         for table in in_folder(folder, only) if folder else shipped(only):
-            part = ANSWERS[table.kind](table)
+            part = apart.once(ANSWERS[table.kind](table), known)
             files[table.name] = (len(table.rows), len(set(part.row[part.priced].tolist())))
             unpriced[table.name] = share_unpriced(part)
+            rules += apart.by_rule(part)
+            if table.kind in APART:
+                away[table.name] = apart.share(part)
             if write:
                 write(table, part)
             parts.append(part)
@@ -64,7 +73,8 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
         of = f" of {only}" if only else ""
         raise Refusal(f"data '{folder}': no table{of} is here; a CSV with columns such as {usual_columns(only)} is one", "data")
     records = joined(parts)
-    return Report(records, files, tuple(judge(records, unpriced)), compared(records, other) if other else None)
+    bounds = tuple(judge(records, unpriced, away))
+    return Report(records, files, bounds, tuple(rules.most_common()), compared(records, other) if other else None)
 
 
 def _kernels(table: Table) -> Records:

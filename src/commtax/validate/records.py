@@ -28,6 +28,7 @@ class Predicted:
     high: float = np.nan
     floor: float = 0.0
     hint: str = ""  # what may explain an error, beside what the row itself says
+    apart: str = ""  # the rule by which the row is no test, beside its own
 
 
 def around(value: float, factor: float, floor: float) -> Predicted:
@@ -55,7 +56,7 @@ class Records:
 
     @cached_property
     def priced(self) -> Array:
-        return (self.skipped == "") & np.isfinite(self.measured) & np.isfinite(self.predicted)
+        return (self.skipped == "") & (self.apart == "") & np.isfinite(self.measured) & np.isfinite(self.predicted)
 
     @cached_property
     def timed(self) -> Array:
@@ -107,6 +108,8 @@ def _of_rows(rows: Sequence[tuple[Entry, Predicted]]) -> Records:
     def column(name: str) -> Array:
         if name == "hint":
             values = [", ".join(filter(None, (entry.hint, predicted.hint))) for entry, predicted in rows]
+        elif name == "apart":
+            values = [entry.apart or predicted.apart for entry, predicted in rows]
         elif name == "chip":
             values = [entry.chip or chip_named(entry.system) for entry, _ in rows]
         else:

@@ -11,6 +11,7 @@ from commtax.readers.published.rows import Asked, Entry, read
 from commtax.readers.published.spellings import spelled_run
 from commtax.readers.published.tables import Table
 from commtax.statement import Refusal
+from commtax.validate.apart import UNFIT, impossible
 from commtax.validate.floors import least_s
 from commtax.validate.records import Array, Predicted, Records, answers
 from commtax.verbs.asking import settled
@@ -35,7 +36,7 @@ def answered(table: Table) -> Records:
             raise Refusal(known)
         return [replace(known[entry.kind], hint="") if entry.hint else known[entry.kind] for entry in entries]
 
-    return answers(asked, predict)
+    return impossible(answers(asked, predict))
 
 
 def _alike(asked: Sequence[Asked[serving.Run]]) -> Iterator[list[serving.Run]]:
@@ -63,16 +64,24 @@ def _together(runs: Sequence[serving.Run]) -> Iterator[Scores | str]:
     simulated = simulate(**one)
     columns = {kind: [np.broadcast_to(x, len(runs)) for x in figure(simulated)] for kind, figure in FIGURES.items()}
     waits = np.broadcast_to(simulated.running * simulated.question.plan.dp < simulated.requests.concurrency, len(runs))
-    legal = np.broadcast_to(simulated.legal, len(runs))
+    legal, fits = (np.broadcast_to(x, len(runs)) for x in (simulated.legal, _fits(simulated)))
     for i, wait in enumerate(waits):
         if not legal[i]:  # alone it says which rule it breaks
             yield _scored([runs[i]])[0]
             continue
         hint = "requests wait for the cache" if wait else "launch options are not said"
+        away = "" if fits[i] else UNFIT
         yield {
-            kind: Predicted(float(v[i]), float(low[i]), float(high[i]), float(f[i]), hint)
+            kind: Predicted(float(v[i]), float(low[i]), float(high[i]), float(f[i]), hint, away)
             for kind, (v, low, high, f) in columns.items()
         }
+
+
+def _fits(s: Simulation) -> Array:
+    """Whether every worker has room for its weights and for one request."""
+    room, need = s.kv_tokens, s.requests.input_len + s.state_tokens
+    fits = room >= need + s.requests.output_len
+    return fits & (np.asarray(s.apart.kv_tokens) >= need) if s.apart and s.apart.kv_tokens is not None else fits
 
 
 def _time(name: str, phase: str) -> Callable[[Simulation], tuple[Array, ...]]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -25,6 +26,7 @@ RATES = {
 }
 """Kinds of rows that are so much a second, and of what; all others are seconds."""
 ROUNDING = 1e-9  # a prediction may fall below its floor by no more than this share
+APART = 0.2  # rows of a file that may be no test
 UNPRICED = 0.05  # rows of a file that may have no price
 Limit = float | tuple[float, float]
 Key = Mapping[str, object]
@@ -185,22 +187,30 @@ CHOICES: dict[str, Callable[[Records, Array], Array]] = {
 def share_unpriced(records: Records) -> tuple[float, int]:
     """Share of a file's rows that have no price though their source tells them whole, and how many rows it has."""
     rows, priced = set(records.row.tolist()), set(records.row[records.priced].tolist())
-    untold = set(records.row[~records.sound & (records.skipped != "")].tolist())
+    untold = set(records.row[(~records.sound & (records.skipped != "")) | (records.apart != "")].tolist())
     return len(rows - priced - untold) / max(1, len(rows)), len(rows)
 
 
-def judge(records: Records, unpriced: Mapping[str, tuple[float, int]]) -> list[Bound]:
-    """All bounds, on rows that were priced and not fitted; the last two on all rows. ``unpriced``: of each file."""
+Shares = Mapping[str, tuple[float, int]]
+"""Of each file: a share of its rows, and how many rows it has."""
+
+
+def judge(records: Records, unpriced: Shares, apart: Shares = MappingProxyType({})) -> list[Bound]:
+    """All bounds, on rows that were priced and not fitted; the last three on all rows."""
     tested = records.where_true(records.timed & ~records.fitted)
     stated = table("validate/bounds.toml")["bound"]
-    shares = {name: share for name, (share, rows) in unpriced.items() if rows}
-    worst_file = max(shares, key=lambda name: shares[name], default="")
-    every = sum(rows for _, rows in unpriced.values())
     return [
         *(_bound(one, tested) for one in stated),
-        Bound("rows not priced, in the worst file", UNPRICED, shares.get(worst_file), every, why=worst_file),
+        _worst_file("rows not priced, in the worst file", UNPRICED, unpriced),
+        *([_worst_file("rows set apart, in the worst file", APART, apart)] if apart else []),
         Bound("predictions below their physical floor", 0.0, _below(records), int(np.sum(records.priced)), is_count=True),
     ]
+
+
+def _worst_file(name: str, limit: float, of_files: Shares) -> Bound:
+    shares = {file: share for file, (share, rows) in of_files.items() if rows}
+    worst = max(shares, key=lambda file: shares[file], default="")
+    return Bound(name, limit, shares.get(worst), sum(rows for _, rows in of_files.values()), why=worst)
 
 
 def choose(records: Records, rows: Mapping[str, Json]) -> tuple[Records, str]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -47,6 +47,7 @@ class PlanOptions(TypedDict, total=False):
     kv_dtype: str
     lora_rank: int
     max_loras: int
+    redundant_experts: int  # copies of popular experts beside the model's own, of all ranks together
     sequence_parallel: bool | None
     tower: str  # how tp ranks share a vision tower: "weights" or "data"
     profile: str | Profile | None
@@ -98,6 +99,7 @@ class WhatIfOptions(TypedDict, total=False):
     latency_scale: float
     bandwidth_scale: Number
     library: str
+    imbalance: float  # tokens of the busiest expert rank over the mean; left out: 1 in training, serving as routers were measured
 
 
 class BillOptions(ServedOptions, WhatIfOptions, total=False):
@@ -113,7 +115,6 @@ class TrainBillOptions(TrainedOptions, WhatIfOptions, total=False):
     ep_backend: str
     hsdp: Number
     async_axes: tuple[str, ...] | None
-    imbalance: float
     slow_axis: str
     slow_links: float
     flops: str
@@ -144,6 +145,7 @@ class FitOptions(LimitOptions, total=False):
 class RequestOptions(LimitOptions, PictureOptions, total=False):
     """A closed loop of requests."""
 
+    imbalance: float
     concurrency: Number | Sequence[int]
     input_len: Number | Sequence[int]
     output_len: Number | Sequence[int]
@@ -159,6 +161,7 @@ class RequestOptions(LimitOptions, PictureOptions, total=False):
 class ServeOptions(FitOptions, total=False):
     """Requests in time: when they come, how long they are, and who serves them."""
 
+    imbalance: float
     request_rate: float  # requests/s over all replicas; infinite: all at once
     concurrency: int  # instead of a rate: clients that each send a request when the last one is answered
     trace: str | PathLike[str] | Stream  # instead of both: requests as they came
@@ -187,6 +190,8 @@ class SearchOptions(TypedDict, total=False):
     """What a search for serving plans holds fixed."""
 
     engine: str | Engine
+    redundant_experts: int  # of plans that spread experts …
+    imbalance: float  # … and their tokens of the busiest rank over the mean
     kv_dtype: str
     profile: str | Profile | None
     max_num_seqs: int | None
@@ -287,13 +292,29 @@ def settled(q: Question) -> Question:
     return replace(q, notes=(*remarks, *overlay.remarks(own, cluster, engine)) if own else remarks, codes=0)
 
 
+def laid(put: Question, **changes: Any) -> Question:
+    """The question with another plan: what belongs to experts that are spread over ranks stays with plans that spread them."""
+    q = put.but(**changes)
+    if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance):
+        return q
+    widest = np.max(_spread(q.plan))
+    if widest == 1:
+        return q.but(redundant_experts=0, imbalance=0.0)
+    return q.but(imbalance=min(q.what_if.imbalance, float(widest)))
+
+
+def _spread(plan: Plan) -> Number:
+    """Ranks that experts are spread over, the engine's own choice counted out."""
+    return plan.tp * plan.dp if np.all(np.asarray(plan.ep) == AUTO_EP) else plan.ep
+
+
 def _plan(q: Question, engine: Engine) -> Plan:
     """The plan with what follows from the rest: engines compute in the type they are told, else in the checkpoint's 16 bits."""
     plan, usual = q.plan, q.model.dtype if q.model.dtype in ("bf16", "fp16") else "bf16"
     activations = plan.weights_dtype if plan.weights_dtype in ACTIVATIONS else usual
     return replace(
         plan,
-        ep=plan.tp * plan.dp if np.all(np.asarray(plan.ep) == AUTO_EP) else plan.ep,
+        ep=_spread(plan),
         order=engine.order,
         activations_dtype=activations,
         kv_dtype=plan.kv_dtype or _kept_dtype(q.model, engine) or checkpoint_kv(q.model, engine) or activations,
@@ -368,6 +389,8 @@ def _remarks(q: Question) -> Iterator[Note]:
         yield Note("engine", q.engine.note)
     if cluster.remark:
         yield Note("cluster", cluster.remark)
+    if q.what_if.imbalance and not q.trains:
+        yield Note("imbalance", f"busiest expert rank {q.what_if.imbalance:g}x the mean, as set (--imbalance)")
     used = int(used_of_domain(plan, cluster, q.engine))
     if plan.num_gpus > cluster.domain > used:
         where = "host" if cluster.domain == cluster.gpus_per_host else "NVLink domain"
@@ -401,5 +424,6 @@ def describe_layout(plan: Plan) -> str:
     parts = [text.format(int(n)) for n, text in counted if n > 1]
     inner = [axis for axis in reversed(AXES) if axis not in ("pp", "dp")]
     parts += [f"{axis.upper()} {int(n)}" for axis in inner if (n := getattr(plan, axis)) > 1 or axis == "tp"]
-    experts = f", experts over {int(plan.ep)}" if plan.ep > 1 else ""
+    copies = f" with {int(plan.redundant)} redundant ones" if plan.redundant else ""
+    experts = f", experts over {int(plan.ep)}{copies}" if plan.ep > 1 else ""
     return f"{' x '.join(parts)}{experts}"

@@ -20,6 +20,7 @@ CONVENTIONS = ("full", "causal")
 LOOKING = ("prefill", "mixed")
 """Phases that look at pictures."""
 MAX_PIXELS = 65_536  # of a picture's side
+FACTOR = "a factor of at least 1 is needed"
 
 
 def numeric(value: object, name: str) -> Number:
@@ -63,6 +64,8 @@ def check_limits(given: Changes) -> None:
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "state_slots"):
         positive(given.get(name, 1), name)
     share(given.get("gpu_memory_utilization", 1.0))
+    if (factor := numeric(given.get("imbalance", 1.0), "imbalance")) < 1:
+        raise Refusal(f"imbalance={factor}: {FACTOR}", "imbalance", (1,))
     if (size := given.get("kv_cache_memory_bytes", 0.0)) < 0:
         raise Refusal(f"kv_cache_memory_bytes={size}: a size of at least 0 is needed", "kv_cache_memory_bytes", (0,))
 
@@ -123,6 +126,7 @@ def check_step(q: Question) -> None:
     positive(q.context, "context", least=q.kind.least)
     positive(q.micro_batch, "micro_batch")
     positive(q.speculative, "speculative", least=0)
+    check_copies(q)
     if q.speculative and q.phase not in ("decode", "mixed"):
         raise Refusal(f"speculative={q.speculative}: drafted tokens are checked in decode, not in {q.phase}", "speculative")
     if not 0 <= q.what_if.overlap <= 1:
@@ -159,10 +163,11 @@ def check_pictures(q: Question, prompt: Number | None) -> None:
 
 def _check_factors(q: Question) -> None:
     what_if = q.what_if
-    slowest = "a factor of at least 1 is needed" if q.trains else "the slowest rank takes at least 1 times as long as the others"
-    for name, rule in (("imbalance", "a factor of at least 1 is needed"), ("slow_rank", slowest)):
-        if not 1 <= numeric(getattr(what_if, name), name) < 1e6:
-            raise Refusal(f"{name}={getattr(what_if, name)}: {rule}", name)
+    slowest = FACTOR if q.trains else "the slowest rank takes at least 1 times as long as the others"
+    for name, rule in (("imbalance", FACTOR), ("slow_rank", slowest)):
+        factor = numeric(getattr(what_if, name), name)
+        if not 1 <= factor < 1e6 and (name, factor) != ("imbalance", 0):  # which nobody has set
+            raise Refusal(f"{name}={factor}: {rule}", name)
     if what_if.latency_scale < 0:
         raise Refusal(f"latency_scale={what_if.latency_scale}: a factor of at least 0 is needed", "latency_scale", (0,))
     for name in ("bandwidth_scale", "slow_links"):
@@ -175,10 +180,10 @@ def check_run(q: Question) -> None:
     """What a settled question runs with: a backend and axes that its engine has, lengths and experts that divide."""
     check_adapters(q)
     check_backend(q)
+    _check_experts(q)
     if not q.trains:
         return
     check_lengths(q)
-    _check_experts(q)
     given = q.what_if.async_axes or ()
     for axis in given:
         if axis not in TAXES:
@@ -220,13 +225,36 @@ def check_backend(q: Question) -> None:
         raise Refusal(f"all2all backend '{backend}': {q.engine.key} has {', '.join(able) or 'none'}", "ep_backend", able)
 
 
+def check_copies(q: Question) -> None:
+    """Copies of popular experts belong to a mixture that is served, as many for all plans."""
+    copies = positive(q.plan.redundant_experts, "redundant_experts", least=0)
+    if np.ndim(copies):
+        raise Refusal("redundant_experts: one number for all plans, not an array of them", "redundant_experts")
+    if copies and q.trains:
+        rule = "copies of popular experts belong to serving, and training has none"
+        raise Refusal(f"redundant_experts={copies}: {rule}", "redundant_experts", (0,))
+    if copies and q.model.experts is None:
+        rule = f"{q.model.key} is dense and has no experts to copy"
+        raise Refusal(f"redundant_experts={copies}: {rule}", "redundant_experts", (0,))
+
+
 def _check_experts(q: Question) -> None:
-    """Only ranks that share experts out can be out of balance, and at most by all tokens going to one of them."""
-    widest, imbalance = np.max(q.plan.ep), q.what_if.imbalance
+    """Only ranks that share experts out can hold copies of some or be out of balance, at most all experts or all tokens on one."""
+    widest, imbalance, copies = np.max(q.plan.ep), q.what_if.imbalance, q.plan.redundant_experts
+    if copies and widest == 1:
+        rule = "needs experts that are spread over ranks, ep > 1"
+        raise Refusal(f"redundant_experts={copies}: {rule}", "redundant_experts", (0,))
+    if q.model.experts and copies > (most := int(q.model.experts.num_experts * (widest - 1))):
+        rule = f"with more than {most} a rank would hold an expert twice"
+        raise Refusal(f"redundant_experts={copies}: {rule}", "redundant_experts", (most,))
     if imbalance > 1 and (q.model.experts is None or widest == 1):
         raise Refusal(f"imbalance={imbalance:g}: needs a mixture of experts with ep > 1", "imbalance")
     if imbalance > widest:
-        raise Refusal(f"imbalance={imbalance:g}: the busiest of {widest} ranks has at most {widest} times the mean", "imbalance")
+        raise Refusal(
+            f"imbalance={imbalance:g}: the busiest of {widest} ranks has at most {widest} times the mean",
+            "imbalance",
+            (int(widest),),
+        )
 
 
 def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:

@@ -17,7 +17,7 @@ from commtax.question import Changes, Question
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import parse_count
-from commtax.verbs.asking import AUTO_EP, CellOptions, StepOptions, only, unsettled
+from commtax.verbs.asking import AUTO_EP, CellOptions, StepOptions, laid, only, unsettled
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import share_of
 from commtax.verbs.fitting import fits
@@ -103,7 +103,7 @@ def _cell(put: Question, cell: tuple[Any, ...], changes: Changes) -> Row:
     total, tokens, link = (changes.get(name) for name in BESIDE)
     own = {name: value for name, value in changes.items() if name not in BESIDE}
     try:
-        q = put.but(**own, cluster=with_link(put.cluster, link) if link else put.cluster)
+        q = laid(put, **own, cluster=with_link(put.cluster, link) if link else put.cluster)
         if q.plan.ep == AUTO_EP and q.model.experts is None:
             q = q.but(ep=1)
         if total is not None:
@@ -230,12 +230,12 @@ def compared_plans(
     keys = [catalog.link(name).key for name in links] or [""]
     if len(sizes) * len(keys) * len(batches) > MAX_CELLS:
         raise Refusal(f"plans: more than the {MAX_CELLS:,} combinations that are shown", "plans")
-    laid = []
+    tried = []
     for key, (name, axes) in product(keys, sizes.items()):
         place = where(axes) if where else put.cluster
-        laid.append(Laid(put.but(**axes, cluster=with_link(place, key) if key else place), name, key))
-    rows = [row for plan in laid for row in (plan.row(int(b)) for b in batches)]
-    legal = [p for p in laid if any(r.bill is not None and (r.plan, r.link) == (p.name, p.shown) for r in rows)]
+        tried.append(Laid(laid(put, **axes, cluster=with_link(place, key) if key else place), name, key))
+    rows = [row for plan in tried for row in (plan.row(int(b)) for b in batches)]
+    legal = [p for p in tried if any(r.bill is not None and (r.plan, r.link) == (p.name, p.shown) for r in rows)]
     flips = [] if put.trains else [f for key in keys for f in _flips([p for p in legal if p.link == key], int(batches[0]))]
     return PlanTable(tuple(rows), tuple(flips), put.phase, int(put.context), tuple(keys) if links else ())
 

@@ -20,7 +20,7 @@ from commtax.question import Limits, Question
 from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
-from commtax.verbs.asking import AUTO_EP, FitOptions, only, settled, unsettled
+from commtax.verbs.asking import AUTO_EP, FitOptions, laid, only, settled, unsettled
 from commtax.verbs.billing import USABLE, StepBill
 
 
@@ -124,7 +124,7 @@ def advised(judged: Fit) -> Fit:
 
 def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
     """The plan of a question judged; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where given."""
-    asked = settled(put)
+    asked = settled(put if chosen else laid(put))
     check_memory(asked)
     asked = replace(asked, limits=limits_of(asked))
     put = replace(put, limits=asked.limits)

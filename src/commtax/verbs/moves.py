@@ -86,7 +86,7 @@ def _settled(sizes: Sizes, q: Question) -> Sizes | None:
 
 def _values(axis: str, q: Question, now: Sizes) -> list[int]:
     """Sizes worth trying: all small ones, powers of two, what the cluster just holds, and whole shares of experts."""
-    experts = q.model.experts.num_experts if q.model.experts else 1
+    experts = q.model.experts.num_experts + q.plan.redundant_experts if q.model.experts else 1
     most = min(MOST[axis], q.cluster.num_gpus, experts if axis == "ep" else q.cluster.num_gpus)
     tried = {*range(1, SMALL + 1), *(2**i for i in range(15)), *_divisors(experts), now[axis]}
     tried |= {_room(axis, now, q.cluster.num_gpus), q.cluster.num_gpus}

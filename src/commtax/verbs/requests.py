@@ -23,7 +23,7 @@ from commtax.sim.serving.running import Fleet, Run, Workers, run
 from commtax.sim.streams import drawn
 from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
-from commtax.verbs.asking import settled, terms_of
+from commtax.verbs.asking import laid, settled, terms_of
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.loads import chosen, first
 from commtax.verbs.serving import Simulation, moved_s
@@ -288,7 +288,7 @@ def fleet_of(asked: Question, stream: Stream) -> Fleet:
     if not wanted.disaggregated:
         return Fleet(workers, asked.offered.router)
     tp = int(plan.tp if wanted.prefill_tp is None else wanted.prefill_tp)
-    ahead = asked.but(tp=tp, dp=1, ep=tp if plan.ep > 1 else 1)
+    ahead = laid(asked, tp=tp, dp=1, ep=tp if plan.ep > 1 else 1)
     prompts = _workers(ahead, longest)
     prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=int(wanted.prefill_workers or 1))
     decoders = int(wanted.decode_workers or 1)

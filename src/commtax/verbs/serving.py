@@ -15,12 +15,12 @@ from commtax.cost.pricing import inference_bill
 from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Z80, Bill
-from commtax.question import AS_IT_IS, SPREAD, Question, Requests
+from commtax.question import SPREAD, Question, Requests, WhatIf
 from commtax.spec import Cluster, Model, Number, Plan, Workload
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs import checking
-from commtax.verbs.asking import RequestOptions, context_notes, only, settled, terms_of, unsettled
+from commtax.verbs.asking import RequestOptions, context_notes, laid, only, settled, terms_of, unsettled
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 
@@ -208,7 +208,7 @@ def _split(asked: Question, enough: Number) -> Apart | None:
     tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
     ep = pick(np.asarray(plan.ep) > 1, tp, 1)
     if wanted.prefill_tp is not None:  # must be legal
-        settled(asked.but(tp=tp, dp=1, ep=ep, weights_dtype="", kv_dtype="", profile=None))
+        settled(laid(asked, tp=tp, dp=1, ep=ep, weights_dtype="", kv_dtype="", profile=None))
     count = None if wanted.prefill_workers is None else int(positive(wanted.prefill_workers, "prefill_workers"))
     copies = enough if wanted.decode_workers is None else int(positive(wanted.decode_workers, "decode_workers"))
     return Apart(replace(plan, tp=tp, dp=1, ep=ep), count, copies)
@@ -264,7 +264,7 @@ def moved_s(asked: Question, tp: Number, ahead: Number, tokens: Number, gpus: Nu
 
 def step_bill(asked: Question, work: Workload) -> Bill:
     """One step of one replica, line by line."""
-    return _step(asked.but(what_if=AS_IT_IS).normal(), work)
+    return _step(asked.but(what_if=WhatIf(imbalance=asked.what_if.imbalance)).normal(), work)
 
 
 @remembered

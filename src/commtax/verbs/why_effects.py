@@ -1,8 +1,8 @@
 """Effects on a line with what each of them is, and whose number it is."""
 
-from commtax.catalog.effects import Pooled, cited, held, mechanism, pooled
+from commtax.catalog.effects import cited, held, mechanism, pooled
 from commtax.catalog.paces import Setting
-from commtax.cost.applied import Factor
+from commtax.cost.applied import PACE, Factor
 from commtax.question import Question
 from commtax.verbs.why_parts import Effect
 
@@ -19,8 +19,19 @@ def factor_effects(q: Question, factors: tuple[Factor, ...]) -> tuple[Effect, ..
 
 def _effect(q: Question, factor: Factor) -> Effect:
     name, value = factor
+    if name.startswith(PACE):
+        return _pace(q, name, float(value))
     known = mechanism(name)
-    return Effect(name, float(value), known.kind, known.on, known.mechanism, _source(q, name), _pooled(q, name))
+    return Effect(name, float(value), known.kind, known.on, known.mechanism, _source(q, name))
+
+
+def _pace(q: Question, name: str, value: float) -> Effect:
+    """An effect on a kind of kernel: what runs of this engine on such chips taught."""
+    kind = name.removeprefix(PACE)
+    setting = Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
+    found = pooled(setting, kind) if q.engine.host.pooled else ()
+    words = "; ".join(dict.fromkeys(part.mechanism for part in found)) or "as the engine was given"
+    return Effect(name, value, "effect", f"seconds of {kind} kernels", words, "catalog/paces.toml" if found else "", found)
 
 
 def _source(q: Question, name: str) -> str:
@@ -30,9 +41,3 @@ def _source(q: Question, name: str) -> str:
     if "." in name:
         return f"whole steps of {q.cluster.chip.family} chips (catalog/kernels, {name})"
     return "as asked for" if mechanism(name).kind == "what-if" else ""
-
-
-def _pooled(q: Question, name: str) -> tuple[Pooled, ...]:
-    if q.trains or not q.engine.host.pooled:
-        return ()
-    return pooled(Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype), name)

@@ -17,7 +17,7 @@ from commtax.cost.kernels import (
     peak,
     table_of,
 )
-from commtax.cost.pricing import Terms, applied_in_serving, pace_of
+from commtax.cost.pricing import Terms, applied_in_serving
 from commtax.cost.split import CARRIERS, terms
 from commtax.cost.training import Kernels
 from commtax.ledger import Line
@@ -46,7 +46,7 @@ WHEN: Mapping[str, Callable[[Question], bool]] = {
 def explained_kernel(b: StepBill, x: Line) -> Explanation:
     q, k = b.question, x.priced_from
     t = terms_of(q)
-    applied = Kernels(t).applied(k) if q.trains else applied_in_serving(k, t, pace_of(q.work, q.engine.kernels))
+    applied = Kernels(t).applied(k) if q.trains else applied_in_serving(k, t)
     return Explanation(
         parts=tuple(_parts(k, t, applied)),
         shape=_shape(k),
@@ -114,6 +114,8 @@ def _sizing(k: Kernel, q: Question) -> Iterator[Effect]:
         kernels = (k.form in known.forms or k.part in known.parts) and k.part not in known.but_parts and not k.casts
         if kernels and known.changes == "sizes" and held(q.engine, name) not in (None, UNFITTED.get(name)) and WHEN[known.when](q):
             yield engine_effect(q, name)
+    if k.part in mechanisms()["imbalance"].parts and q.what_if.imbalance:
+        yield from factor_effects(q, (("imbalance", q.what_if.imbalance),))
 
 
 def _doubts(k: Kernel, t: Terms, trains: bool) -> Iterator[str]:

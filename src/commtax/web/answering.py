@@ -53,6 +53,8 @@ def plan_answer(state: State) -> ServedFront | TrainedFront:
     limits: Row = {f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")}
     limits["confidence"] = state["sure"] / 100
     wanted: Row = {name: state[SHORT[name]] for name in ("input_len", "output_len", "objective", "kv_dtype")}
+    if q.model.experts:
+        wanted |= {"redundant_experts": state["red"], "imbalance": state["imb"] or None}
     return serving_front(plan(q.model, q.cluster, engine=q.engine, dtypes=(state["dt"],), **limits, **wanted))
 
 

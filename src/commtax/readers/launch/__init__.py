@@ -89,8 +89,9 @@ def _read(engine: str, args: list[str], before: list[str], version: str, written
     reading.values["library"] = _library(engine, env)
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(LOUD) and not k.startswith(QUIET)]
     loose = reading.take(args, dialect(engine))
-    if "file" in reading.values:
-        _read_file(str(reading.values.pop("file")), written, engine, reading)
+    for file, named in (("file", "--config"), ("balancer", "load_balancer")):  # the first may name the second
+        if file in reading.values:
+            _read_file(str(reading.values.pop(file)), named, written, engine, reading)
     if (hosts := _srun(before)) and "nnodes" not in reading.values:
         reading.values["nnodes"] = hosts
     launch = launched(engine, reading, loose, env)
@@ -116,13 +117,13 @@ def _srun(before: list[str]) -> int:
     return int(nodes[1]) if nodes else 0
 
 
-def _read_file(name: str, written: Mapping[str, str], engine: str, reading: Reading) -> None:
+def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, reading: Reading) -> None:
     """Settings of a YAML file beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
     text = written.get(name)
     if text is None and os.path.exists(name):
-        text = read_text(name, "from: --config")
+        text = read_text(name, f"from: {named}")
     if text is None:
-        reading.unread.append(f"--config {name} (no such file here)")
+        reading.unread.append(f"{named} {name} (no such file here)")
         return
     above, flags = "", []
     for line in text.splitlines():

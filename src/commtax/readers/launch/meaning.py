@@ -17,7 +17,7 @@ AUTO_EP = -1  # experts over tp x dp
 LOAD = ("concurrency", "input_len", "output_len", "spread", "request_rate", "burstiness", "num_prompts")
 """What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
 OPTIONS = (
-    *("tp", "pp", "dp", "ep", "cp", "dtype", "kv_dtype", "lora_rank", "max_loras"),
+    *("tp", "pp", "dp", "ep", "cp", "dtype", "kv_dtype", "lora_rank", "max_loras", "redundant_experts"),
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size", "kv_cache_memory_bytes"),
     *("recurrent_dtype", "eager", "library", "ep_backend", "speculative", "tower", *LOAD),
     *("micro_batch", "global_batch", "context", "recompute", "sequence_parallel", "schedule", "chunks", "zero", "hsdp"),
@@ -66,6 +66,7 @@ class Launch:
     servers: Servers = Servers()
     place: Place = Place()
     stage_layers: int = 0  # of a chunk, where that is told instead of the chunks
+    slots: int = 0  # experts of all ranks, copies of popular ones among them, where that is told instead of the copies
     notes: tuple[Note, ...] = ()
     unread: tuple[str, ...] = ()
 
@@ -101,7 +102,8 @@ def launched(engine: str, reading: Reading, loose: list[str], env: Mapping[str, 
     shape = tuple((name, reading.number(name)) for name in SHAPE if name in values)
     said = {name: values[name] for name in OPTIONS if values.get(name, "") != "" and values[name] is not False}
     what = Launch(engine, said, "", "serve" if engine in SERVING else "train", reading.text("model"), shape)
-    where = replace(what, servers=filled(Servers, values), place=filled(Place, values), stage_layers=reading.number("stage_layers"))
+    where = replace(what, servers=filled(Servers, values), place=filled(Place, values))
+    where = replace(where, stage_layers=reading.number("stage_layers"), slots=reading.number("slots"))
     return replace(where, notes=tuple(reading.notes), unread=tuple(reading.unread))
 
 
@@ -115,6 +117,10 @@ def _served(reading: Reading) -> None:
         values["spread"] = values.get("range_ratio", 0.0)  # drawn from (1 - r) to (1 + r) of the stated length
     _timed(reading)
     _adapters(reading)
+    if "eplb_config" in values:
+        _copied(reading)
+    if reading.on("eplb") and not reading.number("redundant_experts"):
+        reading.note("eplb", "experts are placed by their load: the busiest rank is priced as usual, --imbalance says otherwise")
     values["dtype"] = reading.text("quantization") or reading.text("compute")
     values["library"] = "nccl" if reading.on("plain_nccl") else reading.text("library")
 
@@ -127,6 +133,15 @@ def _adapters(reading: Reading) -> None:
     elif "lora_rank" not in reading.values:
         reading.values["lora_rank"] = USUAL_LORA_RANK
         reading.note("lora rank", f"the adapters' rank is not said: {USUAL_LORA_RANK}, vLLM's usual one")
+
+
+def _copied(reading: Reading) -> None:
+    """Copies of popular experts, where a table of settings tells them."""
+    text = reading.text("eplb_config")
+    try:
+        reading.values["redundant_experts"] = int(parse_json(text, "eplb_config").get("num_redundant_experts", 0))
+    except (ValueError, AttributeError, TypeError, OverflowError):
+        reading.unread.append(f"--eplb-config {text}")
 
 
 def _timed(reading: Reading) -> None:

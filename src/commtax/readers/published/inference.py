@@ -7,7 +7,7 @@ from functools import lru_cache
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.readers.published.metrics import metric as measured
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, names, number, whole
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, names, number, tokens, whole
 from commtax.readers.published.spellings import chip_named, engine_named, model_named
 from commtax.spec import Cluster, Model, Quant
 from commtax.statement import Refusal
@@ -93,7 +93,7 @@ def question(row: Row) -> tuple[Run, str]:
 
 def _batch_one(row: Row, _: str) -> tuple[Run, str]:
     """gpt-fast: one sequence, compiled, tokens/s over a short answer."""
-    inputs, outputs = whole(row, "isl", 5), whole(row, "osl", 200)
+    inputs, outputs = round(tokens(row, "isl", 5)), round(tokens(row, "osl", 200))
     options: StepOptions = {"tp": whole(row, "tp", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
     odd = "oddly low, as its source says, " if "oddly" in cell(row, "notes") else ""
     run = Run(_stored(row), _place(row), options, whole(row, "batch", 1), inputs, context=inputs + outputs // 2, steps=1)
@@ -102,7 +102,7 @@ def _batch_one(row: Row, _: str) -> tuple[Run, str]:
 
 def _static(row: Row, metric: str) -> tuple[Run, str]:
     """A batch that starts together: its prompt in one step, then one token a step."""
-    inputs, outputs = whole(row, "isl"), whole(row, "osl", 1)
+    inputs, outputs = round(tokens(row, "isl")), round(tokens(row, "osl", 1))
     prompts, steps = {"prefill_time": (1, 0), "tpot": (0, 1), "e2e_latency": (1, max(0, outputs - 1))}[metric]
     options: StepOptions = {"tp": whole(row, "tp", 1), "engine": "vllm-2023", "eager": True, "dtype": _dtype(row)}
     if "NCCL" in cell(row, "notes"):
@@ -118,7 +118,8 @@ def _closed_loop(row: Row, kind: str) -> tuple[Run, str]:
     options: StepOptions = {"tp": whole(row, "tp", 1), "engine": engine, "dtype": _dtype(row)}
     if _dtype(row) == "fp8" and engine == "trtllm":  # which keeps the cache as narrow
         options["kv_dtype"] = "fp8"
-    run = Run(_model(row), _place(row), options, whole(row, "batch"), whole(row, "isl"), whole(row, "osl"), served=kind)
+    inputs, outputs = round(tokens(row, "isl")), round(tokens(row, "osl"))
+    run = Run(_model(row), _place(row), options, whole(row, "batch"), inputs, outputs, served=kind)
     return run, "batching of prompts may wait" if kind in ("ttft", "tpot", "e2e") else ""
 
 

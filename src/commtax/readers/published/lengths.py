@@ -14,11 +14,12 @@ import numpy as np
 from commtax.catalog.distributions import Side, data_set
 from commtax.catalog.distributions import lengths as spelled
 from commtax.catalog.loader import stems
-from commtax.readers.published.rows import Row, cell, number
+from commtax.readers.published.rows import Row, cell, mix, number
 from commtax.spec.stream import Lengths, through
 
 SIDES: tuple[Side, Side] = ("inputs", "outputs")
 ANSWER_SIGMA = 0.9  # of answers known by their mean alone: MLPerf's reference answers have 0.6 to 1.1
+MIXED_POINTS = 400  # of a mix: shares are kept to a quarter of a percent
 ALIKE = ("constant", "shared_prefix")
 """What a row calls lengths that hardly differ: then the mean alone tells them."""
 
@@ -31,7 +32,10 @@ def of_row(row: Row, folder: Path | None) -> tuple[Lengths, Lengths]:
 
 def _side(row: Row, side: Side, folder: Path | None) -> Lengths:
     column = side.removesuffix("s")
-    mean, said = number(row, f"{column}_mean_tokens"), cell(row, f"{column}_dist")
+    said, told = cell(row, f"{column}_dist"), cell(row, f"{column}_mean_tokens")
+    if parts := mix(said) or mix(told):
+        return _mixed(parts)
+    mean = number(row, f"{column}_mean_tokens")
     named = re.match(r"mlperf_lengths/([\w.-]+)", said)
     samples = named and _samples(named[1], side, folder)
     if samples:
@@ -44,6 +48,14 @@ def _side(row: Row, side: Side, folder: Path | None) -> Lengths:
     least = re.search(r"\(min (\d{1,9})\)", said)
     kind = drawn.kind if drawn.sigma else "constant"
     return replace(drawn, kind=kind, low=float(least[1]) if least else 1.0)
+
+
+def _mixed(parts: tuple[tuple[float, float], ...]) -> Lengths:
+    """A few lengths, each with its share of the requests."""
+    edges = np.cumsum([share for _, share in parts])
+    levels = (np.arange(MIXED_POINTS) + 0.5) / MIXED_POINTS
+    points = [parts[i][0] for i in np.minimum(np.searchsorted(edges, levels), len(parts) - 1)]
+    return Lengths("quantiles", sum(length * share for length, share in parts), quantiles=tuple(points))
 
 
 def _samples(name: str, side: Side, folder: Path | None) -> Lengths | None:

@@ -59,6 +59,9 @@ class Entry:
     row: int = 0
     id: str = ""  # by which other predictors' figures of the same row are told
     fitted: bool = False
+    publisher: str = ""  # who measured it
+    run: str = ""  # what tells the run from all others; "": nothing does
+    apart: str = ""  # the rule by which it is no test: tokens may have been drafted, it cannot fit, it was told before …
     sound: bool = True  # its source says neither that the network was broken nor leaves open which it was
 
 
@@ -115,6 +118,30 @@ def number(row: Row, name: str, least: float = LEAST, most: float = MOST) -> flo
     if not least <= value <= most:
         raise Refusal(f"column {name} is {text[:40]}: a figure from {least:g} to {most:g} is needed", name)
     return value
+
+
+def mix(text: str) -> tuple[tuple[float, float], ...]:
+    """Lengths and their shares of ``mix(256:0.5,4096:0.5)``; none where a text is no mix. A broken one is refused.
+
+    >>> mix("mix(256:1,4096:3)"), mix("1024")
+    (((256.0, 0.25), (4096.0, 0.75)), ())
+    """
+    told = re.fullmatch(r"mix\((.*)\)", text.strip().lower())
+    if not told:
+        return ()
+    parts = [re.fullmatch(r"\s*(\d{1,8}(?:\.\d+)?)\s*:\s*(\d{1,8}(?:\.\d*)?|\.\d+)\s*", part) for part in told[1].split(",")]
+    pairs = [(float(part[1]), float(part[2])) for part in parts if part]
+    every = sum(share for _, share in pairs)
+    if len(pairs) < len(parts) or not every or min(length for length, _ in pairs) < 1:
+        raise Refusal(f"lengths '{text[:60]}': a mix is written mix(256:0.5,4096:0.5), lengths from 1 with their shares")
+    return tuple((length, share / every) for length, share in sorted(pairs))
+
+
+def tokens(row: Row, name: str, default: float | None = None) -> float:
+    """A length of a row: a whole number of tokens, or the mean of a mix."""
+    if parts := mix(cell(row, name)):
+        return sum(length * share for length, share in parts)
+    return default if default is not None and not cell(row, name) else float(whole(row, name))
 
 
 def whole(row: Row, name: str, default: int | None = None) -> int:

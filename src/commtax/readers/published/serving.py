@@ -4,19 +4,20 @@ The columns are those of published end-to-end runs: engine, version, model, syst
 sizes of the plan, mean TTFT and TPOT in milliseconds. Absent columns are taken as empty.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import cast
 
 from commtax import catalog
 from commtax.catalog.paces import fitted_runs
-from commtax.files import Json, table
 from commtax.readers.published.metrics import Metric, figures
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, even_hash, lower, whole
-from commtax.readers.published.spellings import chip_named, model_named
-from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Model, Quant
+from commtax.readers.published.publishers import INFERENCEMAX, by_inferencemax, launched, publisher, says_drafted
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, even_hash, lower, mix, tokens, whole
+from commtax.readers.published.spellings import chip_named
+from commtax.readers.published.weights import kept, stored
+from commtax.spec import Chip, Cluster, Engine, Model
 from commtax.statement import Refusal
 from commtax.verbs.asking import RequestOptions
 
@@ -28,7 +29,6 @@ RATES = ("throughput", "total-rate", "input-rate", "request-rate")
 _CLIENTS = re.compile(r"silicon_concurrency=(\d+)")
 HABITS = ("ahead", "steps_per_decision", "batch_wait")
 """Of an engine, that a launch command sets."""
-FP8_TILES = Quant("fp8", "fp8", (128, 128), ignored=("lm_head", "mlp.gate"))
 
 
 class Run(RequestOptions, total=False):
@@ -40,19 +40,19 @@ class Run(RequestOptions, total=False):
 
 def question(row: Row) -> Run:
     """The run of one row; raises ``Refusal`` with the reason where there is none."""
-    model, sizes = _model(row), _sizes(row)
+    (model, dtype), sizes = stored(row), _sizes(row)
+    workers = _workers(row) if _is_apart(row) else {}
     clients = _concurrency(row, sizes["dp"])
-    low, spread = _lengths(row)
-    dtype, kv_dtype = _dtypes(row, model)
+    (inputs, outputs), spread = _lengths(row)
     cluster = _cluster(row, sizes)
-    launch = {"kv_dtype": kv_dtype, **recipe(row, sizes)}
+    launch = {"kv_dtype": kept(row), **recipe(row, sizes)}
     for said in ("drafts", "spread_experts", "dp_attention"):
         launch.pop(said, None)
     engine = catalog.engine(_engine(row)).but(**{name: launch.pop(name) for name in HABITS if name in launch})
-    lengths = {"input_len": max(1, round(low * whole(row, "isl"))), "output_len": max(2, round(low * whole(row, "osl")))}
+    lengths = {"input_len": max(1, round(inputs)), "output_len": max(2, round(outputs))}
     load = {"concurrency": clients, "num_prompts": PROMPTS_PER_CLIENT * clients, "spread": spread, **lengths}
     place = {"model": model, "cluster": cluster, "engine": engine, **sizes, "dtype": dtype, **launch}
-    return cast(Run, {**place, **load, **(_workers(row) if _is_apart(row) else {})})
+    return cast(Run, {**place, **load, **workers})
 
 
 def ask(row: Row, entry: Entry) -> Asked[Run]:
@@ -62,7 +62,7 @@ def ask(row: Row, entry: Entry) -> Asked[Run]:
         raise Refusal("no figure is given: neither TTFT, TPOT, latency nor throughput")
     sizes = _sizes(row)
     entry = replace(entry, tp=sizes["tp"], size=_concurrency(row, sizes["dp"]), fitted=is_fitted(row), hint=_hint(row))
-    entry = replace(entry, where="moe" if run["model"].experts else "dense", sound=not may_draft(row))
+    entry = replace(entry, where="moe" if run["model"].experts else "dense", apart=drafted(row), run=measurement(row))
     return Asked(tuple(_figure(row, entry, *one) for one in told), run)
 
 
@@ -85,7 +85,7 @@ def _gpus(row: Row, kind: str) -> int:
     """GPUs that a figure was divided by: all, of the prompts' workers for input, of those that decode for output."""
     if not _is_apart(row):
         return _size(row, "num_gpus", _one_gpus(row))
-    ahead = _size(row, "prefill_num_workers", 0) * _size(row, "prefill_tp_size", 1)
+    ahead = _size(row, "prefill_num_workers", 0) * _prompt_gpus(row)
     decode = _size(row, "decode_num_workers", 0) * _one_gpus(row)
     used = {"input-rate": ahead, "throughput": decode}.get(kind, ahead + decode if ahead and decode else 0)
     if not used:
@@ -99,20 +99,46 @@ def describe(row: Row) -> Entry:
     what = f"{row.get('model_path', '')}, tp {tp or '?'}, {lengths}, {clients or '?'} clients"
     entry, source = described(row, "serving_runs"), cell(row, "silicon_data_source", "source")
     # InferenceMAX names its daily files, the others are aiconfigurator's own.
-    origin = "InferenceMAX" if by_inferencemax(row) else "aiconfigurator" if source else ""
+    origin = INFERENCEMAX if by_inferencemax(row) else "aiconfigurator" if source else ""
     untold = _is_apart(row) and any(cell(row, f"{part}_num_workers") in ("", "0") for part in ("prefill", "decode"))
-    return replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what, sound=not untold)
+    entry = replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what, sound=not untold)
+    return replace(entry, publisher=publisher(row))
 
 
 def _hint(row: Row) -> str:
     """What the row itself says that may explain an error."""
-    if _is_apart(row):
-        return "disaggregated"
-    return "whether tokens were drafted is not said" if may_draft(row) else ""
+    return "disaggregated" if _is_apart(row) else ""
 
 
 def _is_apart(row: Row) -> bool:
     return row.get("mode") == "disagg"
+
+
+def measurement(row: Row) -> str:
+    """What tells a run's times from all others', so that one is counted once: the same stand in several files and under several
+    names of a model, rounded to hundredths of a millisecond in some. "" where a row has no two of them to be told by.
+    """
+    times = measured(row)
+    if len(times) < 2:
+        return ""
+    where = (_chip(row).key, cell(row, "isl"), cell(row, "osl"))
+    return " ".join((*where, *(f"{name} {value * 1e3:.2f}" for name, value in sorted(times.items()))))
+
+
+def distinct(rows: Sequence[Row]) -> list[Row]:
+    """Rows with every measurement once: the first that can be asked."""
+    known: set[str] = set()
+    kept_rows = []
+    for row in rows:
+        try:
+            question(row)
+            key = measurement(row)
+        except ValueError:
+            key = ""
+        if not key or key not in known:
+            kept_rows.append(row)
+        known |= {key} - {""}
+    return kept_rows
 
 
 def measured(row: Row) -> dict[str, float]:
@@ -123,17 +149,6 @@ def measured(row: Row) -> dict[str, float]:
 def _size(row: Row, name: str, default: int) -> int:
     """A size that a table may leave empty or write as 0."""
     return default if cell(row, name) in ("", "0") else whole(row, name)
-
-
-def _model(row: Row) -> Model:
-    """The bundled model; a name with the quantisation behind it is the same model, stored so."""
-    name = row.get("model_path") or ""
-    known = model_named(name)
-    if known is None:
-        raise Refusal(f"model '{name}' is not in the catalogue", "model_path")
-    if row.get("gemm_quant_mode") == "fp8_block" and not known.quant:
-        return replace(known, quant=FP8_TILES)
-    return known
 
 
 def _engine(row: Row) -> str:
@@ -154,6 +169,8 @@ def _sizes(row: Row) -> dict[str, int]:
     prefix = "decode_" if _is_apart(row) else ""
     tp, dp, ep = whole(row, f"{prefix}tp_size"), _size(row, f"{prefix}attention_dp_size", 1), _size(row, f"{prefix}moe_ep_size", 1)
     tp, dp, ep = _once(tp, dp, ep, row.get("id") or "") if by_inferencemax(row) else (tp, dp, ep)
+    if dp > 1 and ep == 1:  # ranks whose experts are cut in parts hold no more of them than ranks that hold some whole
+        ep = min(tp * dp, _size(row, f"{prefix}moe_tp_size", 1))
     sizes = {"tp": tp, "pp": _size(row, f"{prefix}pp_size", 1), "dp": dp, "ep": ep}
     said = recipe(row, sizes) if dp == ep == 1 else {}
     if said.get("dp_attention"):
@@ -179,41 +196,45 @@ def _once(tp: int, dp: int, ep: int, name: str) -> tuple[int, int, int]:
 
 
 def _workers(row: Row) -> dict[str, int]:
-    """Workers for prompts and for decoding; a run whose table does not say how many there are tells nothing."""
+    """Workers for prompts and for decoding; a run whose table does not say how many there are tells nothing.
+
+    A prompt worker whose attention ranks have requests of their own is one of as many GPUs, each with a part of every request.
+    """
     counts = {f"{part}_workers": _size(row, f"{part}_num_workers", 0) for part in ("prefill", "decode")}
     if not all(counts.values()):
         raise Refusal("disaggregated: how many workers there are is not said", "decode_num_workers")
-    return {"disaggregated": True, "prefill_tp": whole(row, "prefill_tp_size"), **counts}
+    return {"disaggregated": True, "prefill_tp": _prompt_gpus(row), **counts}
 
 
-@lru_cache(maxsize=1)
-def _recipes() -> Json:
-    return table("readers/published/recipes.toml")["recipe"]
+def _prompt_gpus(row: Row) -> int:
+    """GPUs of a worker for prompts."""
+    return whole(row, "prefill_tp_size") * _size(row, "prefill_attention_dp_size", 1)
 
 
 def recipe(row: Row, sizes: Mapping[str, int]) -> dict[str, object]:
-    """How InferenceMAX launched a run, as far as its scripts say (``recipes.toml``); nothing of other runs."""
+    """How InferenceMAX launched a run, as far as its scripts say; nothing of other runs."""
     if not by_inferencemax(row):
         return {}
-    source, clients = row.get("silicon_data_source") or "", _concurrency(row, sizes["dp"])
-    day = re.search(r"measured=(\d{4}-\d\d)", source)
-    is_of = {"engine": cell(row, "backend"), "models": _model(row).key, "chips": _chip(row).key, **sizes}
-    is_of |= {"isl": whole(row, "isl"), "osl": whole(row, "osl")}
-    least = {"from_clients": clients, "from_dp": sizes["dp"], "since": day[1] if day else "9999"}
-    found: dict[str, object] = {}
-    for one in _recipes():
-        fits = [
-            value in one[key] if isinstance(one[key], list) else value == one[key] for key, value in is_of.items() if key in one
-        ]
-        fits += [value >= one[key] for key, value in least.items() if key in one]
-        if all(fits) and least["since"] <= one.get("until", "9999"):
-            found |= {key: value for key, value in one.items() if key not in (*is_of, *least, "until", "source")}
-    return found
+    model, dtype = stored(row)
+    is_of = {
+        "engine": cell(row, "backend"),
+        "models": model.key,
+        "chips": _chip(row).key,
+        "mode": row.get("mode") or "agg",
+        **sizes,
+    }
+    is_of |= {"isl": tokens(row, "isl"), "osl": tokens(row, "osl")}
+    is_of["weights"] = dtype or (model.quant.dtype if model.quant else "")
+    return launched(row, is_of, _concurrency(row, sizes["dp"]), sizes["dp"])
+
+
+def drafted(row: Row) -> str:
+    """The rule by which tokens were guessed ahead in a run, or may have been: it tells nothing of a step. "" where none holds."""
+    return says_drafted(row) or str(recipe(row, _sizes(row)).get("drafts") or "")
 
 
 def may_draft(row: Row) -> bool:
-    """Whether tokens were guessed ahead, or may have been: such a run tells nothing of a step."""
-    return bool(recipe(row, _sizes(row)).get("drafts"))
+    return bool(drafted(row))
 
 
 def _concurrency(row: Row, dp: int) -> int:
@@ -239,23 +260,20 @@ def _is_counted(row: Row) -> bool:
     return bool(_CLIENTS.search(row.get("silicon_data_source") or "")) or told not in UNCOUNTED
 
 
-def _lengths(row: Row) -> tuple[float, float]:
-    """Mean length over the stated one, and the spread around it."""
+def _lengths(row: Row) -> tuple[tuple[float, float], float]:
+    """Mean lengths of inputs and outputs, and the spread around them: that of a uniform one as wide as a mix is."""
+    means = tokens(row, "isl"), tokens(row, "osl")
+    wide = min(1.0, max(_spread(mix(cell(row, name))) for name in ("isl", "osl")))
     if by_inferencemax(row):
-        return (1 + SHORTEST) / 2, (1 - SHORTEST) / (1 + SHORTEST)
-    return 1.0, 0.0
+        middle = (1 + SHORTEST) / 2
+        return (middle * means[0], middle * means[1]), max(wide, (1 - SHORTEST) / (1 + SHORTEST))
+    return means, wide
 
 
-def by_inferencemax(row: Row) -> bool:
-    """Its daily files, its database, and one model's runs of both.
-
-    >>> [by_inferencemax({"silicon_data_source": s}) for s in ("db-dump/2026-04-27; config_id=6", "source_file=2026-04-01.csv")]
-    [True, True]
-    >>> by_inferencemax({"silicon_data_source": "source_file=/home/me/kimi-gap-analysis.csv"})
-    False
-    """
-    daily, database, of_one = r"\d{4}-\d\d-\d\d\.csv", "db-dump", r"[\w.-]+-gap-analysis\.csv"
-    return bool(re.search(rf"(^|source_file=)({daily}|{database}|{of_one})", row.get("silicon_data_source") or ""))
+def _spread(parts: Sequence[tuple[float, float]]) -> float:
+    """Half of the width of a uniform distribution over its mean, with the standard deviation of these lengths."""
+    mean = sum(length * share for length, share in parts)
+    return math.sqrt(3 * sum(share * (length / mean - 1) ** 2 for length, share in parts)) if parts else 0.0
 
 
 def _chip(row: Row) -> Chip:
@@ -266,26 +284,11 @@ def _chip(row: Row) -> Chip:
 
 
 def _cluster(row: Row, sizes: Mapping[str, int]) -> Cluster:
+    """Hosts of a server, or of all workers of both kinds."""
     chip = _chip(row)
-    hosts = -(-sizes["tp"] * sizes["pp"] * sizes["dp"] // chip.gpus_per_host)
+    gpus = _gpus(row, "") if _is_apart(row) else sizes["tp"] * sizes["pp"] * sizes["dp"]
+    hosts = -(-gpus // chip.gpus_per_host)
     return catalog.cluster(f"{hosts}x{chip.gpus_per_host}x{chip.key}" if hosts > 1 else f"{chip.gpus_per_host}x{chip.key}")
-
-
-def _dtypes(row: Row, model: Model) -> tuple[str, str]:
-    """Weights as the row says, unless the checkpoint is quantised itself and as narrow; and the cache.
-
-    TensorRT-LLM keeps KV in fp8 with its fp8 checkpoints. vLLM keeps it as the activations unless told otherwise, and its
-    fp8 runs show it: requests begin to wait for the cache at half of what an fp8 cache would hold.
-    """
-    mode = row.get("gemm_quant_mode") or ""
-    kv = "fp8" if mode in ("fp8", "fp8_static") and row.get("backend") == "trtllm" else ""
-    kind = {"fp8": "fp8", "fp8_static": "fp8", "nvfp4": "nvfp4", "int8_wo": "int8", "int4_wo": "int4"}.get(mode)
-    own = model.quant and not (kind and DTYPE_BYTES[kind] < DTYPE_BYTES[model.quant.dtype])
-    if own or mode in ("", "bfloat16", "float16"):
-        return "", kv
-    if kind is None:
-        raise Refusal(f"quantisation '{mode}' is not known", "gemm_quant_mode")
-    return kind, kv
 
 
 def may_fit(row: Row) -> bool:

@@ -24,7 +24,7 @@ from commtax.statement import Refusal
 FOLDERED = ("collectives", "serving_runs", "inference", "training_runs", "open_loop_runs")
 """Kinds of tables whose rows name their chip; of ``kernels`` the file or its folder may."""
 KINDS = (*FOLDERED, "kernels", "h200")
-ADDED = ("kind", "measured", "predicted", "low", "high", "fitted", "skipped")
+ADDED = ("kind", "measured", "predicted", "low", "high", "fitted", "publisher", "apart", "skipped")
 """Columns that ``validate --rows`` adds."""
 ENDINGS = (".csv", ".csv.gz", ".txt", ".txt.gz")
 DEEPEST = 4  # folders inside each other that are looked into
@@ -99,7 +99,7 @@ def kind_of_table(path: Path) -> str:
 
 def kind_of_columns(header: Sequence[str], name: str = "") -> str:
     """The kind of table that has these columns; "" where none has, or where the file was written by ``validate --rows``."""
-    if set(ADDED) <= set(header):
+    if {"measured", "predicted", "fitted", "skipped"} <= set(header):
         return ""
     for kind, choices in names()["recognised"].items():
         columns = set(renamed(kind, header))

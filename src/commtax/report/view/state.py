@@ -117,6 +117,8 @@ KEYS = (
     Key("v", "chunks", 2, "Training: chunks a rank, where the schedule is interleaved.", 2, 16),
     Key("dt", "dtype", "", "Weights in another type; empty: as stored.", words=("", *DTYPE_BYTES)),
     Key("kv", "kv_dtype", "", "Serving: KV cache in another type.", words=("", "bf16", "fp16", "fp8")),
+    Key("red", "redundant_experts", 0, "Serving: copies of popular experts, where experts are spread over ranks.", 0, 65_536),
+    Key("imb", "imbalance", 0.0, "Tokens of the busiest expert rank over the mean; 0: as measured, to train 1.", 0, MOST["ep"]),
     Key("sp", "sequence_parallel", 0, "1: sequence parallelism; 0: the engine's own choice.", 0, 1),
     Key("eg", "eager", 0, "1: without CUDA graphs, every kernel launched.", 0, 1),
     Key("lib", "library", "", "Another library's collectives.", words=("", *catalog.keys("libraries"))),
@@ -159,7 +161,10 @@ class State:
         """What is asked beside model and cluster, by the names that the library and the command line have for it."""
         asked = {name: self[SHORT[name]] for name in ("engine", "dtype", "library", *SIZES, "phase")}
         asked |= {"sequence_parallel": bool(self["sp"]) or None, "eager": bool(self["eg"])}
+        if self["ep"] > 1:
+            asked["imbalance"] = self["imb"] or None
         if not PHASES[self["ph"]].trains:
+            asked["redundant_experts"] = (self["ep"] > 1 and self["red"]) or None
             return asked | {"batch": self["b"], "context": self.length, "kv_dtype": self["kv"]}
         axes = self["as"]
         return asked | {
@@ -196,6 +201,8 @@ def written(q: Question) -> State:
         "dt": plan.weights_dtype,
         "sp": int(plan.sequence_parallel),
         "eg": int(q.what_if.eager),
+        "red": int(plan.redundant_experts),
+        "imb": float(q.what_if.imbalance),
         "lib": q.what_if.library.partition("@")[0],
     }
     if not q.trains:

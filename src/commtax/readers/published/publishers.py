@@ -1,0 +1,85 @@
+"""Who measured a row, and how InferenceMAX launched what it measured (``recipes.toml``)."""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+from commtax.files import Json, table
+from commtax.readers.published.rows import Row, cell, names
+
+INFERENCEMAX = "InferenceMAX"
+DATABASE = "db-dump"  # of InferenceMAX: runs without drafted tokens
+DAILY = r"\d{4}-\d\d-\d\d\.csv"
+_DAY = re.compile(r"measured=(\d{4}-\d\d)(-\d\d)?")
+_DRAFTED = re.compile(r"(?<![a-z])(mtp|eagle\d?|spec-(?!none)\w+|speculative)(?![a-z])")
+UNDRAFTED = ("", "none", "false", "no", "off", "0", "disabled")
+DRAFT_COLUMNS = ("spec_decoding", "spec_method", "speculative", "drafts", "mtp")
+SAID = "the row says that tokens were drafted"
+
+
+def publisher(row: Row) -> str:
+    """Who measured a row, by what it says of its source (``names.toml``, ``publishers``); "" where it says nothing.
+
+    >>> publisher({"silicon_data_source": "db-dump/2026-04-27; config_id=6"}), publisher({"source": "arXiv:2104.04473 Table 1"})
+    ('InferenceMAX', 'arXiv:2104.04473')
+    >>> publisher({"experiment": "mlperf/v6.0/AMD/94xMI355X", "source_group": "mlperf-v6.0"})
+    'MLPerf AMD'
+    """
+    said = " ".join(cell(row, name) for name in ("silicon_data_source", "experiment", "source", "source_id", "source_group"))
+    return _publisher(said.strip())
+
+
+@lru_cache(maxsize=8192)
+def _publisher(said: str) -> str:
+    for pattern, name in names()["patterns"]["publishers"]:
+        if found := re.search(pattern, said, re.IGNORECASE):
+            return found.expand(name)
+    return re.split(r"[ ,;@]", said)[0]
+
+
+def by_inferencemax(row: Row) -> bool:
+    """Its daily files, its database, and the analyses of one model, whose rows are its own (rounded, without their day).
+
+    >>> [by_inferencemax({"silicon_data_source": s}) for s in ("db-dump/2026-04-27; config_id=6", "source_file=2026-04-01.csv")]
+    [True, True]
+    >>> by_inferencemax({"silicon_data_source": "source_file=/home/me/kimi-gap-analysis.csv"})
+    False
+    """
+    of_one = r"[\w.-]+-gap-analysis\.csv"
+    return bool(re.search(rf"(^|source_file=)({DAILY}|{DATABASE}|{of_one})", row.get("silicon_data_source") or ""))
+
+
+def day_of(row: Row) -> tuple[str, str]:
+    """Month and day of a run; a month after all others where its source says none."""
+    said = _DAY.search(row.get("silicon_data_source") or "")
+    return (said[1], said[1] + (said[2] or "")) if said else ("9999", "")
+
+
+@lru_cache(maxsize=1)
+def _recipes() -> Json:
+    return table("readers/published/recipes.toml")["recipe"]
+
+
+def launched(row: Row, is_of: Mapping[str, object], clients: int, dp: int) -> dict[str, object]:
+    """What every recipe that fits a run of InferenceMAX says of it; a later one goes before an earlier one."""
+    month, day = day_of(row)
+    is_of = {**is_of, "days": day, "database": DATABASE in (row.get("silicon_data_source") or "")}
+    least = {"from_clients": clients, "from_dp": dp, "since": month}
+    found: dict[str, object] = {}
+    for one in _recipes():
+        fits = [
+            value in one[key] if isinstance(one[key], list) else value == one[key] for key, value in is_of.items() if key in one
+        ]
+        fits += [value >= one[key] for key, value in least.items() if key in one]
+        if all(fits) and month <= one.get("until", "9999"):
+            found |= {key: value for key, value in one.items() if key not in (*is_of, *least, "until", "source")}
+    return found
+
+
+def says_drafted(row: Row) -> str:
+    """The rule by which a row says itself that tokens were drafted; "" where it does not."""
+    column = next((cell(row, name).lower() for name in DRAFT_COLUMNS if cell(row, name)), "")
+    if column:
+        return "" if column in UNDRAFTED else SAID
+    named = " ".join(cell(row, name).lower().replace("_", " ") for name in ("id", "source"))
+    return SAID if _DRAFTED.search(named) else ""
