@@ -49,20 +49,48 @@ def why_document(b: StepBill, w: Why) -> WhyDocument:
     return filled(WhyDocument, w, e, **totals, **named(b.question, "commtax.why/1"))
 
 
+@dataclass(frozen=True, slots=True)
+class WhyView:
+    """A line's explanation as the page shows it: sentences, the parts of one launch, effects and the range."""
+
+    number: int
+    line: str
+    heading: str
+    told: tuple[str, ...]
+    each_s: float
+    parts: tuple[Part, ...]
+    effects: tuple[Effect, ...]
+    range: str
+    reasons: tuple[str, ...]
+
+
+def why_view(w: Why) -> WhyView:
+    e = w.explanation
+    return WhyView(w.number, w.line, _heading(w), tuple(_told(w)), w.each_s, e.parts, e.effects, _wide(w), w.range.reasons)
+
+
 def show_why(console: Console, b: StepBill, w: Why) -> None:
     """What it is and how long it takes, why, by which parts and effects, and how sure that is."""
     headline(console, b.question)
-    hidden = f", of which {format_seconds(w.hidden_s)} hide" if w.hidden_s else ""
-    times = f"{w.times:,.6g} x {format_seconds(w.each_s)} = {format_seconds(w.total_s)}"
-    say(console, f"line {w.number}, {w.line} ({w.how}): {times}{hidden}, {w.share:.1%} of the step", "bold yellow")
+    say(console, f"line {w.number}, {_heading(w)}", "bold yellow")
     for text in _told(w):
         say(console, text)
     columns = ("seconds of one launch", "", ">alone", ">here", ">share")
     show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts])
     _show_effects(console, w.explanation.effects)
-    wide = f"80 % range{between(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
-    say(console, wide, "bold")
+    say(console, _wide(w), "bold")
     notes(console, w.range.reasons)
+
+
+def _heading(w: Why) -> str:
+    hidden = f", of which {format_seconds(w.hidden_s)} hide" if w.hidden_s else ""
+    times = f"{w.times:,.6g} x {format_seconds(w.each_s)} = {format_seconds(w.total_s)}"
+    how = "" if w.kind == "comm" else f" ({w.how})"
+    return f"{w.line}{how}: {times}{hidden}, {w.share:.1%} of the step"
+
+
+def _wide(w: Why) -> str:
+    return f"80 % range{between(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
 
 
 def _told(w: Why) -> Iterator[str]:
