@@ -12,7 +12,7 @@ from commtax.catalog.versions import nearest
 from commtax.files import table
 from commtax.spec import ENGINE_PARTS, Citation, Engine
 
-KINDS = ("effect", "host", "queue", "overlap", "memory", "range", "what-if")
+KINDS = ("kernel", "effect", "host", "queue", "overlap", "memory", "range", "what-if")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Mechanism:
     but_parts: tuple[str, ...] = ()  # … though never of these …
     when: str = ""  # … and only then: "eager", "compiled" (no eager), "grouped" (plain products of experts), "biased" (experts)
     dimensionless: bool = True  # a factor: 1 is none
+    of: str = ""  # "chip": what the chip does under any engine; "": the engine's
 
 
 @dataclass(frozen=True, slots=True)
