@@ -21,12 +21,14 @@ from commtax.cost.collectives import applies
 from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published import open_loop
 from commtax.readers.published.collectives import mode
+from commtax.readers.published.inferencemax import by_inferencemax
 from commtax.readers.published.rows import names
-from commtax.readers.published.serving import by_inferencemax, is_fitted, may_draft, question
+from commtax.readers.published.serving import is_fitted, may_draft, planned, question
 from commtax.readers.published.sweep import load as read_own
 from commtax.readers.published.tables import dicts, read
 from commtax.readers.published.training import asked
 from commtax.readers.published.training_rows import whole_rows
+from commtax.readers.published.weights import TILES
 from commtax.spec import Engine
 
 ROOT = Path(__file__).parents[1]
@@ -155,7 +157,7 @@ def serving(folder: Path) -> None:
                 "model": r["model_path"],
                 "system": r["system"],
                 "mode": "agg",
-                "weights": r["gemm_quant_mode"],
+                "weights": TILES if TILES in (r["gemm_quant_mode"], r["moe_quant_mode"]) else r["gemm_quant_mode"],
                 "input": r["isl"],
                 "output": r["osl"],
                 "clients": str(asked["concurrency"]),
@@ -169,7 +171,7 @@ def serving(folder: Path) -> None:
 
 def _drafts(row: Row) -> bool:
     try:
-        return may_draft(row)
+        return may_draft(row) or bool(planned(row))
     except ValueError:
         return False
 

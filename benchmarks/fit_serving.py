@@ -1,20 +1,22 @@
-"""Pool the constants of serving engines over published runs: ``python benchmarks/fit_serving.py DATA [--write]``.
+"""Fit what whole published runs teach: ``python benchmarks/fit_serving.py DATA [--write]``.
 
-DATA is a folder with ``serving_runs*.csv``. Every constant is a common value times effects of engine, version, chip, number
-format, kind and family of model (natural logarithms), each drawn towards none by a prior whose width is the spread between
-groups. Damped Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it strays (Cauchy), runs that stand in
-several tables counted once. Half of the runs are fitted (``commtax.readers.published.serving.may_fit``), the others test; runs
-that may have drafted tokens do neither.
+DATA is a folder with ``serving_runs*.csv`` and ``ml_energy.csv``. Kernels and collectives have constants from their own tables; runs
+teach times of the host (a common value times effects of engine, version and publisher) and one shape of the router's choices.
+Kinds of kernels have an effect of engine and family of chips, narrow and bounded (``catalog.paces.LAW``). All are natural
+logarithms, drawn towards none by a prior. Damped Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it
+strays (Cauchy). Half of the runs are fitted (``commtax.readers.published.serving.may_fit``), the others test; runs that may have
+drafted tokens, do not fit or beat the hardware do neither. A prediction knows no publisher.
 
-Then every engine, chip and family is left out in turn, all runs of the others fitted again (around the full fit), and what was
-left out predicted. From those errors come the ranges of ``catalog/transfer.toml``; whether they hold is judged on each group
-with widths from the other groups. ``--write`` writes ``catalog/paces.toml``, ``catalog/transfer.toml``, ``validate/transfer.toml``
-and the times of engines and versions in ``catalog/engines``. ``--tune`` looks for widths of the priors.
+Then every engine, chip, family, publisher and file is left out in turn, all runs of the others fitted again (around the full
+fit), and what was left out predicted. From those errors come the ranges of ``catalog/transfer.toml``; whether they hold is judged
+on each group with widths from the other groups. ``--write`` writes ``catalog/paces.toml``, ``catalog/transfer.toml``,
+``validate/transfer.toml`` and the times of engines and versions in ``catalog/engines``.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import os
 import re
@@ -27,41 +29,43 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from serving_runs import read
 
 import commtax
 from commtax import catalog
-from commtax.catalog.paces import Setting
+from commtax.catalog.paces import LAW, Setting
 from commtax.catalog.versions import parts
+from commtax.cost.kernels import KINDS
 from commtax.ledger import Z80
-from commtax.readers.published.serving import may_draft, may_fit, measured, question
+from commtax.readers.published.publishers import publisher
+from commtax.readers.published.serving import distinct, may_draft, may_fit, measured, question
 from commtax.spec import Engine
+from commtax.validate.floors import holds_weights
+from commtax.validate.serving import floor
 from commtax.verbs.serving import simulate
 
 PACKAGE = Path(commtax.__file__).parent
 ARRAYS = ("tp", "dp", "ep", "concurrency", "input_len", "output_len", "num_prompts", "spread")
 SCALES = {"tpot": 0.04, "ttft": 0.15}  # errors far above these hardly count
 METRICS = tuple(SCALES)
-HOME_CHIP, HOME_KIND, HOME_DTYPE = "h100-sxm", "dense", "bf16"  # which have no pace of their own: engines' times are theirs
-HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq")
-COMMON = {
-    "host_s": 3e-4,
-    "host_s_per_doubling": 3e-5,
-    "host_s_per_seq": 5e-6,
-    "request": 1.5e-2,
-    "prompt": 3e-3,
-    "decode": 1.0,
-    "prefill": 1.0,
-    "small_kernels": 0.3,
-    "experts": 0.8,
-    "routing": 1.0,
-    "popularity": 0.7,
-}
+LEAST_EFFECT = 0.005  # what is smaller is none
+HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq", "request_s", "prompt_s")
+ROUTER = "popularity"
+KERNELS = tuple(dict.fromkeys(KINDS.values()))
+OF_EXPERTS = ("experts", "routing", ROUTER)
+FIELDS = (*HOST, ROUTER, *KERNELS)
+COMMON = {"host_s": 3e-4, "host_s_per_doubling": 3e-5, "host_s_per_seq": 5e-6, "request_s": 1.5e-2, "prompt_s": 3e-3, ROUTER: 0.7}
 """Where each constant starts from, before its common effect."""
-FIELDS = {**{name: name for name in HOST}, "small_kernels": "small_kernels"}
-PLACES = {"e": ("engine",), "c": ("chip",), "q": ("dtype",), "k": ("kind",), "m": ("family",)}
-PLACES |= {"ec": ("engine", "chip"), "em": ("engine", "family"), "ev": ("engine", "version")}
-"""Levels by their letters, and what names a group of them."""
+MECHANISMS = {
+    "products": "products beside other kernels of a step: clock, cache and tuning differ from a product that runs alone",
+    "attention": "attention beside other kernels, on caches in pages",
+    "latent": "latent attention beside other kernels, on caches in pages",
+    "sparse": "selection and sparse attention beside other kernels, on caches in pages",
+    "linear": "scans and states beside other kernels",
+    "experts": "grouped products on the copies that routers really send, not on those that a table draws",
+    "routing": "sorting and permuting on the copies that routers really send; launches that overlap inside a graph",
+    "small": "element-wise kernels that the engine fuses into neighbours, or launches beside those of a plain engine",
+}
+"""Why a kind of kernel may take another time in a step than alone."""
 Level = tuple[str, ...]
 
 
@@ -72,98 +76,99 @@ class Group:
     engine: Engine
     version: str
     setting: Setting
-    name: str  # of the model's family, as it is left out
+    names: Mapping[str, str]  # what it is left out with
     mixture: bool
     words: dict[str, Any]
     arrays: dict[str, Any]
     seen: Mapping[str, Any]  # seconds by metric
-    drafted: Any
+    apart: Any  # drafted, or more than the hardware can
     fitted: Any
-    weights: Any  # a run in several tables counts once
+    weights: Any
 
 
 def groups(folder: Path) -> list[Group]:
     parts: dict[tuple[Any, ...], list[tuple[dict[str, str], dict[str, Any]]]] = defaultdict(list)
-    for path in sorted(folder.glob("serving_runs*.csv")):
-        for row in read(path):
-            try:
-                asked: dict[str, Any] = dict(question(row))
-            except ValueError:
-                continue
-            if not asked.get("disaggregated"):
-                engine = asked["engine"]
-                serves = (engine.serves.steps_per_decision, engine.serves.batch_wait, engine.serves.ahead)
-                rest = tuple((k, str(v)) for k, v in sorted(asked.items()) if k not in (*ARRAYS, "engine", "model", "cluster"))
-                key = (engine.key, engine.version, *serves, asked["model"].key, asked["cluster"].key, rest)
-                parts[key].append((row, asked))
+    tables = [row for path in sorted(folder.glob("serving_runs*.csv")) for row in csv.DictReader(path.open())]
+    for row in distinct(tables):
+        try:
+            asked: dict[str, Any] = dict(question(row))
+        except ValueError:
+            continue
+        if not asked.get("disaggregated"):
+            engine = asked["engine"]
+            serves = (engine.serves.steps_per_decision, engine.serves.batch_wait, engine.serves.ahead)
+            rest = tuple((k, str(v)) for k, v in sorted(asked.items()) if k not in (*ARRAYS, "engine", "model", "cluster"))
+            key = (engine.key, engine.version, *serves, asked["model"].key, asked["cluster"].key, file_of(row), rest)
+            parts[key].append((row, asked))
     return [_group(members) for members in parts.values()]
 
 
+def file_of(row: Mapping[str, str]) -> str:
+    """The file that a row's source names, by its last folders."""
+    said = (row.get("silicon_data_source") or "").partition(";")[0].removeprefix("source_file=")
+    return "/".join(said.split("/")[-4:])
+
+
 def _group(members: list[tuple[dict[str, str], dict[str, Any]]]) -> Group:
-    asked = members[0][1]
+    row, asked = members[0]
     engine, model = asked["engine"], asked["model"]
     known = [*engine.versions, catalog.engine(engine.key).version]
     seconds = [measured(row) for row, _ in members]
-    names = [(*(q[name] for name in ARRAYS), row["silicon_tpot_ms"][:6]) for row, q in members]
+    setting = Setting.of(engine, asked["cluster"].chip, model, asked["dtype"])
+    arrays = {name: np.array([q[name] for _, q in members]) for name in ARRAYS}
+    words = {key: value for key, value in asked.items() if key not in (*ARRAYS, "engine")}
+    seen = {metric: np.array([one.get(f"{metric}_s", np.nan) for one in seconds]) for metric in METRICS}
     return Group(
         engine=engine,
         version=catalog.nearest(engine.version, known),
-        setting=Setting.of(engine, asked["cluster"].chip, model, asked["dtype"]),
-        name=model.architecture,
+        setting=setting,
+        names={"engine": setting.engine, "chip": setting.chip, "family": setting.family, "publisher": publisher(row), "file": file_of(row)},
         mixture=model.experts is not None,
-        words={key: value for key, value in asked.items() if key not in (*ARRAYS, "engine")},
-        arrays={name: np.array([q[name] for _, q in members]) for name in ARRAYS},
-        seen={metric: np.array([one.get(f"{metric}_s", np.nan) for one in seconds]) for metric in METRICS},
-        drafted=np.array([may_draft(row) for row, _ in members]),
+        words=words,
+        arrays=arrays,
+        seen=seen,
+        apart=np.array([may_draft(row) for row, _ in members]) | _impossible(engine, words, arrays, seen["tpot"]),
         fitted=np.array([may_fit(row) for row, _ in members]),
-        weights=np.array([1 / names.count(name) for name in names]),
+        weights=np.ones(len(members)),
     )
+
+
+def _impossible(engine: Engine, words: Mapping[str, Any], arrays: Mapping[str, Any], tpot_s: Any) -> Any:
+    """Runs that no memory holds, or that beat their bytes and FLOPs."""
+    found = simulate(engine=engine, **words, **arrays)
+    return np.broadcast_to(~holds_weights(found.question) | (tpot_s < floor(found, "decode")), len(tpot_s))
 
 
 def levels(group: Group, field: str) -> list[Level]:
     """The effects that a constant of a group is made of."""
-    s, version = group.setting, group.version
-    own: list[Level] = [(field, "all"), (field, "e", s.engine), (field, "ev", s.engine, version)]
-    if field in HOST:
-        return own
-    if field == "small_kernels":  # others launch what a plain engine does
-        return [(field, "e", s.engine)] if s.engine == "trtllm" else []
-    if field in ("experts", "routing"):
-        return [*own, (field, "q", s.dtype), (field, "m", s.family)]
-    if field == "popularity":
-        return [(field, "all"), (field, "m", s.family)]
-    found = {"request": own, "prompt": own[:2]}.get(field, [])
-    if s.chip != HOME_CHIP:
-        found = [*found, (field, "c", s.chip), (field, "ec", s.engine, s.chip)]
-    if s.kind != HOME_KIND:
-        found = [*found, (field, "k", s.kind), (field, "m", s.family), (field, "em", s.engine, s.family)]
-    if s.dtype != HOME_DTYPE and field in ("decode", "prefill"):
-        found = [*found, (field, "q", s.dtype)]
-    return found
+    s = group.setting
+    if field == ROUTER:
+        return [(field, "all")]
+    if field in KERNELS:
+        return [(field, "e", s.engine), (field, "ef", s.engine, s.chips)]
+    own: list[Level] = [(field, "all"), (field, "e", s.engine), (field, "ev", s.engine, group.version)]
+    return [*own, (field, "p", group.names["publisher"])] if field in ("host_s", "request_s") else own
 
 
 WIDTHS: dict[tuple[str, str], float] = {
     (field, level): width
     for field, levels in {
-        "decode": {"c": 0.0063, "ec": 0.015, "em": 0.05, "k": 0.32, "m": 0.016, "q": 0.0069},
-        "experts": {"all": 0.47, "e": 0.016, "ev": 0.01, "m": 0.62, "q": 0.25},
-        "host_s": {"all": 0.24, "e": 0.05, "ev": 0.15},
-        "host_s_per_doubling": {"all": 0.63, "e": 0.32, "ev": 0.5},
-        "host_s_per_seq": {"all": 0.19, "e": 0.63, "ev": 0.2},
-        "popularity": {"all": 0.25, "m": 1.6},
-        "prefill": {"c": 0.0063, "ec": 0.012, "em": 0.6, "k": 0.12, "m": 1, "q": 0.2},
-        "prompt": {"all": 0.24, "c": 0.1, "e": 0.38, "ec": 0.079, "em": 0.5, "k": 0.12, "m": 0.19},
-        "request": {"all": 2.4, "c": 0.1, "e": 0.24, "ec": 0.063, "em": 2.4, "ev": 1.9, "k": 0.1, "m": 0.48},
-        "routing": {"all": 0.15, "e": 0.01, "ev": 0.013, "m": 0.04, "q": 1},
-        "small_kernels": {"e": 0.75},
+        "host_s": {"all": 0.3, "e": 0.2, "ev": 0.2, "p": 0.3},
+        "host_s_per_doubling": {"all": 0.6, "e": 0.3, "ev": 0.4},
+        "host_s_per_seq": {"all": 0.3, "e": 0.5, "ev": 0.2},
+        "prompt_s": {"all": 0.3, "e": 0.4, "ev": 0.2},
+        "request_s": {"all": 2.0, "e": 0.5, "ev": 1.5, "p": 0.5},
+        ROUTER: {"all": 0.5},
+        **{kind: {"e": 0.05, "ef": 0.05} for kind in ("products", "attention")},
+        **{kind: {"e": 0.1, "ef": 0.1} for kind in ("latent", "sparse", "linear", "experts", "routing", "small")},
     }.items()
     for level, width in levels.items()
 }
-"""Standard deviations of the priors, by constant and level: see ``--tune``."""
+"""Standard deviations of the priors, by constant and level."""
 
 
 def width(level: Level) -> float:
-    return WIDTHS.get((level[0], level[1]), 0.3)
+    return WIDTHS[level[0], level[1]]
 
 
 class Pool:
@@ -177,20 +182,22 @@ class Pool:
         self.group_of = of
         self.metric_of = np.concatenate([np.repeat(np.arange(len(METRICS)), len(g.weights)) for g in members])
         self.scale = np.array(list(SCALES.values()))[self.metric_of]
-        self.weight = np.concatenate([np.tile(np.where(g.fitted, 2 * g.weights, 0.0), len(METRICS)) for g in members])
-        self.every = np.concatenate([np.tile(np.where(g.drafted, 0.0, g.weights), len(METRICS)) for g in members])
-        self.drafted = np.concatenate([np.tile(g.drafted, len(METRICS)) for g in members])
+        self.weight = np.concatenate([np.tile(np.where(g.fitted & ~g.apart, 2 * g.weights, 0.0), len(METRICS)) for g in members])
+        self.every = np.concatenate([np.tile(np.where(g.apart, 0.0, g.weights), len(METRICS)) for g in members])
+        self.apart = np.concatenate([np.tile(g.apart, len(METRICS)) for g in members])
 
-    def logs(self, group: Group, x: Any) -> dict[str, float]:
-        return {field: float(sum(x[self.index[level]] for level in levels(group, field))) for field in FIELDS}
+    def logs(self, group: Group, x: Any, stranger: bool = False) -> dict[str, float]:
+        """Logarithms of a group's constants; to a ``stranger`` who measured is not known."""
+        known = {f: [level for level in levels(group, f) if not (stranger and level[1] == "p")] for f in FIELDS}
+        return {field: float(sum(x[self.index[level]] for level in mine)) for field, mine in known.items()}
 
     def errors(self, group: Group, logs: Mapping[str, float]) -> Any:
         found = simulate(engine=engine_at(group, logs), **group.words, **group.arrays)
         count = len(group.weights)
         return np.concatenate([np.log(np.broadcast_to(getattr(found, f"{m}_s"), count) / group.seen[m]) for m in METRICS])
 
-    def all_errors(self, x: Any) -> Any:
-        return np.concatenate([self.errors(group, self.logs(group, x)) for group in self.groups])
+    def all_errors(self, x: Any, stranger: bool = False) -> Any:
+        return np.concatenate([self.errors(group, self.logs(group, x, stranger)) for group in self.groups])
 
     def slopes(self, x: Any, step: float = 0.02) -> tuple[Any, Any]:
         """Errors at ``x``, and their derivatives by every effect."""
@@ -201,7 +208,7 @@ class Pool:
             matrix = np.zeros((len(here), len(self.index)))
             for field in FIELDS:
                 mine = [self.index[level] for level in levels(group, field)]
-                if mine and (group.mixture or field not in ("experts", "routing", "popularity")):
+                if mine and (group.mixture or field not in OF_EXPERTS):
                     there = self.errors(group, {**logs, field: logs[field] + step})
                     matrix[:, mine] += ((there - here) / step)[:, None]
             errors.append(here)
@@ -250,18 +257,21 @@ class Pool:
 
 def engine_at(group: Group, logs: Mapping[str, float]) -> Engine:
     """The engine of a group with constants as the effects say, and no paces beside them."""
-    values = {FIELDS[field]: COMMON[field] * math.exp(min(6.0, max(-6.0, log))) for field, log in logs.items()}
-    values["small_kernels"] = min(1.0, values["small_kernels"]) if group.engine.key == "trtllm" else 1.0
-    return group.engine.but(pooled=False, **values)
+    values = {field: COMMON[field] * math.exp(min(6.0, max(-6.0, logs[field]))) for field in COMMON}
+    return group.engine.but(pooled=False, paces={kind: lawful(logs[kind]) for kind in KERNELS}, **values)
 
 
-KINDS = ("engine", "chip", "family")
+def lawful(log: float) -> float:
+    return min(LAW[1], max(LAW[0], math.exp(log)))
+
+
+KINDS_LEFT = ("engine", "chip", "family", "publisher", "file")
 
 
 def folds(pool: Pool) -> Iterator[tuple[str, str, Any]]:
-    """Each engine, chip and family, and which rows are its."""
-    for kind in KINDS:
-        names = [group.name if kind == "family" else getattr(group.setting, kind) for group in pool.groups]
+    """Each engine, chip, family, publisher and file, and which rows are its."""
+    for kind in KINDS_LEFT:
+        names = [group.names[kind] for group in pool.groups]
         for name in dict.fromkeys(names):
             yield kind, name, np.array([n == name for n in names])[pool.group_of]
 
@@ -282,7 +292,7 @@ def left_out(pool: Pool, x: Any, errors: Any, slopes: Any) -> list[Left]:
     for kind, name, rows in folds(pool):
         y, _ = pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every))
         parts = [
-            pool.errors(group, pool.logs(group, y)) if np.any(rows[pool.group_of == i]) else errors[pool.group_of == i]
+            pool.errors(group, pool.logs(group, y, stranger=True)) if np.any(rows[pool.group_of == i]) else errors[pool.group_of == i]
             for i, group in enumerate(pool.groups)
         ]
         found.append(Left(kind, name, rows, np.concatenate(parts)))
@@ -294,9 +304,9 @@ def quantile(errors: Any) -> float:
     return float(np.quantile(np.abs(errors), 0.8)) / Z80 if len(errors) else math.nan
 
 
-def choose(pool: Pool, metric: str, mixture: bool, drafted: bool = False) -> Any:
+def choose(pool: Pool, metric: str, mixture: bool) -> Any:
     kinds = np.array([group.mixture for group in pool.groups])[pool.group_of] == mixture
-    return kinds & (pool.metric_of == METRICS.index(metric)) & (~pool.drafted | drafted)
+    return kinds & (pool.metric_of == METRICS.index(metric)) & ~pool.apart
 
 
 def sigmas(pool: Pool, errors: Any, left: Sequence[Left], without: Left | None = None) -> dict[str, dict[str, dict[str, float]]]:
@@ -311,7 +321,7 @@ def sigmas(pool: Pool, errors: Any, left: Sequence[Left], without: Left | None =
             known = {"seen": quantile(errors[here & (pool.weight == 0)])}
             others = here if without is None else here & ~without.rows
             floor = quantile(np.concatenate([one.errors[others & one.rows] for one in left]))
-            for kind in KINDS:
+            for kind in KINDS_LEFT:
                 own = quantile(np.concatenate([one.errors[others & one.rows] for one in left if one.kind == kind]))
                 known[kind] = float(np.fmax(floor, own))
             known["dtype"] = min(known["chip"], known["family"])  # no format was left out alone: formats come with chips and models
@@ -324,22 +334,21 @@ def report(pool: Pool, errors: Any, left: Sequence[Left]) -> Iterator[dict[str, 
 
     The range of a group's rows has a width from the errors of the other groups of its kind.
     """
-    for drafted in (False, True):
-        for metric in METRICS:
-            for mixture in (False, True):
-                here = choose(pool, metric, mixture, drafted) & np.isfinite(errors)
-                base = {"metric": metric, "models": "mixtures" if mixture else "dense", "drafted": drafted}
-                own = np.abs(errors[here & (pool.weight == 0)])
-                s = sigmas(pool, errors, left)[metric][base["models"]]["seen"]
-                yield base | {"fold": "seen", **figures(own, [np.full(len(own), s)])}
-                for kind in KINDS:
-                    parts, widths = [], []
-                    for one in left:
-                        if one.kind == kind and np.any(here & one.rows):
-                            parts.append(np.abs(one.errors[here & one.rows]))
-                            sigma = sigmas(pool, errors, left, one)[metric][base["models"]][kind]
-                            widths.append(np.full(len(parts[-1]), sigma))
-                    yield base | {"fold": kind, **figures(np.concatenate(parts), widths)}
+    for metric in METRICS:
+        for mixture in (False, True):
+            here = choose(pool, metric, mixture) & np.isfinite(errors)
+            base = {"metric": metric, "models": "mixtures" if mixture else "dense"}
+            own = np.abs(errors[here & (pool.weight == 0)])
+            s = sigmas(pool, errors, left)[metric][base["models"]]["seen"]
+            yield base | {"fold": "seen", **figures(own, [np.full(len(own), s)])}
+            for kind in KINDS_LEFT:
+                parts, widths = [], []
+                for one in left:
+                    if one.kind == kind and np.any(here & one.rows):
+                        parts.append(np.abs(one.errors[here & one.rows]))
+                        sigma = sigmas(pool, errors, left, one)[metric][base["models"]][kind]
+                        widths.append(np.full(len(parts[-1]), sigma))
+                yield base | {"fold": kind, **figures(np.concatenate(parts), widths)}
 
 
 def figures(errors: Any, widths: Sequence[Any]) -> dict[str, float]:
@@ -357,10 +366,10 @@ def engine_times(pool: Pool, x: Any) -> dict[tuple[str, str], dict[str, float]]:
     """Times of engines by version, as their files name them."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for engine, version in sorted(dict.fromkeys((group.setting.engine, group.version) for group in pool.groups)):
-        for field in (*HOST, "request", "prompt", "experts", "routing", "popularity", "small_kernels"):
+        for field in COMMON:
             keys = [(field, "all"), (field, "e", engine), (field, "ev", engine, version)]
             log = sum(x[pool.index[key]] for key in keys if key in pool.index)
-            found.setdefault((engine, version), {})[FIELDS[field]] = COMMON[field] * math.exp(log)
+            found.setdefault((engine, version), {})[field] = COMMON[field] * math.exp(log)
     return found
 
 
@@ -379,82 +388,42 @@ def write_times(times: Mapping[tuple[str, str], Mapping[str, float]]) -> None:
 
 def effect_lines(pool: Pool, x: Any, covariance: Any) -> Iterator[str]:
     """``catalog/paces.toml``."""
-    yield "# Effects on whole runs of chip, number format, kind and family of model, beside those of engines and versions."
-    yield "# Natural logarithms of factors and their standard deviations, pooled by benchmarks/fit_serving.py over published runs"
-    yield "# (InferenceMAX and ai-dynamo/aiconfigurator, 2025-10 to 2026-04). H100, bf16 and dense models have none: engines' own"
-    yield "# times (engines/*.toml) were fitted with them."
-    places: dict[tuple[str, ...], dict[str, tuple[float, float]]] = defaultdict(dict)
-    for level, i in pool.index.items():
-        field, letters, *names = level
-        shown = (field in catalog.paces.FACTORS) and letters in ("c", "q", "k", "m", "ec", "em")
-        if shown and abs(x[i]) >= 0.002:
-            places[(letters, *names)][field] = (x[i], math.sqrt(covariance[i, i]))
-    for (letters, *names), logs in sorted(places.items()):
-        yield "\n[[effect]]"
-        yield from (f'{level} = "{name}"' for level, name in zip(PLACES[letters], names, strict=True))
-        yield from (f"{field} = [{value:.3f}, {spread:.3f}]" for field, (value, spread) in sorted(logs.items()))
+    yield "# Kinds of kernels in whole runs over what their tables add up to: natural logarithm of the factor and its standard"
+    yield "# deviation, by engine and family of chips (benchmarks/fit_serving.py). All effects on a kernel together lie within the"
+    yield "# law of parts, and none belongs to a model."
+    for (kernel, letters, *names), i in sorted(pool.index.items()):
+        if kernel in KERNELS and abs(x[i]) >= LEAST_EFFECT:
+            yield "\n[[effect]]"
+            yield from (f'{level} = "{name}"' for level, name in zip(("engine", "chips"), names, strict=False))
+            yield f'kernel = "{kernel}"\nlog = [{x[i]:.3f}, {math.sqrt(covariance[i, i]):.3f}]'
+            yield f'mechanism = "{MECHANISMS[kernel]}"'
 
 
 def transfer_lines(pool: Pool, errors: Any, left: Sequence[Left]) -> Iterator[str]:
     """``catalog/transfer.toml``."""
     yield "# How far predictions are off where nothing was fitted: standard deviations of log errors, by what no run had."
-    yield "# From benchmarks/fit_serving.py: each engine, chip and family of models left out of the fit in turn and predicted."
+    yield "# From benchmarks/fit_serving.py: each engine, chip, family of models, publisher and file left out of the fit and predicted."
     for metric, kinds in sigmas(pool, errors, left).items():
         for kind, known in kinds.items():
             yield f"\n[sigma.{metric}.{kind}]"
             yield from (f"{name} = {value:.3f}" for name, value in known.items())
     yield "\n# Runs that the constants were fitted on."
-    named = ((g.engine.version, g.words["model"].key, g.setting) for g in pool.groups if g.fitted.any())
-    for version, model, s in dict.fromkeys(named):
+    named = ((g.engine.version, g.words["model"].key, g.names["publisher"], g.setting) for g in pool.groups if g.fitted.any())
+    for version, model, who, s in dict.fromkeys(named):
         yield "\n[[run]]"
         yield from (f'{name} = "{getattr(s, name)}"' for name in ("engine", "chip", "dtype", "family"))
-        yield f'version = "{version}"\nmodel = "{model}"'
+        yield f'version = "{version}"\nmodel = "{model}"\npublisher = "{who}"'
 
 
 def board_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """``validate/transfer.toml``."""
-    yield "# Errors and ranges at home and abroad, by benchmarks/fit_serving.py: each engine, chip and family of models left out."
+    yield "# Errors and ranges at home and abroad, by benchmarks/fit_serving.py: each engine, chip, family, publisher and file left out."
     for row in rows:
         yield "\n[[fold]]"
         yield f'left_out = "{"" if row["fold"] == "seen" else row["fold"]}"'
         yield from (f'{name} = "{row[name]}"' for name in ("metric", "models"))
-        yield f"drafted = {str(row['drafted']).lower()}"
         yield f"n = {row['n']}"
         yield from (f"{name} = {row[name]:.3f}" for name in ("median", "covered", "half_width"))
-
-
-def tune(pool: Pool, x: Any, errors: Any, slopes: Any) -> None:
-    """Widths of priors that make groups left out come out best, each tried wider and narrower: a search along coordinates."""
-
-    def score() -> float:
-        total = 0.0
-        for kind in KINDS:
-            off = np.full(len(errors), np.nan)
-            for _, _, rows in (fold for fold in folds(pool) if fold[0] == kind):
-                y, _ = pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every))
-                off[rows] = np.abs(errors[rows] + slopes[rows] @ (y - x))
-            for metric in METRICS:
-                for mixture in (False, True):
-                    own = off[choose(pool, metric, mixture) & np.isfinite(off)]
-                    total += (1.0 if metric == "tpot" else 0.3) * (np.median(own) + 0.4 * np.quantile(own, 0.8))
-        return float(total)
-
-    kinds = sorted({level[:2] for level in pool.index})
-    best, search = score(), True
-    while search:
-        before = best
-        for kind in kinds:
-            for factor in (0.4, 2.5):
-                old = width((*kind,))
-                WIDTHS[kind] = min(4.0, max(0.003, old * factor))  # type: ignore[index]
-                found = score()
-                if found < best - 5e-4:
-                    best = found
-                    print(kind, f"{old:.3f} -> {WIDTHS[kind]:.3f}", f"{best:.4f}", flush=True)  # type: ignore[index]
-                else:
-                    WIDTHS[kind] = old  # type: ignore[index]
-        search = before - best > 0.01
-    print(WIDTHS)
 
 
 def write(path: str, lines: Iterator[str]) -> None:
@@ -465,19 +434,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--tune", action="store_true")
     asked = parser.parse_args()
     pool = Pool(groups(asked.data))
     print(f"{len(pool.groups)} groups, {len(pool.weight) // 2} runs, {len(pool.index)} effects")
     x, (errors, slopes, covariance) = pool.fit()
-    if asked.tune:
-        tune(pool, x, errors, slopes)
-        return
     left = left_out(pool, x, errors, slopes)
+    errors = pool.all_errors(x, stranger=True)
     rows = list(report(pool, errors, left))
     for row in rows:
-        what = f"{row['fold']:7s}{row['models']:9s}{row['metric']:5s}{' with drafted' if row['drafted'] else ''}"
-        print(f"{what:36s} n {row['n']:4d}  median {row['median']:6.1%}  covered {row['covered']:5.0%}  +-{row['half_width']:6.1%}")
+        what = f"{row['fold']:10s}{row['models']:9s}{row['metric']:5s}"
+        print(f"{what:24s} n {row['n']:4d}  median {row['median']:6.1%}  covered {row['covered']:5.0%}  +-{row['half_width']:6.1%}")
+    for level, i in sorted(pool.index.items()):
+        if level[0] in KERNELS or level[1] == "p":
+            print(*level, f"{x[i]:+.3f}")
     for (engine, version), times in engine_times(pool, x).items():
         print(engine, version, *(f"{name} {value:.4g}" for name, value in times.items()))
     if asked.write:

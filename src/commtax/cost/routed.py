@@ -36,7 +36,7 @@ def _sizes(s: Step, f: Experts) -> Routed:
     """Under expert parallelism across replicas a rank works on the tokens of the whole group that chose its experts."""
     plan, popularity = s.plan, s.engine.kernels.popularity
     tokens = s.rows * experts_reach(plan, s.engine)
-    slots = f.num_experts + plan.redundant_experts
+    slots = f.num_experts + plan.redundant
     active = busiest_active(f, tokens, plan.ep, popularity) * slots / f.num_experts
     load = s.imbalance or busiest_rank(f, tokens, plan.ep, popularity, plan.redundant_experts)
     copies = tokens * f.top_k / plan.ep * load

@@ -131,6 +131,12 @@ def _arrivals_per_decision(load: Load, seqs: Number, stages: Number, engine: Eng
     return np.minimum(seqs - 1, gathered * _arrivals_per_batch(load, seqs, stages))
 
 
+def _held_back(load: Load, seqs: Number, stages: Number, engine: Engine) -> Number:
+    """Steps that a request waits to be computed with others: the first all of them, who comes meanwhile half as long on average."""
+    came = engine.serves.batch_wait * _arrivals_per_batch(load, seqs, stages)
+    return engine.serves.batch_wait * (1 + came / 2) / (1 + came)
+
+
 def prompt_tokens(load: Load, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
     """Prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room for them.
 
@@ -191,7 +197,7 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     stretch = (others - ahead + others * full.recomputed) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
     # The batch in the first stage when a request comes; and the next step, where that is decided by then.
-    looked = (engine.serves.steps_per_decision + 1) / 2 + engine.serves.batch_wait
+    looked = (engine.serves.steps_per_decision + 1) / 2 + _held_back(load, seqs, steps.stages, engine)
     turns = (looked + engine.serves.ahead * (steps.stages == 1)) / steps.stages
     boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
     own = steps.prompt_s * steps.chunks + (np.ceil(steps.chunks) - steps.chunks) * beside

@@ -15,7 +15,7 @@ import numpy as np
 
 from commtax.files import refuse_overwriting, written
 from commtax.readers.published import collectives as curves
-from commtax.readers.published import inference, rivals, sweep, training
+from commtax.readers.published import inference, rivals, steps, sweep, training
 from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published.rows import read
 from commtax.readers.published.tables import ADDED, KINDS, Table, headers, in_folder, paths, shipped, usual_columns
@@ -25,7 +25,7 @@ from commtax.validate.comparing import Comparison, compared
 from commtax.validate.records import Records, answers, joined
 from commtax.validate.statistics import Bound, judge, share_unpriced
 
-APART = ("serving_runs",)
+APART = ("serving_runs", "steps")
 """Kinds of tables of which rows may be set apart."""
 SWEPT_CHIP = "h200-sxm"  # that our own sweep ran on
 
@@ -100,6 +100,7 @@ ANSWERS: dict[str, Callable[[Table], Records]] = {
     "serving_runs": serving.answered,
     "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), predicting.timed),
     "training_runs": lambda table: answers(training.asked(table.dicts()), predicting.trained),
+    "steps": lambda table: apart.impossible(answers(read(table.dicts(), steps.describe, steps.ask), predicting.between_tokens)),
     "open_loop_runs": open_loop.answered,
     "kernels": _kernels,
     "h200": lambda table: answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), predicting.swept),

@@ -6,7 +6,7 @@ import numpy as np
 
 from commtax.validate.records import Array, Records
 
-UNFIT = "does not fit into the memory of its GPUs"
+UNFIT = "its weights alone exceed the memory of its GPUs"
 FASTER = "measured faster than the hardware allows"
 TOLD = "told before: a measurement is counted once"
 

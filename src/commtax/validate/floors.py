@@ -1,8 +1,10 @@
-"""What physics allows at the least: bytes over bandwidth, FLOPs over peak."""
+"""What physics allows: bytes over bandwidth and FLOPs over peak at the least, and weights that memory holds."""
 
 import numpy as np
 
-from commtax.spec import DTYPE_BYTES
+from commtax.cost import memory
+from commtax.question import Question
+from commtax.spec import DTYPE_BYTES, Plan
 from commtax.validate.records import Array
 from commtax.verbs.billing import StepBill
 
@@ -16,3 +18,11 @@ def least_s(priced: StepBill) -> Array:
     lines = [x for x in priced.lines if x.kind == "compute"]
     each = (x.item.count * np.maximum(x.item.nbytes / chip.memory_Bps, x.flops / peak) for x in lines)
     return sum(each, start=np.float64(0.0))
+
+
+def holds_weights(asked: Question, plan: Plan | None = None) -> Array:
+    """Whether the weights of a rank are no more than its chip's memory, whatever else an engine keeps there."""
+    plan = plan or asked.plan
+    pp = int(np.max(plan.pp))
+    stages = [sum(x.nbytes for x in memory.weights(asked.model, plan, asked.engine, stage, pp)) for stage in range(pp)]
+    return np.maximum.reduce(stages) <= asked.cluster.chip.memory_bytes

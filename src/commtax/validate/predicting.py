@@ -8,19 +8,20 @@ import numpy as np
 from commtax import catalog
 from commtax.cost.collectives import choose, ring_factor
 from commtax.cost.placement import Span
-from commtax.cost.pricing import MEASURED, launched_s, spread_of
+from commtax.cost.pricing import MEASURED, inference_bill, launched_s, spread_of
 from commtax.cost.pricing import price as collective_price
 from commtax.ledger import Bill
-from commtax.readers.published import inference, sweep, training
+from commtax.readers.published import inference, steps, sweep, training
 from commtax.readers.published.collectives import Curve
 from commtax.readers.published.rows import Entry
 from commtax.spec import Fabric, Path
 from commtax.statement import Refusal
-from commtax.validate.floors import least_s
+from commtax.validate.apart import UNFIT
+from commtax.validate.floors import holds_weights, least_s
 from commtax.validate.kernels import swept_kernel
 from commtax.validate.records import Array, Predicted, around
 from commtax.validate.serving import FIGURES
-from commtax.verbs.asking import unsettled
+from commtax.verbs.asking import settled, terms_of, unsettled
 from commtax.verbs.billing import bill, price, train_bill
 from commtax.verbs.serving import serve
 
@@ -53,6 +54,18 @@ def _steps(run: inference.Run) -> Predicted:
     if run.per_second:
         return Predicted(run.batch / value, run.batch / high, run.batch / low, floor)
     return Predicted(value, low, high, floor)
+
+
+def between_tokens(run: steps.Run, entries: Sequence[Entry]) -> list[Predicted]:
+    """The step at a run's mean batch, with the prompts that the median step has."""
+    sizes = {"tp": run.tp, "dp": run.dp, "ep": run.ep, "dtype": run.dtype, "kv_dtype": run.kv_dtype, "engine": run.engine}
+    batch = max(1, round(run.batch / run.dp))
+    asked = settled(unsettled(run.model, run.cluster, {"batch": batch, "context": run.context, **sizes}))
+    work = replace(asked.work, prefill_seqs=run.prompts, prefill_tokens=run.prompts * run.prompt_len)
+    priced = inference_bill(terms_of(asked), work, batch)
+    unfit = "" if holds_weights(asked) else UNFIT
+    value, low, high = (float(getattr(priced, name)) for name in TOTALS)
+    return [Predicted(value, low, high, float(least_s(price(asked))), apart=unfit)] * len(entries)
 
 
 def trained(run: training.Run, entries: Sequence[Entry]) -> list[Predicted]:

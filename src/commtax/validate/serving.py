@@ -12,7 +12,7 @@ from commtax.readers.published.spellings import spelled_run
 from commtax.readers.published.tables import Table
 from commtax.statement import Refusal
 from commtax.validate.apart import UNFIT, impossible
-from commtax.validate.floors import least_s
+from commtax.validate.floors import holds_weights, least_s
 from commtax.validate.records import Array, Predicted, Records, answers
 from commtax.verbs.asking import settled
 from commtax.verbs.billing import price
@@ -78,14 +78,13 @@ def _together(runs: Sequence[serving.Run]) -> Iterator[Scores | str]:
 
 
 def _fits(s: Simulation) -> Array:
-    """Whether every worker has room for its weights and for one request."""
-    room, need = s.kv_tokens, s.requests.input_len + s.state_tokens
-    fits = room >= need + s.requests.output_len
-    return fits & (np.asarray(s.apart.kv_tokens) >= need) if s.apart and s.apart.kv_tokens is not None else fits
+    """Whether every worker's weights go into its memory."""
+    fits = holds_weights(s.question)
+    return fits & holds_weights(s.question, s.apart.plan) if s.apart else fits
 
 
 def _time(name: str, phase: str) -> Callable[[Simulation], tuple[Array, ...]]:
-    return lambda s: (getattr(s, name), *s.range_of(name), _floor(s, phase))
+    return lambda s: (getattr(s, name), *s.range_of(name), floor(s, phase))
 
 
 def _rate(tokens: Callable[[Simulation], Array]) -> Callable[[Simulation], tuple[Array, ...]]:
@@ -105,14 +104,14 @@ def _whole(s: Simulation) -> tuple[Array, ...]:
         s.e2e_s,
         s.e2e_s * s.tokens_per_s / high,
         s.e2e_s * s.tokens_per_s / low,
-        _floor(s, "decode") * (s.requests.output_len - 1),
+        floor(s, "decode") * (s.requests.output_len - 1),
     )
 
 
 def _interactivity(s: Simulation) -> tuple[Array, ...]:
     """Tokens a second that one user sees after the first: 1 / TPOT."""
     low, high = s.range_of("tpot_s")
-    return 1 / s.tpot_s, 1 / high, 1 / low, _floor(s, "decode")
+    return 1 / s.tpot_s, 1 / high, 1 / low, floor(s, "decode")
 
 
 FIGURES: dict[str, Callable[[Simulation], tuple[Array, ...]]] = {
@@ -128,7 +127,7 @@ FIGURES: dict[str, Callable[[Simulation], tuple[Array, ...]]] = {
 """Value, range and what physics allows at the least, of each kind of figure."""
 
 
-def _floor(simulated: Simulation, phase: str) -> Array:
+def floor(simulated: Simulation, phase: str) -> Array:
     """Bytes over bandwidth and FLOPs over peak of the decode step, or of the request's own prompt."""
     batch = np.maximum(1, np.floor(simulated.running)) if phase == "decode" else np.ones_like(simulated.running)
     try:

@@ -93,10 +93,30 @@ def read(
     return asked_rows
 
 
+def publisher(row: Row) -> str:
+    """Who measured a row, by what it says of its source (``names.toml``, ``publishers``); "" where it says nothing.
+
+    >>> publisher({"silicon_data_source": "db-dump/2026-04-27; config_id=6"}), publisher({"source": "arXiv:2104.04473 Table 1"})
+    ('InferenceMAX', 'arXiv:2104.04473')
+    >>> publisher({"experiment": "mlperf/v6.0/AMD/94xMI355X", "source_group": "mlperf-v6.0"})
+    'MLPerf AMD'
+    """
+    said = " ".join(cell(row, name) for name in ("silicon_data_source", "experiment", "source", "source_id", "source_group"))
+    return _publisher(said.strip())
+
+
+@lru_cache(maxsize=8192)
+def _publisher(said: str) -> str:
+    for pattern, name in names()["patterns"]["publishers"]:
+        if found := re.search(pattern, said, re.IGNORECASE):
+            return found.expand(name)
+    return re.split(r"[ ,;@]", said)[0]
+
+
 def described(row: Row, table: str) -> Entry:
     """What a row says of itself in the columns of its table."""
     cells = {name: cell(row, *columns) for name, columns in names()["described"][table].items()}
-    return filled(Entry, {"kind": "", **cells})
+    return filled(Entry, {"kind": "", "publisher": publisher(row), **cells})
 
 
 def cell(row: Row, *names: str) -> str:

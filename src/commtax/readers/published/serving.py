@@ -12,9 +12,9 @@ from typing import cast
 
 from commtax import catalog
 from commtax.catalog.paces import fitted_runs
+from commtax.readers.published.inferencemax import INFERENCEMAX, by_inferencemax, launched, says_drafted
 from commtax.readers.published.metrics import Metric, figures
-from commtax.readers.published.publishers import INFERENCEMAX, by_inferencemax, launched, publisher, says_drafted
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, even_hash, lower, mix, tokens, whole
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, even_hash, lower, mix, names, tokens, whole
 from commtax.readers.published.spellings import chip_named
 from commtax.readers.published.weights import kept, stored
 from commtax.spec import Chip, Cluster, Engine, Model
@@ -62,7 +62,8 @@ def ask(row: Row, entry: Entry) -> Asked[Run]:
         raise Refusal("no figure is given: neither TTFT, TPOT, latency nor throughput")
     sizes = _sizes(row)
     entry = replace(entry, tp=sizes["tp"], size=_concurrency(row, sizes["dp"]), fitted=is_fitted(row), hint=_hint(row))
-    entry = replace(entry, where="moe" if run["model"].experts else "dense", apart=drafted(row), run=measurement(row))
+    away, where = drafted(row) or planned(row), "moe" if run["model"].experts else "dense"
+    entry = replace(entry, where=where, apart=away, run=measurement(row))
     return Asked(tuple(_figure(row, entry, *one) for one in told), run)
 
 
@@ -100,9 +101,9 @@ def describe(row: Row) -> Entry:
     entry, source = described(row, "serving_runs"), cell(row, "silicon_data_source", "source")
     # InferenceMAX names its daily files, the others are aiconfigurator's own.
     origin = INFERENCEMAX if by_inferencemax(row) else "aiconfigurator" if source else ""
-    untold = _is_apart(row) and any(cell(row, f"{part}_num_workers") in ("", "0") for part in ("prefill", "decode"))
-    entry = replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what, sound=not untold)
-    return replace(entry, publisher=publisher(row))
+    counted = all(cell(row, f"{part}_num_workers") not in ("", "0") for part in ("prefill", "decode"))
+    untold = not (cell(row, "isl") and cell(row, "osl")) or (_is_apart(row) and not counted)
+    return replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what, sound=not untold)
 
 
 def _hint(row: Row) -> str:
@@ -156,9 +157,9 @@ def _engine(row: Row) -> str:
     if name not in catalog.keys("engines"):
         raise Refusal(f"engine '{name}' is not known")
     source = row.get("silicon_data_source") or ""
-    runtime = re.search(r"image=\S*-runtime:(\S+)", source)
-    if runtime and version and runtime[1] == version:
-        version = ""  # the version of the runtime around the engine, not of the engine
+    runtime = re.search(r"\S-runtime:(\S+)", source)
+    if runtime and version and runtime[1] == version:  # of the runtime around the engine, not of the engine
+        version = names()["runtimes"].get(name, {}).get(".".join(version.split(".")[:2]), "")
     if not version and (day := re.search(r"measured=(\d{4}-\d\d)", source)):
         version = catalog.version_at(name, day[1])
     return f"{name}@{version}" if re.fullmatch(r"v?\d+(\.\w+)*", version) else name
@@ -233,6 +234,12 @@ def drafted(row: Row) -> str:
     return says_drafted(row) or str(recipe(row, _sizes(row)).get("drafts") or "")
 
 
+def planned(row: Row) -> str:
+    """The rule by which a row's batch is what was planned for, not what ran: jobs of a planner that name no clients."""
+    unsaid = "gtl_job_id" in (row.get("silicon_data_source") or "") and not _CLIENTS.search(row["silicon_data_source"])
+    return "a planner's job: its batch is the planned one, how many clients there were is not said" if unsaid else ""
+
+
 def may_draft(row: Row) -> bool:
     return bool(drafted(row))
 
@@ -299,7 +306,7 @@ def may_fit(row: Row) -> bool:
         return False
     engine, sizes = cast(Engine, run["engine"]), [run[name] for name in ("tp", "dp", "ep", "concurrency")]
     key = [engine.key, engine.version, run["model"].key, run["cluster"].chip.key, row.get("isl"), row.get("osl"), *sizes]
-    return even_hash(" ".join(map(str, key))) and not run.get("disaggregated") and not may_draft(row)
+    return even_hash(" ".join(map(str, key))) and not (run.get("disaggregated") or may_draft(row) or planned(row))
 
 
 def is_fitted(row: Row) -> bool:

@@ -21,7 +21,7 @@ from commtax.readers.published.kernels import is_kernel_table, kind_of
 from commtax.readers.published.rows import Row, names
 from commtax.statement import Refusal
 
-FOLDERED = ("collectives", "serving_runs", "inference", "training_runs", "open_loop_runs")
+FOLDERED = ("collectives", "serving_runs", "inference", "training_runs", "open_loop_runs", "steps")
 """Kinds of tables whose rows name their chip; of ``kernels`` the file or its folder may."""
 KINDS = (*FOLDERED, "kernels", "h200")
 ADDED = ("kind", "measured", "predicted", "low", "high", "fitted", "publisher", "apart", "skipped")

@@ -1,11 +1,11 @@
-"""Who measured a row, and how InferenceMAX launched what it measured (``recipes.toml``)."""
+"""Rows that InferenceMAX (later InferenceX) measured: which they are, how they were launched (``recipes.toml``), which drafted."""
 
 import re
 from collections.abc import Mapping
 from functools import lru_cache
 
 from commtax.files import Json, table
-from commtax.readers.published.rows import Row, cell, names
+from commtax.readers.published.rows import Row, cell
 
 INFERENCEMAX = "InferenceMAX"
 DATABASE = "db-dump"  # of InferenceMAX: runs without drafted tokens
@@ -15,26 +15,6 @@ _DRAFTED = re.compile(r"(?<![a-z])(mtp|eagle\d?|spec-(?!none)\w+|speculative)(?!
 UNDRAFTED = ("", "none", "false", "no", "off", "0", "disabled")
 DRAFT_COLUMNS = ("spec_decoding", "spec_method", "speculative", "drafts", "mtp")
 SAID = "the row says that tokens were drafted"
-
-
-def publisher(row: Row) -> str:
-    """Who measured a row, by what it says of its source (``names.toml``, ``publishers``); "" where it says nothing.
-
-    >>> publisher({"silicon_data_source": "db-dump/2026-04-27; config_id=6"}), publisher({"source": "arXiv:2104.04473 Table 1"})
-    ('InferenceMAX', 'arXiv:2104.04473')
-    >>> publisher({"experiment": "mlperf/v6.0/AMD/94xMI355X", "source_group": "mlperf-v6.0"})
-    'MLPerf AMD'
-    """
-    said = " ".join(cell(row, name) for name in ("silicon_data_source", "experiment", "source", "source_id", "source_group"))
-    return _publisher(said.strip())
-
-
-@lru_cache(maxsize=8192)
-def _publisher(said: str) -> str:
-    for pattern, name in names()["patterns"]["publishers"]:
-        if found := re.search(pattern, said, re.IGNORECASE):
-            return found.expand(name)
-    return re.split(r"[ ,;@]", said)[0]
 
 
 def by_inferencemax(row: Row) -> bool:

@@ -1,0 +1,126 @@
+"""Experts spread (EP) against experts cut (TP), predicted and measured: ``python benchmarks/ep_pairs.py DATA [--all]``.
+
+Pairs are runs of ``serving_runs*.csv`` that differ in how experts lie alone, of one day's sweep and of any day, and rows of
+``techniques.csv`` that say what they ran (``TOLD``). A ratio is the time a token with experts spread over that with experts cut, or
+the time to the first token. It is right where its sign is that of the measured one, or where both are within 5 % of 1.
+``--all``: every pair, not the sums alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from serving_runs import read
+
+from commtax.readers.published.inferencemax import day_of
+from commtax.readers.published.serving import drafted, measured, planned, question
+from commtax.verbs.serving import simulate
+
+ALIKE = 0.05
+TOLD: Mapping[str, dict[str, Any]] = {
+    "T284": {"metric": "ttft_s", "input_len": 1600, "output_len": 600, "concurrency": 8},
+    "T285": {"metric": "ttft_s", "input_len": 1600, "output_len": 600, "concurrency": 16},
+}
+"""Rows of ``techniques.csv`` with the lengths and clients that they name: DeepSeek-R1, tp 8 with and without ``-ep``, on vLLM."""
+UNTOLD = {
+    "T199": "the batch is not told, and its source is ambiguous",
+    "T282": "the load is not told",
+    "T283": "the load is not told",
+    "T286": "the number of tokens is not told",
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    what: str
+    metric: str
+    measured: float  # time with experts spread over that with experts cut
+    predicted: float
+
+    @property
+    def right(self) -> bool:
+        near = max(abs(self.measured - 1), abs(self.predicted - 1)) <= ALIKE
+        return near or (self.measured - 1) * (self.predicted - 1) > 0
+
+
+def published(folder: Path, daily: bool) -> Iterator[Pair]:
+    """Runs that differ in ``ep`` alone, of the same day or of any; several of one side are one of median time."""
+    sides: dict[tuple[Any, ...], dict[int, list[tuple[dict[str, float], Any]]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(folder.glob("serving_runs*.csv")):
+        for row in read(path):
+            try:
+                asked: Any = question(row)
+            except ValueError:
+                continue
+            if asked["model"].experts and not drafted(row) and not planned(row) and not asked.get("disaggregated"):
+                sides[_same(asked), day_of(row) if daily else ""][asked["ep"]].append((measured(row), asked))
+    for runs in sides.values():
+        for ep in sorted(runs):
+            if ep > 1 and 1 in runs:
+                yield from _pairs(runs[ep], runs[1])
+
+
+def _same(asked: Any) -> tuple[Any, ...]:
+    """All but how experts lie, and what follows from when a script was run."""
+    engine, sizes = asked["engine"], ("tp", "dp", "pp", "concurrency", "input_len", "output_len", "dtype", "kv_dtype")
+    return (engine.key, engine.version, asked["model"].key, asked["cluster"].key, *(asked.get(name) for name in sizes))
+
+
+def _pairs(spread: list[tuple[dict[str, float], Any]], cut: list[tuple[dict[str, float], Any]]) -> Iterator[Pair]:
+    answers = [simulate(**side[0][1]) for side in (spread, cut)]
+    asked = spread[0][1]
+    sizes = f"tp {asked['tp']} ep {asked['ep']}, {asked['input_len']} in, {asked['output_len']} out, {asked['concurrency']} clients"
+    what = f"{asked['model'].key} {asked['engine'].key} {asked['engine'].version} {asked['cluster'].chip.key} {sizes}"
+    for metric in ("tpot_s", "ttft_s"):
+        was = [float(np.median([times[metric] for times, _ in side if metric in times])) for side in (spread, cut)]
+        said = [float(getattr(answer, metric)) for answer in answers]
+        yield Pair(what, metric, was[0] / was[1], said[0] / said[1])
+
+
+def techniques(path: Path) -> Iterator[Pair]:
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            if told := TOLD.get(row["id"]):
+                words = {key: value for key, value in told.items() if key != "metric"}
+                sides = [simulate("deepseek-r1", "8xh200-sxm", engine="vllm", tp=8, ep=ep, **words) for ep in (8, 1)]
+                said = [float(getattr(side, told["metric"])) for side in sides]
+                yield Pair(
+                    f"{row['id']} {row['model']} {row['plan']}, {row['workload']}",
+                    told["metric"],
+                    1 / float(row["speedup"]),
+                    said[0] / said[1],
+                )
+
+
+def show(pairs: list[Pair], name: str, each: bool) -> None:
+    for pair in pairs if each else ():
+        ratios = f"measured {pair.measured:5.2f} predicted {pair.predicted:5.2f}"
+        print(f"{pair.metric[:4]} {pair.what:88s} {ratios} {'' if pair.right else 'WRONG'}")
+    if pairs:
+        off = np.median([abs(p.predicted / p.measured - 1) for p in pairs])
+        right = sum(p.right for p in pairs)
+        print(f"{name}: {right} of {len(pairs)} right ({right / len(pairs):.0%}), ratio off by {off:.1%} in the median")
+
+
+def main(arguments: list[str]) -> None:
+    folder, each = Path(arguments[0]), "--all" in arguments
+    for daily in (True, False):
+        found = list(published(folder, daily))
+        for metric in ("tpot_s", "ttft_s"):
+            name = f"serving runs of {'one day' if daily else 'any day'}, {metric[:4].upper()}"
+            show([p for p in found if p.metric == metric], name, each)
+    if (folder / "techniques.csv").is_file():
+        show(list(techniques(folder / "techniques.csv")), "techniques.csv", True)
+        for key, why in UNTOLD.items():
+            print(f"{key} is not priced: {why}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
