@@ -119,6 +119,7 @@ class Line:
     window_s: Number = 0.0  # compute that the collective may run beside, in total
     sigma: Number = 0.0  # standard deviation of the logarithm of its time, from the residuals of its source
     peak_flops_per_s: float = math.inf  # the datasheet's rate of the arithmetic that a kernel runs in
+    priced_from: Any = None  # a kernel's record (``cost.kernel``), or the field of an engine that says the host's seconds
 
     @property
     def each_s(self) -> Number:

@@ -170,6 +170,13 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
     return _MADE[key]
 
 
+def cited(name: str, source: str) -> str:
+    """What a source of a library's constants is, or of an exchange's; "" where it has none of that name."""
+    key = name.partition("@")[0]
+    files = (read_library("exchanges", key),) if key in stems("exchanges") else library(key).chain
+    return next((str(one.sources[source]["title"]) for one in files if source in one.sources), "")
+
+
 def exchange(key: str, cluster: Cluster) -> Fabric:
     """The paths of kernels that carry tokens to experts and back: ``dispatch`` and ``combine``."""
     return _make(read_library("exchanges", key), cluster)

@@ -245,6 +245,7 @@ OPTIONS: Mapping[str, Option] = {
     "lost_after": Option("Output", TIME, "20s", "End the run when a rank was stopped for this long.  [default: 20s]"),
     "top": Option("Output", COUNT, 10, "Plans to list, up to 1,000.  [default: 10]"),
     "emit": Option("Output", "ENGINE", "", "Also the launch command: vllm, sglang, trtllm, megatron, torchrun."),
+    "why": Option("Output", "LINE", "", "Explain one line, by a part of its name or its number (the costliest is 1)."),
     "plot": Option("Output", "FILE", "", "Draw it: .svg, .png or .pdf."),
     "timeline": Option("Output", "FILE", None, "Requests in time: the engines' steps, a trace that Perfetto opens."),
     "save": Option("Output", "FILE", None, "Requests in time: a CSV of all requests, which --trace reads again."),

@@ -58,25 +58,44 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
     ``rate``: arithmetic over that of the constants (sustained clocks, other kernels). Weights or a cache of 8 bits take no longer
     than of 16 where nobody timed them on this family.
     """
-    fixed, moving = _formed(kernel, chip, constants, rate)
-    wide = wide_twin(kernel)
-    if wide is None or kernel_source(kernel, constants).kind in TIMED:
+    fixed, moving = _one(kernel, chip, constants, rate)
+    wide = _unmeasured_twin(kernel, constants)
+    if wide is None:
         return fixed, moving
-    most_fixed, most = _formed(wide, chip, constants, rate)
+    most_fixed, most = _one(wide, chip, constants, rate)
     longer = np.asarray(fixed + moving) > most_fixed + most
     return pick(longer, most_fixed, fixed), pick(longer, most, moving)
 
 
-def _formed(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
-    """As the kernel's form has it."""
+def charged_as(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Kernel:
+    """The kernel whose constants price this one: of 16 bits where 8 would take longer and nobody timed them."""
+    wide = _unmeasured_twin(kernel, constants)
+    slower = wide is not None and sum(_one(kernel, chip, constants, rate)) > sum(_one(wide, chip, constants, rate))
+    return wide if wide is not None and slower else kernel
+
+
+def _unmeasured_twin(kernel: Kernel, constants: KernelConstants) -> Kernel | None:
+    return None if kernel_source(kernel, constants).kind in TIMED else wide_twin(kernel)
+
+
+def _one(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
+    fixed, moving = formed(kernel, constants_of(kernel, constants), chip, constants, rate)
+    return fixed * (1 - kernel.fused), moving
+
+
+def formed(kernel: Kernel, table: Table, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
+    """What a kernel's form says with these constants on this chip."""
+    if kernel.form in CHIP_FORMS:
+        return CHIP_FORMS[kernel.form](kernel, table, chip, rate)
+    return FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
+
+
+def constants_of(kernel: Kernel, constants: KernelConstants) -> Table:
+    """The constants that price a kernel."""
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
-        table = _static(table, constants.tables["gemm.bf16"])
-    if kernel.form in CHIP_FORMS:
-        fixed, moving = CHIP_FORMS[kernel.form](kernel, table, chip, rate)
-    else:
-        fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
-    return fixed * (1 - kernel.fused), moving
+        return _static(table, constants.tables["gemm.bf16"])
+    return table
 
 
 def narrow_note(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Note:

@@ -13,8 +13,9 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost import train_kernels
+from commtax.cost.applied import Applied, Factor, applied_s
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import seconds, widened
+from commtax.cost.kernels import widened
 from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
 from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers, stage_params
@@ -52,7 +53,7 @@ def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
     layers, ends, head_share = _compute(t, step)
     pricer = Pricer(t)
     items = [_as_launched(i, t, head_share) for i in training(t.model, t.plan, step, t.engine, t.settings.ep_backend)]
-    comm = [comm_line(i, pricer, _scales(i, t.settings, t.engine)) for i in items]
+    comm = [comm_line(i, pricer, scales(i, t.settings, t.engine)) for i in items]
     free = _Windows(layers, ends, t.plan, t.engine)
     comm = [_hide(line, free, t.engine, t.settings) if line.item.is_sent else line for line in comm]
     return Bill((*layers, *ends, _bubble(comm, free, t.model, t.plan), *_host(layers, comm, t), *comm), tokens)
@@ -66,19 +67,21 @@ def _host(layers: list[Line], comm: list[Line], t: Terms) -> list[Line]:
     """
     trains, lines = t.engine.trains, []
     if trains.step_host_s:
-        item = Item("once a step", "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
-        lines.append(Line("host", item, trains.step_host_s, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host))
+        lines.append(_host_line("once a step", trains.step_host_s, "step_host_s", t))
     if not t.model.experts or not trains.expert_host_s:
         return lines
     own = t.model.experts.num_experts / t.plan.ep
     launched_s = trains.expert_host_s * own * num_moe_layers(t.model, t.plan) * t.plan.microbatches
     busy_s = _total(layers) + sum((x.exposed_s for x in comm if x.item.whole_axis not in BETWEEN), start=0.0)
-    item = Item("launches of experts", "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
-    waits = np.maximum(0, launched_s - busy_s)
-    return [*lines, Line("host", item, waits, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host)]
+    return [*lines, _host_line("launches of experts", np.maximum(0, launched_s - busy_s), "expert_host_s", t)]
 
 
-def _scales(item: Item, settings: WhatIf, engine: Engine) -> WhatIf:
+def _host_line(what: str, waits: Number, field: str, t: Terms) -> Line:
+    item = Item(what, "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
+    return Line("host", item, waits, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host, priced_from=field)
+
+
+def scales(item: Item, settings: WhatIf, engine: Engine) -> WhatIf:
     """What-ifs of one collective: all links scaled, or one axis' alone; and what an engine's own way to gather leaves of them."""
     slow = settings.slow_links if item.whole_axis == settings.slow_axis else 1.0
     slow *= engine.trains.gather_rate if item.whole_axis == "dp" else 1.0
@@ -91,7 +94,7 @@ def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], list[Line], Number]
     passes = t.engine.trains.eager_passes if t.settings.eager else t.engine.trains.elementwise_passes
     depth = fullest_layers(model, plan)
     body, head = train_kernels.forward(model, plan, step, t.engine, depth, passes, t.settings.trained_imbalance)
-    priced = _Priced(t)
+    priced = Kernels(t)
     layers = priced.lines(body, m)
     layers += priced.lines(train_kernels.recomputed(body, model, plan, t.engine), m, "recompute")
     layers += priced.lines(train_kernels.backward(body), m)
@@ -104,20 +107,20 @@ def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], list[Line], Number]
     return layers, ends, share
 
 
-class _Priced:
+class Kernels:
     """Kernels to lines; a kernel that runs forward and again in backward is priced once."""
 
     def __init__(self, t: Terms) -> None:
         self.terms, self.chip, self.constants = t, t.cluster.chip, t.constants
-        table, power = self.constants.tables["train.bf16"], power_clock(self.chip, self.constants)
+        self.table = table = self.constants.tables["train.bf16"]
+        self.power: Factor = ("power_clock", power_clock(self.chip, self.constants))
         # Hours of dense products draw the clock down, in each number format by its own share of single kernels' rates.
         found = ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
-        self.clocks = {kind: power * (c.get("rate") or c["clock"]) for kind, c in found if c}
+        self.clocks: dict[str, Factor] = {
+            kind: ("train.rate", c["rate"]) if c.get("rate") else ("train.clock", c["clock"]) for kind, c in found if c
+        }
         self.clock = self.clocks["bf16"]
-        self.experts = t.engine.kernels.experts_rate
-        self.attention = power * table.get(t.engine.trains.attention, 1.0)
-        self.attention_backward = self.attention * table["attention_backward"]
-        self.scale, self.least = t.settings.slow_rank, t.engine.host.launch_s if t.settings.eager else 0.0
+        self.least = t.engine.host.launch_s if t.settings.eager else 0.0
         self.sigma = widened(table["sigma"], self.constants.label)
         self._known: dict[tuple[object, ...], tuple[Kernel, Number, Number]] = {}
 
@@ -128,22 +131,23 @@ class _Priced:
         """Lines of kernels that each run ``times`` as often, in another ``stage`` than their own where one is named."""
         return [kernel_line(k, k.count * times, self._parts(k), self.sigma, self.terms, stage or k.stage) for k in kernels]
 
-    def _rate(self, kernel: Kernel) -> float:
-        """Arithmetic over that of the constants: fused attention has kernels of its own for either direction."""
-        if kernel.form == "gemm":
-            own = self.experts if kernel.part == "experts" else 1.0
-            return own * self.clocks.get(kernel.number_format, self.clock)
+    def applied(self, kernel: Kernel) -> Applied:
+        """What a training step multiplies onto a kernel: fused attention has kernels of its own for either direction."""
+        engine, slow_rank = self.terms.engine, self.terms.settings.slow_rank
         if kernel.form != "prefill":
-            return self.clock
-        return self.attention_backward if kernel.stage == "backward" else self.attention
+            products = kernel.form == "gemm"
+            clock = self.clocks.get(kernel.number_format, self.clock) if products else self.clock
+            own = (("experts_rate", engine.kernels.experts_rate),) if products and kernel.part == "experts" else ()
+            return Applied((self.power, clock, *own), slow_rank=slow_rank, launch_s=self.least)
+        rates = [self.power, (f"train.{engine.trains.attention}", self.table.get(engine.trains.attention, 1.0))]
+        if kernel.stage == "backward":
+            rates.append(("train.attention_backward", self.table["attention_backward"]))
+        return Applied(tuple(rates), slow_rank=slow_rank, launch_s=self.least)
 
     def _parts(self, kernel: Kernel) -> tuple[Number, Number]:
         key = (kernel.form, *map(id, (kernel.flops, kernel.nbytes, kernel.m, kernel.n)))
         if key not in self._known:  # the kernel is kept so that its numbers, whose identity is the key, live on
-            fixed, moving = seconds(kernel, self.chip, self.constants, self._rate(kernel))
-            if self.least:  # without graphs a kernel takes at least its launch
-                fixed = np.maximum(fixed, self.least - moving)
-            self._known[key] = kernel, fixed * self.scale, moving * self.scale
+            self._known[key] = kernel, *applied_s(kernel, self.chip, self.constants, self.applied(kernel))
         return self._known[key][1:]
 
 

@@ -18,6 +18,7 @@ from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import Cause, causes
 from commtax.verbs.explained import HELD, Explained
 from commtax.verbs.layer import layer_segments
+from commtax.verbs.why import by_cost
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
 """Kinds of source, a step as a whole being as sure as its weakest line."""
@@ -78,11 +79,6 @@ def weakest(b: StepBill) -> str:
     kinds = {x.source.kind for x in b.lines}
     least = next((kind for kind in WEAKEST_FIRST if kind in kinds), None)
     return "; ".join(dict.fromkeys(f"{x.kind}: {x.source}" for x in b.lines if x.source.kind == least)) or "none"
-
-
-def by_cost(b: StepBill) -> list[Line]:
-    """The lines of a bill, the costliest first."""
-    return sorted(b.items, key=lambda x: -float(x.exposed_s))
 
 
 def _show_served(console: Console, step: Explained) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: fl
     measured kernels (``catalog/kernels``).
     """
     edges = k.batch * k.length * c["c0"] * k.heads * 4.0 * k.head_dim  # tiles at the diagonal compute more than half
-    byte_s = max(1 / (c["eb"] * bandwidth_Bps), c.get("tm", 0.0))
+    byte_s = np.maximum(1 / (c["eb"] * bandwidth_Bps), c.get("tm", 0.0))
     work = (k.flops + edges) / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + k.nbytes * byte_s
     longest = c["tl"] * (k.length + k.past) * (k.head_dim + HEAD_DIM) / (2 * HEAD_DIM)
     p = c["p"]

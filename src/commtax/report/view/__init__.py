@@ -11,7 +11,7 @@ from commtax.emit import launch_command, nccl_command
 from commtax.emit.serving import SERVING
 from commtax.ledger import Line
 from commtax.question import Question
-from commtax.report.bills import by_cost, how_sent, weakest
+from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Value, filled
 from commtax.report.view.state import SHORT, State, arguments, config_text, shortened, written
 from commtax.spec import SIZES
@@ -21,6 +21,7 @@ from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explained import AxisTax, Binding, Explained, Lesson, Memory, formula, lesson, share_formula, source
 from commtax.verbs.layer import Bar, Lane, Span, Stage
 from commtax.verbs.moves import instead, moves
+from commtax.verbs.why import by_cost
 
 Patch = dict[str, Value]
 """Keys of the state, and what they are set to."""
