@@ -71,6 +71,9 @@ class HostTime:
     host_s_per_seq: float = 0.0  # … and for each sequence of the step
     prompt_s: float = 0.0  # a step with prompts takes this much longer: they are launched kernel by kernel
     request_s: float = 0.0  # a request's way through the server, to its first step and back with its first token
+    mixture_prompt: float = 1.0  # … and of a mixture of experts, whose layers launch more kernels, by this factor …
+    mixture_request: float = 1.0  # … as is the way of its requests
+    of_mixtures: bool = False  # both are held in the times above
     frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
     launch_s: float = 0.0  # one kernel launch without graphs
@@ -204,6 +207,14 @@ class Engine:
 
     def __hash__(self) -> int:
         return hash((self.key, self.version))
+
+    def serving_mixtures(self) -> Engine:
+        """The engine with its times of mixtures of experts, whatever it had before."""
+        host = self.host
+        if host.of_mixtures:
+            return self
+        times = {"prompt_s": host.prompt_s * host.mixture_prompt, "request_s": host.request_s * host.mixture_request}
+        return self.but(of_mixtures=True, **times)
 
     def but(self, **changes: Any) -> Engine:
         """The same engine with some of its facts changed, whichever part they belong to."""

@@ -273,8 +273,8 @@ def settled(q: Question) -> Question:
     if own:
         cluster, engine = overlay.on_cluster(own, cluster), overlay.on_engine(own, engine)
     engine = on_chip(engine, cluster.chip)
-    if engine.host.pooled and not q.trains:
-        engine = paces.paced(engine, Setting.of(engine, cluster.chip, q.model, q.plan.weights_dtype))
+    if q.model.experts and not q.trains:
+        engine = engine.serving_mixtures()
     if q.limits.state_slots:
         engine = engine.but(state_slots=int(q.limits.state_slots))
     check_stored(q.model)
