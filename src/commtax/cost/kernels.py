@@ -1,6 +1,7 @@
 """How long a kernel takes on a chip: its form (``forms``) with the constants of the chip's family, their source and spread."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
-from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, Kernel
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WINDOWED, Kernel
 from commtax.cost.narrow import wide_twin
 from commtax.ledger import NO_NOTE
 from commtax.spec import Chip, KernelConstants, Number
@@ -61,6 +62,8 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
 
 def _formed(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
     """As the kernel's form has it."""
+    if kernel.stored == WINDOWED and table_of(kernel, constants).endswith(SINGLE):
+        kernel = replace(kernel, kv_heads=kernel.heads)
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
         table = _static(table, constants.tables["gemm.bf16"])
@@ -86,7 +89,7 @@ def narrow_note(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Note:
 
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
     """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
-    moved = kernel.nbytes
+    moved = kernel.nbytes - kernel.kept
     if kernel.form in CHIP_FORMS:
         cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)
         moved = np.maximum(cold_bytes, moved - chip.l2_bytes)
@@ -121,6 +124,8 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     if kernel.stored == NARROW_PROMPTS and (wide := f"{kernel.form}.{NARROW_CACHE}") in constants.tables:
         return wide  # an engine that attends in fp8 on other chips
     narrow = kernel.form == "decode" and kernel.weight_bytes == 1
+    if kernel.stored == WINDOWED and not narrow and (single := f"decode.{SINGLE}") in constants.tables:
+        return single
     if kernel.form == "decode" and not narrow and (sized := f"decode.{kernel.head_dim}") in constants.tables:
         return sized  # heads that a kernel of their own serves
     kind = "fp8" if narrow else "bf16" if kernel.form in ANY_ARITHMETIC else kernel.dtype

@@ -93,7 +93,8 @@ def groups(tables: Iterable[KernelTable]) -> list[Group]:
             for size in dict.fromkeys(sizes):
                 key = (one.chip.key, words["framework"] or ENGINE, one.kind.name, form, str(size), _unlike(one, words))
                 found.setdefault(key, []).append(np.broadcast_to(errors, sizes.shape)[sizes == size])
-    return [Group(*key[:-1], np.concatenate(errors), key[-1]) for key, errors in sorted(found.items())]
+    whole = {key: np.concatenate(errors) for key, errors in sorted(found.items())}
+    return [Group(*key[:5], errors=errors, why=key[5]) for key, errors in whole.items()]  # type: ignore[misc]
 
 
 def _classes(tail: str, x: Sizes) -> Array:
@@ -153,7 +154,7 @@ def _model(block: Block, hidden: int, quant: Quant | None = None) -> Model:
 def _product(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
     step = Step(_model(Block(None, None), 1, PRODUCTS[words["written"]]), Plan(), Workload(), x["m"], engine)
     made = step.gemm("product", "feed-forward", "gate", 1, x["m"], x["n"], x["k"], "mlp.gate_proj")
-    return [made, *plain.launches(words["kernel_source"], x)]
+    return [plain.repeated(made, x), *plain.launches(words["kernel_source"], x)]
 
 
 def _prefill(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
@@ -174,7 +175,8 @@ def _decode(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
         x_of = {name: np.where(rows, sizes, sizes[np.argmax(rows)]) for name, sizes in x.items()}
         work = Workload(x_of["batch_size"], x_of["batch_size"] * x_of["step"])
         step, attention = _attending(words, x_of, work, seqs, engine)
-        made += [replace(one, count=np.where(rows, 1, 0)) for one in decode_attention(step, attention, 1)] if np.any(rows) else []
+        kernels = [plain.repeated(one, x_of) for one in decode_attention(step, attention, 1)]
+        made += [replace(one, count=np.where(rows, 1, 0)) for one in kernels] if np.any(rows) else []
     return made
 
 
