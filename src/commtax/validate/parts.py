@@ -154,7 +154,7 @@ def _model(block: Block, hidden: int, quant: Quant | None = None) -> Model:
 def _product(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
     step = Step(_model(Block(None, None), 1, PRODUCTS[words["written"]]), Plan(), Workload(), x["m"], engine)
     made = step.gemm("product", "feed-forward", "gate", 1, x["m"], x["n"], x["k"], "mlp.gate_proj")
-    return [plain.repeated(made, x), *plain.launches(words["kernel_source"], x)]
+    return [made, *plain.launches(words["kernel_source"], x)]
 
 
 def _prefill(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from commtax.cost.forms.form import Form, Parts, Table, moved_bytes
+from commtax.cost.forms.form import Form, Parts, Table
 from commtax.cost.kernel import Kernel
 
 GROUPED_TILE_M = 32  # grouped products have few rows an expert, and smaller tiles
@@ -20,7 +20,7 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     experts have smaller tiles.
     """
     packed = 1 + c.get("pack", 0.0) * (np.asarray(k.m) > 1)  # CPU libraries lay the matrix out anew for several rows
-    memory = moved_bytes(k.nbytes, k.kept, c) * packed / (c["eb"] * bandwidth_Bps)
+    memory = k.nbytes * packed / (c["eb"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
     tile_m, tile_n = c.get("tile_m", TILE_M), c.get("tile_n", TILE_N)
     if k.grouped:  # experts have unequal numbers of rows, so the last tile of each is half full on average

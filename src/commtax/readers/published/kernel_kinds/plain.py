@@ -30,13 +30,12 @@ def _products(words: Words, x: Sizes) -> Sequence[Kernel]:
     size = DTYPE_BYTES[stored] + (NVFP4_SCALE_BYTES if stored == "nvfp4" else 0)
     plain = product(x["m"], x["n"], x["k"], dtype, size, size if dtype == "fp8" else OUT_BYTES)
     kept = "fp8-block" if words["written"] == "fp8_block" else stored if dtype != stored else ""
-    return [repeated(replace(plain, stored=kept), x), *launches(words.get("kernel_source", ""), x)]
+    return [replace(plain, stored=kept), *launches(words.get("kernel_source", ""), x)]
 
 
 def repeated(kernel: Kernel, x: Sizes) -> Kernel:
-    """A kernel that a table times again and again: its weights, or the cache it reads, stay in the chip's where they fit."""
-    reused = kernel.n * kernel.k * kernel.weight_bytes if kernel.form == "gemm" else kernel.nbytes
-    return replace(kernel, kept=reused - from_memory(reused, x["l2_bytes"])) if "l2_bytes" in x else kernel
+    """Attention that a table times again and again: the cache it reads stays in the chip's where it fits."""
+    return replace(kernel, kept=kernel.nbytes - from_memory(kernel.nbytes, x["l2_bytes"])) if "l2_bytes" in x else kernel
 
 
 def launches(source: str, x: Sizes) -> Sequence[Kernel]:
