@@ -149,7 +149,10 @@ def test_fp8_is_no_slower_than_bf16_unless_a_measured_table_is_named(engine, chi
     stored = catalog.model(model).quant
     assume(not (weights and stored and any(q.dtype != "fp8" for q in stored.formats)))  # 4-bit parts stay what they are
     asked = {"tp": tp, "batch": batch if phase == "decode" else 1, "context": context, "phase": phase}
-    kinds = [{"dtype": "fp8" if weights else "bf16", "kv_dtype": "bf16" if weights else "fp8"}, {"dtype": "bf16", "kv_dtype": "bf16"}]
+    kinds = [
+        {"dtype": "fp8" if weights else "bf16", "kv_dtype": "bf16" if weights else "fp8"},
+        {"dtype": "bf16", "kv_dtype": "bf16"},
+    ]
     try:
         (bill, narrow), (_, wide) = (kernels_s(model, f"8x{chip}", engine, **asked, **kind) for kind in kinds)
     except ValueError:  # a plan that this model or engine refuses
