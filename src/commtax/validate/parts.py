@@ -54,7 +54,7 @@ EXPERTS: Mapping[str, Quant | None] = {
 UNLIKE: dict[str, dict[str, str]] = table("validate/parts.toml")
 """What tables time and no engine serves so: why, with what tells their rows."""
 SMALL, LARGE = 16.0, 1024.0
-"""Rows of an activation matrix, tokens of a prompt or of a cache and sequence, that tell small shapes from others and large ones."""
+"""Rows of an activation matrix, or tokens of a prompt or a sequence's cache, up to which shapes are small and from which large."""
 SURELY = 1.5
 """A host's launches take so much longer, or shorter, on another host."""
 LAWFUL = 1.5
