@@ -105,6 +105,9 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("tp_item", "op"): "all-reduce",
     ("tp_item", "part"): "layers",
     ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",
+    ("wide_twin", "kernel"): replace(KERNEL, form="gemm", dtype="fp8", weight_bytes=1.0),
+    ("quantising", "s"): Step(MODEL, PLAN, WORK, WORK.rows, catalog.engine("trtllm@1.0")),
+    ("quantising", "product"): replace(KERNEL, static_scales=True),
     ("held", "stage"): 0,
     ("held", "pp"): 1,
     ("weights", "stage"): 0,
@@ -139,7 +142,7 @@ SCALAR = {
         "notes",
     ),
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
-    *("widened", "num_launches", "choosing"),
+    *("widened", "num_launches", "choosing", "narrow_note"),
     *("tower_kernels", "tower_items"),  # of a model that has one: tests/test_pictures.py
     *("projections", "selector", "decode", "prefill", "attention", "trained", "head_products", "scans"),  # tests/test_latent.py
     *("read", "choose", "seen_in_decode", "prompt_sizes", "pairs", "entry_bytes"),  # of its kinds of attention

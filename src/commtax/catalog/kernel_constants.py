@@ -43,8 +43,8 @@ Ratio = tuple[float, float]
 def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelConstants:
     """Kernel constants of the chip's family, or the generic ones; ``textbook`` runs every kernel at the datasheet's rate.
 
-    ``timed``: of kernels as an engine calls them one at a time, quantising what they take and without its tuner, instead of
-    those of a step.
+    ``timed``: of kernels as tables have them and no step does: launched by a host, without an engine's tuner, in an engine's other
+    setting.
     """
     return _kernel_constants(engine.key, chip.key, chip.family, _pace(chip), timed)
 

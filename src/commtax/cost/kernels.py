@@ -1,6 +1,7 @@
 """How long a kernel takes on a chip: its form (``forms``) with the constants of the chip's family, their source and spread."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
 from commtax.cost.forms.latent import FORMS as LATENT
-from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, Kernel
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WINDOWED, Kernel
 from commtax.cost.narrow import wide_twin
 from commtax.ledger import NO_NOTE
 from commtax.spec import Chip, KernelConstants, Number
@@ -71,7 +72,7 @@ def charged_as(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: flo
     """The kernel whose constants price this one: of 16 bits where 8 would take longer and nobody timed them."""
     wide = _unmeasured_twin(kernel, constants)
     slower = wide is not None and sum(_one(kernel, chip, constants, rate)) > sum(_one(wide, chip, constants, rate))
-    return wide if wide is not None and slower else kernel
+    return _alone(wide if wide is not None and slower else kernel, constants)
 
 
 def _unmeasured_twin(kernel: Kernel, constants: KernelConstants) -> Kernel | None:
@@ -79,8 +80,16 @@ def _unmeasured_twin(kernel: Kernel, constants: KernelConstants) -> Kernel | Non
 
 
 def _one(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
+    kernel = _alone(kernel, constants)
     fixed, moving = formed(kernel, constants_of(kernel, constants), chip, constants, rate)
     return fixed * (1 - kernel.fused), moving
+
+
+def _alone(kernel: Kernel, constants: KernelConstants) -> Kernel:
+    """Attention in a window by a kernel that serves each head by itself reads the keys of a group once for each head."""
+    if kernel.stored == WINDOWED and table_of(kernel, constants).endswith(SINGLE):
+        return replace(kernel, kv_heads=kernel.heads)
+    return kernel
 
 
 def formed(kernel: Kernel, table: Table, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
@@ -113,7 +122,7 @@ def narrow_note(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Note:
 
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
     """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
-    moved = kernel.nbytes
+    moved = kernel.nbytes - kernel.kept
     if kernel.form in CHIP_FORMS:
         cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)
         moved = np.maximum(cold_bytes, moved - chip.l2_bytes)
@@ -148,6 +157,8 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     if kernel.stored == NARROW_PROMPTS and (wide := f"{kernel.form}.{NARROW_CACHE}") in constants.tables:
         return wide  # an engine that attends in fp8 on other chips
     narrow = kernel.form == "decode" and kernel.weight_bytes == 1
+    if kernel.stored == WINDOWED and not narrow and (single := f"decode.{SINGLE}") in constants.tables:
+        return single
     if kernel.form == "decode" and not narrow and (sized := f"decode.{kernel.head_dim}") in constants.tables:
         return sized  # heads that a kernel of their own serves
     kind = "fp8" if narrow else "bf16" if kernel.form in ANY_ARITHMETIC else kernel.dtype

@@ -51,7 +51,7 @@ def norm(p: float, *terms: Number) -> Number:
     return largest * shares ** (1 / p)
 
 
-def from_memory(nbytes: Number, cache_bytes: float) -> Number:
+def from_memory(nbytes: Number, cache_bytes: Number) -> Number:
     """Bytes that come from memory where what a kernel reads was just written and a cache may have kept it.
 
     n / (1 + (cache / n)^6). It is at least n - 0.64 cache, and all of n where the cache's size is not known (0).
@@ -60,6 +60,11 @@ def from_memory(nbytes: Number, cache_bytes: float) -> Number:
     [1, 48, 189]
     """
     return nbytes / (1 + (cache_bytes / np.maximum(nbytes, 1.0)) ** SHARPNESS)
+
+
+def moved_bytes(nbytes: Number, kept: Number, c: Table) -> Number:
+    """Bytes as memory would move them in the same time: what a repetition finds in the cache comes at ``el`` times the rate."""
+    return nbytes - kept * (1 - 1 / c["el"]) if "el" in c else nbytes
 
 
 def vector_flops_per_s(chip: Chip) -> float:
