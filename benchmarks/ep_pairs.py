@@ -53,14 +53,13 @@ class Pair:
 def published(folder: Path, daily: bool) -> Iterator[Pair]:
     """Runs that differ in ``ep`` alone, of the same day or of any; several of one side are one of median time."""
     sides: dict[tuple[Any, ...], dict[int, list[tuple[dict[str, float], Any]]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(folder.glob("serving_runs*.csv")):
-        for row in read(path):
-            try:
-                asked: Any = question(row)
-            except ValueError:
-                continue
-            if asked["model"].experts and not drafted(row) and not planned(row) and not asked.get("disaggregated"):
-                sides[_same(asked), day_of(row) if daily else ""][asked["ep"]].append((measured(row), asked))
+    for row in read(*sorted(folder.glob("serving_runs*.csv"))):
+        try:
+            asked: Any = question(row)
+        except ValueError:
+            continue
+        if asked["model"].experts and not drafted(row) and not planned(row) and not asked.get("disaggregated"):
+            sides[_same(asked), day_of(row) if daily else ""][asked["ep"]].append((measured(row), asked))
     for runs in sides.values():
         for ep in sorted(runs):
             if ep > 1 and 1 in runs:

@@ -22,7 +22,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +35,23 @@ from commtax import catalog
 from commtax.catalog.paces import LAW, Setting
 from commtax.catalog.versions import parts
 from commtax.cost.kernels import KINDS
+from commtax.cost.pricing import inference_bill
 from commtax.ledger import Z80
-from commtax.readers.published.publishers import publisher
+from commtax.readers.published import steps
+from commtax.readers.published.rows import publisher
 from commtax.readers.published.serving import distinct, may_draft, may_fit, measured, question
 from commtax.spec import Engine
-from commtax.validate.floors import holds_weights
+from commtax.readers.published.tables import Table
+from commtax.readers.published.tables import read as read_table
+from commtax.validate.floors import holds_weights, least_s
 from commtax.validate.serving import floor
+from commtax.verbs.asking import settled, terms_of, unsettled
+from commtax.verbs.billing import price
 from commtax.verbs.serving import simulate
 
 PACKAGE = Path(commtax.__file__).parent
 ARRAYS = ("tp", "dp", "ep", "concurrency", "input_len", "output_len", "num_prompts", "spread")
+STEP_ARRAYS = ("tp", "dp", "ep", "batch", "context", "prompts", "prompt_len")
 SCALES = {"tpot": 0.04, "ttft": 0.15}  # errors far above these hardly count
 METRICS = tuple(SCALES)
 LEAST_EFFECT = 0.005  # what is smaller is none
@@ -100,7 +107,58 @@ def groups(folder: Path) -> list[Group]:
             rest = tuple((k, str(v)) for k, v in sorted(asked.items()) if k not in (*ARRAYS, "engine", "model", "cluster"))
             key = (engine.key, engine.version, *serves, asked["model"].key, asked["cluster"].key, file_of(row), rest)
             parts[key].append((row, asked))
-    return [_group(members) for members in parts.values()]
+    return [_group(members) for members in parts.values()] + step_groups(folder / "ml_energy.csv")
+
+
+def step_groups(path: Path) -> list[Group]:
+    """Steps at a mean batch, whose lengths between tokens are told: nothing is fitted on them, they are a publisher left out."""
+    parts: dict[tuple[Any, ...], list[tuple[steps.Run, float]]] = defaultdict(list)
+    for row in Table(path.name, "steps", *read_table(path)).dicts():
+        try:
+            run = steps.question(row)
+        except ValueError:
+            continue
+        parts[run.engine, run.model.key, run.cluster.key, run.dtype].append((run, float(row["median_itl_ms"]) * 1e-3))
+    return [_step_group(members) for members in parts.values()]
+
+
+def _step_group(members: list[tuple[steps.Run, float]]) -> Group:
+    run = members[0][0]
+    engine = catalog.engine(run.engine)
+    setting = Setting.of(engine, run.cluster.chip, run.model, run.dtype)
+    arrays = {name: np.array([getattr(one, name) for one, _ in members]) for name in STEP_ARRAYS}
+    arrays["batch"] = np.maximum(1, np.round(arrays["batch"] / arrays["dp"]))
+    words = {"model": run.model, "cluster": run.cluster, "dtype": run.dtype, "kv_dtype": run.kv_dtype}
+    seen = {"tpot": np.array([told for _, told in members]), "ttft": np.full(len(members), np.nan)}
+    who = "ML.ENERGY"
+    names = {"engine": setting.engine, "chip": setting.chip, "family": setting.family, "publisher": who, "file": who}
+    asked = settled(unsettled(run.model, run.cluster, {**words, "engine": engine, **_sizes(arrays)}))
+    return Group(
+        engine=engine,
+        version=catalog.nearest(engine.version, [*engine.versions, catalog.engine(engine.key).version]),
+        setting=setting,
+        names=names,
+        mixture=run.model.experts is not None,
+        words=words,
+        arrays=arrays,
+        seen=seen,
+        apart=np.broadcast_to(~holds_weights(asked) | (seen["tpot"] < least_s(price(asked))), len(members)),
+        fitted=np.zeros(len(members), bool),
+        weights=np.ones(len(members)),
+    )
+
+
+def _sizes(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: arrays[name] for name in ("tp", "dp", "ep", "batch", "context")}
+
+
+def stepped(engine: Engine, group: Group) -> Any:
+    """Seconds of the steps of a group."""
+    where = {name: value for name, value in group.words.items() if name not in ("model", "cluster")}
+    asked = settled(unsettled(group.words["model"], group.words["cluster"], {**where, "engine": engine, **_sizes(group.arrays)}))
+    prompts = group.arrays["prompts"]
+    work = replace(asked.work, prefill_seqs=prompts, prefill_tokens=prompts * group.arrays["prompt_len"])
+    return inference_bill(terms_of(asked), work, 1).step_s
 
 
 def file_of(row: Mapping[str, str]) -> str:
@@ -153,7 +211,7 @@ def levels(group: Group, field: str) -> list[Level]:
 WIDTHS: dict[tuple[str, str], float] = {
     (field, level): width
     for field, levels in {
-        "host_s": {"all": 0.3, "e": 0.2, "ev": 0.2, "p": 0.3},
+        "host_s": {"all": 0.3, "e": 0.2, "ev": 0.3, "p": 0.1},
         "host_s_per_doubling": {"all": 0.6, "e": 0.3, "ev": 0.4},
         "host_s_per_seq": {"all": 0.3, "e": 0.5, "ev": 0.2},
         "prompt_s": {"all": 0.3, "e": 0.4, "ev": 0.2},
@@ -183,7 +241,8 @@ class Pool:
         self.metric_of = np.concatenate([np.repeat(np.arange(len(METRICS)), len(g.weights)) for g in members])
         self.scale = np.array(list(SCALES.values()))[self.metric_of]
         self.weight = np.concatenate([np.tile(np.where(g.fitted & ~g.apart, 2 * g.weights, 0.0), len(METRICS)) for g in members])
-        self.every = np.concatenate([np.tile(np.where(g.apart, 0.0, g.weights), len(METRICS)) for g in members])
+        self.every = np.concatenate([np.tile(np.where(g.apart | g.only_tests, 0.0, g.weights), len(METRICS)) for g in members])
+        self.only_tests = np.concatenate([np.full(len(METRICS) * len(g.weights), g.only_tests) for g in members])
         self.apart = np.concatenate([np.tile(g.apart, len(METRICS)) for g in members])
 
     def logs(self, group: Group, x: Any, stranger: bool = False) -> dict[str, float]:
@@ -192,8 +251,11 @@ class Pool:
         return {field: float(sum(x[self.index[level]] for level in mine)) for field, mine in known.items()}
 
     def errors(self, group: Group, logs: Mapping[str, float]) -> Any:
-        found = simulate(engine=engine_at(group, logs), **group.words, **group.arrays)
-        count = len(group.weights)
+        engine, count = engine_at(group, logs), len(group.weights)
+        if group.only_tests:
+            off = np.log(np.broadcast_to(stepped(engine, group), count) / group.seen["tpot"])
+            return np.concatenate([off, np.full(count, np.nan)])
+        found = simulate(engine=engine, **group.words, **group.arrays)
         return np.concatenate([np.log(np.broadcast_to(getattr(found, f"{m}_s"), count) / group.seen[m]) for m in METRICS])
 
     def all_errors(self, x: Any, stranger: bool = False) -> Any:

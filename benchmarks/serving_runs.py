@@ -18,10 +18,13 @@ from commtax.readers.published.serving import distinct, is_fitted, measured, que
 from commtax.verbs.serving import simulate
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """Rows of a table, each measurement once."""
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        return distinct(list(csv.DictReader(file)))
+def read(*paths: Path) -> list[dict[str, str]]:
+    """Rows of tables, each measurement once over all of them."""
+    rows: list[dict[str, str]] = []
+    for path in paths:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+            rows += csv.DictReader(file)
+    return distinct(rows)
 
 
 def errors(rows: list[dict[str, str]]) -> tuple[list[dict[str, object]], Counter[str]]:

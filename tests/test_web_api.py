@@ -32,6 +32,7 @@ CASES = {
     "alone": {},
     "across": {"c": "2x1xh100-sxm", "inter": "10gbe", "tp": "2"},
     "moe": {"m": "deepseek-v3", "c": "2x8xh200-sxm", "tp": "16", "ep": "16", "b": "32"},
+    "copies": {"m": "deepseek-v3", "c": "9x8xh100-sxm", "e": "sglang", "dp": "72", "ep": "72", "red": "32", "imb": "1.3"},
     "train": TRAIN,
     "fsdp": {"m": "llama-3.1-70b", "c": "8x8xh100-sxm", "dp": "64", "ph": "train", "e": "fsdp"},
     "zero1": {**TRAIN, "z": "1", "sp": "1", "rc": "full"},

@@ -140,7 +140,8 @@ class Bill:
 
     lines: tuple[Line, ...]
     tokens: Number  # output tokens that the GPUs in use produce in one step
-    known_sigma: float = field(default=math.inf, kw_only=True)  # of whole steps like this one, where such were measured
+    known_sigma: float = field(default=math.inf, kw_only=True)  # of whole runs like this one; inf: no engine's like it were seen
+    measured: bool = field(default=False, kw_only=True)  # runs had this engine, chip and number format
 
     def _sum(self, take: Callable[[Line], Number], *kinds: str) -> Number:
         return sum((take(line) for line in self.lines if not kinds or line.kind in kinds), start=0.0)
@@ -170,7 +171,8 @@ class Bill:
             return own
         assumed = {(x.kind, x.source.basis) for x in self.lines if x.source.kind == "assumed"}
         guessed = _together(part for key, part in parts.items() if key in assumed) / self.step_s
-        return np.minimum(own, np.hypot(self.known_sigma, guessed))
+        whole = np.hypot(self.known_sigma, guessed)
+        return whole if self.measured else np.maximum(own, whole)
 
     @property
     def low_s(self) -> Number:
@@ -209,7 +211,7 @@ class Bill:
     def at(self, index: int) -> Bill:
         """The scalar bill of one element of an array bill, codes turned into names."""
         lines = tuple(_line_at(line, index) for line in self.lines)
-        return Bill(lines, _at(self.tokens, index), known_sigma=self.known_sigma)
+        return Bill(lines, _at(self.tokens, index), known_sigma=self.known_sigma, measured=self.measured)
 
 
 def _together(parts: Iterable[Number]) -> Number:

@@ -103,6 +103,7 @@ class Requests:
     disaggregated: bool = False  # prompts run on workers of their own; in a search: such plans are tried
     prefill_workers: int | None = None  # None: enough that no prompt waits
     prefill_tp: int | None = None
+    prefill_dp: int | None = None  # ranks of attention data parallelism of a prompt worker
     decode_workers: int | None = None
     kv_tokens: Number | None = None  # room of a replica's cache, where it is known; None: judged
 

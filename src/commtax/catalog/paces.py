@@ -22,6 +22,8 @@ LAW = (0.7, 1.4)
 MULTIPLIED = ("fp8", "nvfp4")
 """Number formats that are multiplied as they are where a chip has the arithmetic, and unpacked to 16 bits elsewhere."""
 LEVELS = ("engine", "chips", "dtype")
+BESIDE = ("chip", "dtype", "family", "publisher")
+"""What runs of an engine differ in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,13 @@ class Setting:
     family: str  # the architecture that a config names
     chips: str = ""  # the chip's family
     unpacked: bool = False  # the chip has no arithmetic for the format
+    publisher: str = ""  # who measures; "": somebody whose runs nobody has seen
 
     @classmethod
-    def of(cls, engine: Engine, chip: Chip, model: Model, dtype: str = "") -> "Setting":
+    def of(cls, engine: Engine, chip: Chip, model: Model, dtype: str = "", publisher: str = "") -> "Setting":
         stored = dtype or (model.quant.dtype if model.quant else model.dtype)
         dtype = "bf16" if stored in ("fp16", "fp32") else stored
-        return cls(engine.key, chip.key, dtype, model.architecture, chip.family, unpacks(chip, dtype))
+        return cls(engine.key, chip.key, dtype, model.architecture, chip.family, unpacks(chip, dtype), publisher)
 
 
 def unpacks(chip: Chip, dtype: str) -> bool:
@@ -109,13 +112,11 @@ def is_measured(setting: Setting) -> bool:
 
 @lru_cache(maxsize=1024)
 def unseen(setting: Setting) -> tuple[str, ...]:
-    """Of engine, chip, number format and family those that no run had: chip, format and family with this engine."""
+    """Of engine, chip, number format, family and publisher those that no run had: with this engine where it ran."""
     runs = fitted_runs()
-    if not any(run["engine"] == setting.engine for run in runs):
-        known = {level: any(_shares(run, setting, level) for run in runs) for level in ("chip", "dtype", "family")}
-        return "engine", *(level for level, was in known.items() if not was)
     own = [run for run in runs if run["engine"] == setting.engine]
-    return tuple(level for level in ("chip", "dtype", "family") if not any(_shares(run, setting, level) for run in own))
+    strange = tuple(level for level in BESIDE if not any(_shares(run, setting, level) for run in own or runs))
+    return strange if own else ("engine", *strange)
 
 
 @lru_cache(maxsize=1024)

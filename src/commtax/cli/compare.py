@@ -81,5 +81,5 @@ def _plans(order: Order) -> NoReturn:
 def _remarks(rows: tuple[PlanRow, ...]) -> list[str]:
     """What the bills say that matters to all: batches are shared out, assumed constants."""
     shared = "batch counts sequences over all replicas; each gets its share, and tokens/s are those of the whole batch"
-    assumed = [note for row in rows if row.bill is not None for note in row.bill.notes if note.code == "assumed-links"]
-    return [shared, *dict.fromkeys(assumed)]
+    told = [note for row in rows if row.bill is not None for note in row.bill.notes if note.code in ("assumed-links", "imbalance")]
+    return [shared, *dict.fromkeys(told)]

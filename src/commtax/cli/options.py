@@ -227,6 +227,7 @@ OPTIONS: Mapping[str, Option] = {
     "disaggregated": Option("Serving", bool, False, "Prompts run on workers of their own."),
     "prefill_workers": Option("Serving", COUNT, None, "Disaggregated: how many.  [default: enough]"),
     "prefill_tp": Option("Serving", COUNT, None, "Disaggregated: their tensor-parallel size.  [default: --tp]"),
+    "prefill_dp": Option("Serving", COUNT, None, "Disaggregated: their attention data parallelism.  [default: 1]"),
     "decode_workers": Option("Serving", COUNT, None, "Disaggregated: workers that decode.  [default: enough]"),
     "max_concurrency": Option("Serving", COUNT, None, "Clients a copy, at most.  [default: 1024]"),
     "price": Option("Serving", float, None, "Dollars a GPU-hour.  [default: the catalogue's]"),

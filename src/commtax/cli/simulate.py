@@ -18,7 +18,7 @@ OFFERED = (
     *("burstiness", "unique_prompts", "shared_prefix", "prefix_cache", "ramp_up", "warmup", "router", "seed", "goodput"),
     *("ttft", "tpot", "sweep"),
 )
-WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "decode_workers")
+WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "prefill_dp", "decode_workers")
 
 
 @click.command("simulate", cls=Verb)

@@ -20,6 +20,7 @@ from commtax.cost.kernel import Kernel, Step
 from commtax.cost.linear_attention import delta_kernels, mamba_kernels, stream_kernels
 from commtax.cost.placement import tokens_split
 from commtax.cost.routed import routed
+from commtax.cost.streams import quantising
 from commtax.cost.tensors import padded_vocab
 from commtax.cost.tower import tower_kernels
 from commtax.ledger import Part, Place
@@ -75,11 +76,11 @@ def _mixing(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object
         )
         if kind is None:
             yield projections, replace(mixer, window=0)
-            yield _decode_attention, mixer
-            yield _prefill_attention, mixer
+            yield decode_attention, mixer
+            yield prefill_attention, mixer
         elif training:
             yield kind.trained, replace(mixer, window=0)
-            yield _prefill_attention, mixer
+            yield prefill_attention, mixer
         else:
             yield kind.projections, replace(mixer, window=0)
             yield kind.attention, mixer
@@ -108,7 +109,7 @@ def _cache(s: Step, a: Attention) -> tuple[Number, Number]:
     return kv_heads, kv_bytes_per_token_layer(replace(a, indexer=None), s.plan.tp, s.plan.kv_dtype)
 
 
-def _decode_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def decode_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Decode reads every cached key and value."""
     seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
@@ -119,7 +120,7 @@ def _decode_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     yield s.attention("decode", seqs, count, flops, seqs * length * per_token, shape, DTYPE_BYTES[s.plan.kv_dtype])
 
 
-def _prefill_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def prefill_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Prefill computes the causal half of new x (past + new)."""
     seqs, tokens, heads = s.work.prefill_seqs, s.work.prefill_tokens, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
@@ -159,6 +160,7 @@ def _mixture(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
 def _dense(s: Step, part: Part, width: Number, gated: bool, count: int, rows: Number, name: str) -> Iterator[Kernel]:
     both = (2 if gated else 1) * width
     up: tuple[str, Place] = ("gate and up", "gate") if gated else ("up", "up")
-    yield s.gemm(f"{part} {up[0]}", part, up[1], count, rows, both, s.model.hidden, f"{name}.gate_proj")
+    yield (widening := s.gemm(f"{part} {up[0]}", part, up[1], count, rows, both, s.model.hidden, f"{name}.gate_proj"))
+    yield from quantising(s, widening)
     yield s.small(f"{part} activation", part, "activation", count, rows * (both + width))
     yield s.gemm(f"{part} down", part, "down", count, rows, s.model.hidden, width, f"{name}.down_proj")

@@ -9,6 +9,7 @@ from commtax.arrays import pick
 from commtax.cost.caches import SCALE_BYTES
 from commtax.cost.forms.latent import Choosing, Reading, Scan
 from commtax.cost.kernel import Kernel, Step
+from commtax.cost.streams import quantising
 from commtax.spec import DTYPE_BYTES, Attention, Indexer, Number
 
 Maker = Callable[[Step, Attention, int], Iterator[Kernel]]
@@ -42,7 +43,8 @@ def projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
     width = a.num_heads * a.head_dim / tp + kv * (a.head_dim + a.v_head_dim)
-    yield s.gemm("QKV projection", "projections", "qkv", count, rows, width, h, "self_attn.q_proj")
+    yield (qkv := s.gemm("QKV projection", "projections", "qkv", count, rows, width, h, "self_attn.q_proj"))
+    yield from quantising(s, qkv)
     yield s.small("rotary and KV write", "projections", "rotary", 2 * count, rows * width)
     if a.qk_norm and (launches := s.engine.kernels.head_norm_kernels):
         yield s.small("query and key norms", "projections", "query", launches * count, rows * width)

@@ -19,6 +19,8 @@ FP8_TILE = (128, 128)
 """… and of DeepSeek's fp8, whose activations have one for each 128 columns of a row."""
 SINGLE = "single"
 """What decode attention is called whose query heads each have keys of their own: some libraries run another kernel on it."""
+NARROW_PROMPTS, NARROW_CACHE = "fp8-attention", "fp8-kv"
+"""What attention of prompts over an fp8 cache is called: in fp8 arithmetic, and in 16 bits."""
 WIDE_BYTES = 2.0  # of an element of a cache that is not narrowed
 Attended = tuple[Number, Number, Number, int, Number, Number]
 """Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
@@ -103,8 +105,14 @@ class Step:
         low = form == "prefill" and self.engine.kernels.prefill_fp8 and self.plan.kv_dtype == "fp8"
         product = (0, 0, 0, "fp8" if low else self.plan.activations_dtype, stored)
         runs = pick(np.asarray(tokens) > 0, count, 0)
-        single = SINGLE if form == "decode" and stored == WIDE_BYTES and np.all(shape[1] == shape[2]) else ""
-        return Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, stored=single, part="attention", place=form)
+        kind = self._attended(form, low, stored == WIDE_BYTES and bool(np.all(shape[1] == shape[2])))
+        return Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, stored=kind, part="attention", place=form)
+
+    def _attended(self, form: Place, low: bool, single: bool) -> str:
+        """Which of a library's kernels attends: prompts over a narrow cache have their own, and heads with keys of their own."""
+        if form == "decode":
+            return SINGLE if single else ""
+        return NARROW_PROMPTS if low else NARROW_CACHE if self.plan.kv_dtype == "fp8" else ""
 
     def small(self, what: str, part: Part, place: Place, count: Number, elements: Number, fusable: bool = True) -> Kernel:
         """An element-wise kernel, which an engine may fuse with a neighbour."""

@@ -4,14 +4,17 @@ import math
 
 import numpy as np
 
+from commtax.arrays import pick
 from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
 from commtax.cost.forms.latent import FORMS as LATENT
-from commtax.cost.kernel import Kernel
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, Kernel
+from commtax.cost.narrow import wide_twin
+from commtax.ledger import NO_NOTE
 from commtax.spec import Chip, KernelConstants, Number
-from commtax.statement import Source
+from commtax.statement import Note, Source
 
 ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
@@ -38,6 +41,10 @@ KINDS |= {form: ROUTING if form.startswith(ROUTING) else EXPERTS for form in ROU
 KINDS |= {form: "latent" if form.startswith(("latent", "absorbed", "head")) else "sparse" for form in LATENT}
 KINDS |= {form: "linear" for form in CHIP_FORMS if form not in KINDS}
 """Kinds of kernels, by form: what effects of whole runs belong to."""
+TIMED = ("calibrated", "transferred")
+"""Where a price comes from whose kernel somebody timed, on this chip or another of its family."""
+NARROW_ROUNDING = 1e-3
+"""Times that differ by less are equal."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
 TRANSFERRED_SIGMA = 0.16
 """How far a family's constants lie on its other chips: the root mean square of ln of the share of the peak that large bf16 products
@@ -48,8 +55,29 @@ GB200 1.00 (rows not fitted), H200 1.01."""
 def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Parts:
     """Time of one launch on this chip, with the constants of its family and arithmetic.
 
-    ``rate``: arithmetic over that of the constants (sustained clocks, other kernels).
+    ``rate``: arithmetic over that of the constants (sustained clocks, other kernels). Weights or a cache of 8 bits take no longer
+    than of 16 where nobody timed them on this family.
     """
+    fixed, moving = _launched(kernel, chip, constants, rate)
+    wide = wide_twin(kernel)
+    if wide is None or kernel_source(kernel, constants).kind in TIMED:
+        return fixed, moving
+    most_fixed, most = _launched(wide, chip, constants, rate)
+    longer = np.asarray(fixed + moving) > most_fixed + most
+    return pick(longer, most_fixed, fixed), pick(longer, most, moving)
+
+
+def priced_as(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Kernel:
+    """The kernel whose form one kernel's seconds are: its own, or that of its twin of 16 bits."""
+    wide = wide_twin(kernel)
+    if wide is None or kernel_source(kernel, constants).kind in TIMED:
+        return kernel
+    own, most = (sum(_launched(one, chip, constants, rate)) for one in (kernel, wide))
+    return wide if own > most else kernel
+
+
+def _launched(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
+    """As the kernel's form has it, less the fixed time of what runs inside a neighbour."""
     fixed, moving = formed(kernel, constants_of(kernel, constants), chip, constants, rate)
     return fixed * (1 - kernel.fused), moving
 
@@ -69,6 +97,19 @@ def constants_of(kernel: Kernel, constants: KernelConstants) -> Table:
     return table
 
 
+def narrow_note(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Note:
+    """What a bill says where 8 bits take longer than 16: which table's rows do."""
+    wide = wide_twin(kernel)
+    if wide is None or np.ndim(kernel.count) or not kernel.count:
+        return NO_NOTE
+    times = [float(np.max(sum(seconds(one, chip, constants)))) for one in (kernel, wide)]
+    if times[0] <= times[1] * (1 + NARROW_ROUNDING):
+        return NO_NOTE
+    name, kind = table_of(kernel, constants), kernel_source(kernel, constants).kind
+    told = f"{kernel.what} takes {times[0] / times[1]:.2f} times as long in fp8 as in 16 bits"
+    return Note("narrow-slower", f"{told}: measured so, {name} of {constants.family} kernels ({kind})")
+
+
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
     """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
     moved = kernel.nbytes
@@ -85,6 +126,10 @@ def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
     """
     peaks = chip.flops_per_s
     plain = peaks.get("bf16") or peaks["fp16"]
+    if kernel.form in ROUTED and constants.tables[table_of(kernel, constants)].get("as_fp8"):
+        return peaks.get("fp8") or plain  # an engine quantises activations that the checkpoint leaves as they are
+    if kernel.stored == NARROW_PROMPTS and table_of(kernel, constants).endswith(NARROW_CACHE):
+        return plain
     if kernel.dtype == "nvfp4":
         return peaks.get("fp4", plain) if table_of(kernel, constants).endswith(".nvfp4") else plain
     return peaks.get(kernel.dtype) or plain
@@ -99,6 +144,8 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     own = f"{kernel.form}.{kernel.stored}"
     if kernel.stored and own in constants.tables:
         return own
+    if kernel.stored == NARROW_PROMPTS and (wide := f"{kernel.form}.{NARROW_CACHE}") in constants.tables:
+        return wide  # an engine that attends in fp8 on other chips
     narrow = kernel.form == "decode" and kernel.weight_bytes == 1
     if kernel.form == "decode" and not narrow and (sized := f"decode.{kernel.head_dim}") in constants.tables:
         return sized  # heads that a kernel of their own serves

@@ -75,12 +75,17 @@ class Case:
         return f"{self.moe.num_experts} experts of {self.model.key}" + (f" and {copies} redundant ones" if copies else "")
 
     @property
+    def most_copies(self) -> int:
+        """… with which every rank has all experts."""
+        return int(self.moe.num_experts * (self.plan.ep - 1))
+
+    @property
     def copies(self) -> list[int]:
-        """The nearest numbers of redundant experts with which all of them divide, of an engine that serves."""
+        """The nearest numbers of redundant experts that are legal, of an engine that serves."""
         if "decode" not in self.engine.phases or self.model.experts is None:
             return []
         least = int(self.plan.redundant - self.slots % self.plan.ep)
-        tried = [n for n in (least, least + int(self.plan.ep)) if n >= 0]
+        tried = sorted({min(n, self.most_copies) for n in (least, least + int(self.plan.ep)) if n >= 0})
         return [n for n in tried if not codes(self.model, self.cluster, replace(self.plan, redundant_experts=n), self.engine)]
 
     @property
@@ -289,6 +294,13 @@ RULES: tuple[Rule, ...] = (
         "hsdp={p.shard}: groups must divide dp={p.dp} (one of {c.shards}), and hold whole sets of experts",
     ),
     Rule("state-groups-divisible", "tp", _groups_uneven, "{c.groups} state-space groups of {m.key} do not divide by {c.degree}"),
+    Rule(
+        "redundant-experts",
+        "ep",
+        lambda c: c.slots > c.moe.num_experts * c.plan.ep,
+        "{p.redundant_experts} redundant experts on ep={p.ep} ranks: with more than {c.most_copies} one holds an expert twice",
+        copies=True,
+    ),
 )
 
 
@@ -338,7 +350,7 @@ def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: 
     upper = min(cluster.num_gpus, 65_536)
     if axis == "ep":
         upper = min(upper, model.experts.num_experts + plan.redundant_experts if model.experts else 1)
-    values = np.arange(1, upper + 1)
+    values = np.arange(2 if axis == "ep" and plan.redundant_experts else 1, upper + 1)  # copies are of experts that are spread
     change: dict[str, Number] = {axis: values}
     ok = codes(model, cluster, replace(plan, **change), engine) == 0
     return [int(v) for v in values[ok]]

@@ -16,7 +16,7 @@ from commtax.cost.compute import step_kernels
 from commtax.cost.crossing import Crossing, across, stage_ranks
 from commtax.cost.forms.experts import AROUND
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import KINDS, kernel_sigma, kernel_source, peak
+from commtax.cost.kernels import KINDS, kernel_sigma, kernel_source, narrow_note, peak
 from commtax.cost.placement import Span, span
 from commtax.cost.routed import EXCHANGED
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
@@ -42,7 +42,8 @@ class Terms:
     fabric: Fabric
     constants: KernelConstants
     settings: WhatIf = AS_IT_IS
-    known_sigma: float = math.inf  # of whole decode steps, where such were measured
+    known_sigma: float = math.inf  # of whole decode steps in runs like this one; inf: there are none
+    measured: bool = False  # runs had this engine, chip and number format
 
 
 def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: Terms, stage: Stage = "") -> Line:
@@ -51,7 +52,10 @@ def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sig
     how = f"{form}, {pass_of(stage)}" if stage else form
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
-    return Line("compute", item, *times, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate, priced_from=kernel)
+    why = NO_NOTE if stage else narrow_note(kernel, t.cluster.chip, t.constants)
+    return Line(
+        "compute", item, *times, why=why, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate, priced_from=kernel
+    )
 
 
 class Pricer:
@@ -308,15 +312,15 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
     made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance)
-    kernels = [_served_line(k, t) for k in made]
+    kernels = [served_line(k, t) for k in made]
     pricer = Pricer(t)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     comm = [comm_line(i, pricer, ran) for i in items]
     known = math.inf if some(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
-    return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens, known_sigma=known)
+    return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens, known_sigma=known, measured=t.measured)
 
 
-def _served_line(kernel: Kernel, t: Terms) -> Line:
+def served_line(kernel: Kernel, t: Terms) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     times = (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied_in_serving(kernel, t))
     return kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t)

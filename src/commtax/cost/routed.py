@@ -38,7 +38,7 @@ def _sizes(s: Step, f: Experts) -> Routed:
     tokens = s.rows * experts_reach(plan, s.engine)
     slots = f.num_experts + plan.redundant
     active = busiest_active(f, tokens, plan.ep, popularity) * slots / f.num_experts
-    load = s.imbalance or busiest_rank(f, tokens, plan.ep, popularity, plan.redundant_experts)
+    load = np.minimum(plan.ep, s.imbalance) if s.imbalance else busiest_rank(f, tokens, plan.ep, popularity, plan.redundant_experts)
     copies = tokens * f.top_k / plan.ep * load
     elsewhere = np.maximum(0.0, tokens * f.top_k - copies)
     inner, up = f.intermediate / expert_tp(plan, s.engine), 2.0 if f.gated else 1.0
@@ -58,6 +58,7 @@ def _fused(s: Step, r: Routed, count: Number, backend: str) -> Iterator[Kernel]:
     loaded = s.engine.kernels.quantises and s.model.quant is None  # not as a checkpoint that brings its scales
     static = "fp8-loaded" if loaded else "fp8-static"
     stored = like.stored or (static if like.static_scales else like.dtype if like.dtype != "fp16" else "bf16")
+    backend = backend or s.engine.kernels.experts_backend(s.model.architecture, stored)
     around, products = routed_kernels(r, like.dtype, stored, like.weight_bytes, backend)
     yield replace(around, count=count, part="routing", place="routing")
     yield replace(products, count=count, part="experts", place="gate")

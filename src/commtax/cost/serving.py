@@ -11,10 +11,11 @@ k is the only thing that scheduling decides (``prompts_ahead``). R requests run;
 the others of c waiting, for (c - R) / R of a request's life (``pressure``). Nothing here knows a model or a chip.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from commtax.cost.network import Flow, Network
 from commtax.question import SPREAD
 from commtax.spec import Engine, Number
 
@@ -196,9 +197,7 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
     stretch = (others - ahead + others * full.recomputed) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
-    # The batch in the first stage when a request comes; and the next step, where that is decided by then.
-    looked = (engine.serves.steps_per_decision + 1) / 2 + _held_back(load, seqs, steps.stages, engine)
-    turns = (looked + engine.serves.ahead * (steps.stages == 1)) / steps.stages
+    turns = boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
     boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
     own = steps.prompt_s * steps.chunks + (np.ceil(steps.chunks) - steps.chunks) * beside
     first = engine.host.request_s + boundary + own + before
@@ -210,8 +209,7 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
     least = load.concurrency * np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
-    alone = np.maximum(LEAST_S, life + slot)
-    frontend = alone * ((1 + (least / alone) ** KNEE) ** (1 / KNEE) - 1)
+    frontend = _knee(np.maximum(LEAST_S, life + slot), least)
     after = np.where(decodes > 0, frontend / 2, 0.0)
     return Served(
         tpot_s=tpot + (after + inside) / np.maximum(1.0, decodes),
@@ -239,20 +237,39 @@ def _shared(load: Load, steps: Steps, seqs: Number) -> Number:
     return 1 / steps.stages + (1 - 1 / steps.stages) * uneven
 
 
-def prompts_apart(load: Load, quiet: Served, prompt_s: Number, moved_s: Number, clients: Number, workers: Number) -> Served:
-    """``quiet`` decoding with prompts on ``workers`` of their own: those of ``clients`` in all queue for each other.
+def prompts_apart(net: Network, passed: Flow, engine: Engine, num_prompts: Number = np.inf) -> Served:
+    """Means over the requests of a closed loop with prompts on workers of their own (``network``).
 
-    Prompts reach a worker at the rate at which requests end, a queue M/D/1. With s a prompt's seconds, a those of all
-    others' prompts on a worker and E the whole request's, a prompt waits s a / 2 (E - a). E is that and L, all else, so
-
-        E = (L + a + sqrt((L - a)^2 + 2 s a)) / 2
-
-    The first prompts of a benchmark arrive at once.
+    The first prompts of a benchmark arrive at once. The front ends of both kinds of workers limit as those of one do.
     """
-    rest = quiet.ttft_s + np.maximum(0, load.output_len - 1) * quiet.tpot_s + prompt_s + moved_s
-    others = (clients - 1) * prompt_s / workers
-    steady = (others - rest + np.sqrt((rest - others) ** 2 + 2 * prompt_s * others)) / 2
-    burst = np.maximum(0.0, clients / workers - 1) / 2 * prompt_s
-    share = np.minimum(1.0, load.concurrency / load.num_prompts)
-    wait = steady + share * np.maximum(0.0, burst - steady)
-    return replace(quiet, prefill_s=prompt_s, ahead=wait / prompt_s, ahead_s=wait, moved_s=moved_s)
+    full = net.prompting.full(net.clients)
+    burst = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * net.prompting.step_s(full)
+    wait = passed.ahead_s + np.minimum(1.0, net.clients / num_prompts) * np.maximum(0.0, burst - passed.ahead_s)
+    life = passed.life_s(net) + wait - passed.ahead_s
+    tokens_s = engine.host.frontend_token_s * (net.decodes + 1) / net.decoding.workers
+    least = net.clients * np.maximum(engine.host.frontend_request_s / net.prompting.workers, tokens_s)
+    frontend = _knee(np.maximum(LEAST_S, life), least)
+    after = np.where(net.decodes > 0, frontend / 2, 0.0)
+    return Served(
+        tpot_s=passed.step_s + after / np.maximum(1.0, net.decodes),
+        request_s=net.request_s + passed.per_s * 0,
+        boundary_s=passed.boundary_s,
+        prefill_s=passed.prefill_s,
+        ahead_s=wait,
+        slot_s=passed.slot_s,
+        frontend_s=frontend - after,
+        ahead=wait / net.prompting.one_s,
+        stretch_s=0.0,
+        moved_s=passed.moved_s,
+    )
+
+
+def _knee(alone_s: Number, least_s: Number) -> Number:
+    """What a front end adds to requests that take ``alone_s`` without it: queues form before it is fully busy."""
+    return alone_s * ((1 + (least_s / alone_s) ** KNEE) ** (1 / KNEE) - 1)
+
+
+def boundary_turns(engine: Engine, stages: Number, held_back: Number = 0.0) -> Number:
+    """Steps that pass before a request joins a batch: the one in the first stage, and the next where that is decided by then."""
+    looked = (engine.serves.steps_per_decision + 1) / 2 + held_back
+    return (looked + engine.serves.ahead * (stages == 1)) / stages

@@ -1,7 +1,10 @@
 """Passes over activations that are no products: quantisation, and the mixing of residual streams (hyper-connections)."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from commtax.cost.forms.linear import Stream
-from commtax.cost.kernel import Kernel
+from commtax.cost.kernel import Kernel, Step
 from commtax.spec import Number
 
 ACTIVATION_BYTES, NARROW_BYTES = 2.0, 1.0  # bf16 in, fp8 out
@@ -15,6 +18,13 @@ def quantised(form: str, rows: Number, columns: Number) -> Kernel:
     elements = rows * columns
     nbytes = (ACTIVATION_BYTES + (NARROW_BYTES if form == "quantise" else 0.0)) * elements
     return Kernel("quantisation", form, 1, 2.0 * elements, nbytes, dtype="fp32", shape=Stream(columns, rows))
+
+
+def quantising(s: Step, product: Kernel) -> Iterator[Kernel]:
+    """The kernel that brings a product's input to fp8 with a known scale, where an engine has one of its own for that."""
+    if product.static_scales and s.engine.kernels.quantises_apart:
+        one = quantised("quantise", product.m, product.k)
+        yield replace(one, what=f"quantisation before {product.what}", count=product.count, part=product.part, place=product.place)
 
 
 def streams_read(tokens: Number, streams: Number, hidden: Number) -> Kernel:

@@ -8,7 +8,7 @@ from typing import Unpack
 
 import numpy as np
 
-from commtax.planner import serving, training
+from commtax.planner import serving, splits, training
 from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, label, order, worth
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
@@ -144,12 +144,12 @@ def _apart(run: Question, copies: int, prompts: tuple[int, int], clients: int, i
     held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
     _check_room(run, held)
     sizes = {"tp": tp, "pp": 1, "dp": 1, "ep": 1, "replicas": copies, "prefill_tp": ahead, "prefill_replicas": workers}
-    figures = {"gpus": tp * copies + ahead * workers, "tokens_per_s": s.tokens_per_s, **serving.figures(s, held)}
+    figures = {"gpus": tp * copies + ahead * workers, "tokens_per_s": s.tokens_per_s, **splits.figures(s, held)}
     every = Columns.of(len(loads), mode=1, dtype=index, **sizes, concurrency=loads, **figures)
     if clients:
         return every
     # Up to what prompt servers keep up with, and without a limit to the knee.
-    busy, place = np.asarray(s.offered) <= serving.BUSY * workers, np.arange(len(loads))
+    busy, place = np.asarray(s.crowding) <= splits.BUSY, np.arange(len(loads))
     last = len(loads) if run.goal.limited else 1 + int(np.argmax(loads / np.asarray(s.e2e_s) ** 2))
     return every.take(np.flatnonzero((busy & (place < last)) | (place == 0)))
 

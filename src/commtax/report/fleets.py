@@ -11,7 +11,7 @@ from commtax.planner.layouts import limit_name
 from commtax.planner.trials import COUNTED, EACH, Trial
 from commtax.question import Question
 from commtax.report.documents import Record, facts, filled
-from commtax.report.planning import MOST_REJECTED, shortened
+from commtax.report.planning import MOST_REJECTED, shortened, spread_notes
 from commtax.report.tables import between, notes, say, show_table
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
@@ -136,7 +136,7 @@ def _notes(a: FleetPlans) -> list[str]:
     said += [_price_note(other) for other in a.questions]
     grows = "headroom: the share by which the rate may grow until a limit breaks; tokens/s/GPU: output tokens at that rate"
     told = [str(note) for note in q.notes if note.code in TOLD]
-    return list(dict.fromkeys([*said, grows, *told]))
+    return list(dict.fromkeys([*said, grows, *spread_notes(q), *told]))
 
 
 def _price_note(q: Question) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from rich.text import Text
 from commtax.planner.columns import Columns, Rejected, ServingPlans, Standing, TrainColumns, TrainPlans, request_s
 from commtax.planner.reasons import SAID, in_type, missed, odds
 from commtax.planner.training import BUDGET
-from commtax.question import EVEN
-from commtax.report.documents import Named, Record, facts, filled, named
+from commtax.question import EVEN, Question
+from commtax.report.documents import LEFT_OUT, Named, Record, facts, filled, named
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.serving import basis_words
 from commtax.report.tables import notes, say, show_table
@@ -60,7 +60,14 @@ def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]
     price = a.question.goal.usd_per_gpu_hour
     usd = f"${price:g} a GPU-hour (--price)" if price else "no price is known for this chip: --price 2.5"
     ranges = f"host times of {a.question.engine.key} {basis_words(a.simulation(a.plans, 0))}"
-    return DEFINITION, lengths_note(a.question.requests.spread), usd, ranges
+    return DEFINITION, lengths_note(a.question.requests.spread), usd, *spread_notes(a.question), ranges
+
+
+def spread_notes(q: Question) -> list[str]:
+    """What was said of plans that spread experts over ranks."""
+    copies, imbalance = q.plan.redundant_experts, q.what_if.imbalance
+    said = [f"plans that spread experts hold {copies} redundant ones (--redundant-experts)"] if copies else []
+    return said + [f"busiest expert rank {imbalance:g}x the mean where experts are spread (--imbalance)"] * bool(imbalance)
 
 
 def _show_trained(console: Console, a: TrainPlans, top: int) -> tuple[str, ...]:
@@ -235,6 +242,8 @@ class ServedPlans(Named):
     would_take: tuple[str, ...]
     pasted: Record | None
     profile: str | None
+    redundant_experts: int = field(default=LEFT_OUT, kw_only=True)
+    imbalance: float = field(default=LEFT_OUT, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -268,6 +277,8 @@ def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedP
         ttft_limit_s=a.question.goal.ttft_s,
         tpot_limit_s=a.question.goal.tpot_s,
         definition=DEFINITION,
+        redundant_experts=a.question.plan.redundant_experts or LEFT_OUT,
+        imbalance=a.question.what_if.imbalance or LEFT_OUT,
         plans=[_served_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
         near=[_served_row(a, a.near, i) for i in range(min(5, len(a.near)))],
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],

@@ -48,9 +48,18 @@ class KernelHabits:
     fused_experts: bool = False  # the routed part of a layer is kernels made for it, not plain products around small kernels
     experts_rate: float = 1.0  # training: arithmetic of experts' products over that of plain ones
     quantises: bool = False  # plain weights become fp8 as they are loaded, and activations with scales found on the way
+    experts_by: tuple[str, ...] = ()  # "Architecture backend", "Architecture/format backend": experts with other kernels than usual
+    quantises_apart: bool = (
+        False  # inputs of fp8 products with known scales have a kernel of their own, where no other wrote them so
+    )
     fp8_rate: float = 1.0  # arithmetic of fp8 products against tables of single kernels: quantised by neighbours, tuned by shape …
     fp4_rate: float = 1.0  # … and of 4-bit ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
+
+    def experts_backend(self, architecture: str, stored: str) -> str:
+        """The implementation of a model's experts in a format; "": the usual one."""
+        named = dict(pair.split() for pair in self.experts_by)
+        return named.get(f"{architecture}/{stored}", named.get(architecture, ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,7 @@ class RequestOptions(LimitOptions, PictureOptions, total=False):
     disaggregated: bool
     prefill_workers: int | None
     prefill_tp: int | None
+    prefill_dp: int | None
     decode_workers: int | None
     kv_tokens: Number | None
 
@@ -182,6 +183,7 @@ class ServeOptions(FitOptions, total=False):
     disaggregated: bool
     prefill_workers: int | None
     prefill_tp: int | None
+    prefill_dp: int | None
     decode_workers: int | None
     kv_tokens: int | None
 
@@ -297,7 +299,7 @@ def laid(put: Question, **changes: Any) -> Question:
     q = put.but(**changes)
     if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance):
         return q
-    widest = np.max(_spread(q.plan))
+    widest = np.max(_spread(q.plan), initial=1)
     if widest == 1:
         return q.but(redundant_experts=0, imbalance=0.0)
     return q.but(imbalance=min(q.what_if.imbalance, float(widest)))
@@ -370,15 +372,15 @@ def terms_of(q: Question) -> Terms:
     """What its steps are priced from; kernel constants are a machine's own where it has some."""
     chip = q.cluster.chip
     kernels = overlay.constants(q.profile, q.engine, chip) if q.profile else catalog.kernel_constants(q.engine, chip)
-    return Terms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, _known_sigma(q))
+    return Terms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, *_known(q))
 
 
-def _known_sigma(q: Question) -> float:
-    """How sure whole decode steps are, where published runs had this engine, chip and number format."""
+def _known(q: Question) -> tuple[float, bool]:
+    """How sure whole decode steps are by published runs of this engine or its kin, and whether those had chip and format."""
+    if q.trains or not q.engine.host.pooled or q.engine.host.host_label:
+        return math.inf, False
     setting = Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
-    if q.trains or not q.engine.host.pooled or q.engine.host.host_label or not paces.is_measured(setting):
-        return math.inf
-    return paces.sigma(setting, "tpot", q.model.experts is not None)
+    return paces.sigma(setting, "tpot", q.model.experts is not None), paces.is_measured(setting)
 
 
 def _remarks(q: Question) -> Iterator[Note]:

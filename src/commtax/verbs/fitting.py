@@ -124,7 +124,7 @@ def advised(judged: Fit) -> Fit:
 
 def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
     """The plan of a question judged; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where given."""
-    asked = settled(put if chosen else laid(put))
+    asked = settled(laid(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
     check_memory(asked)
     asked = replace(asked, limits=limits_of(asked))
     put = replace(put, limits=asked.limits)

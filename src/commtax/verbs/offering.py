@@ -9,12 +9,11 @@ from commtax.question import Offered, Question
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs import requests
-from commtax.verbs.asking import ServeOptions, laid, only, settled, unsettled
+from commtax.verbs.asking import ServeOptions, only, settled, unsettled
 from commtax.verbs.checking import positive, spread
 from commtax.verbs.loads import split
 from commtax.verbs.requests import Outcome
-
-WORKERS = ("prefill_workers", "prefill_tp", "decode_workers")
+from commtax.verbs.serving import WORKERS, prompter
 
 
 def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOptions]) -> Outcome:
@@ -69,8 +68,7 @@ def _check_workers(q: Question) -> None:
             positive(getattr(wanted, name), name)
     if plan.replicas > 1:
         raise Refusal(f"replicas={plan.replicas}: disaggregated serving counts its servers as decode_workers", "replicas")
-    tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
-    ahead = settled(laid(q, tp=tp, dp=1, ep=tp if plan.ep > 1 else 1, offered=Offered())).plan
+    ahead = settled(prompter(q).but(offered=Offered())).plan
     count = wanted.prefill_workers or 1, wanted.decode_workers or 1
     total = count[0] * ahead.num_gpus + count[1] * plan.num_gpus
     if total > q.cluster.num_gpus:

@@ -19,14 +19,14 @@ from commtax.ledger import Z80
 from commtax.question import Offered, Question
 from commtax.sim.serving import figures
 from commtax.sim.serving.book import Rules
-from commtax.sim.serving.running import Fleet, Run, Workers, run
+from commtax.sim.serving.running import Fleet, Moves, Run, Workers, run
 from commtax.sim.streams import drawn
 from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
-from commtax.verbs.asking import laid, settled, terms_of
+from commtax.verbs.asking import settled, terms_of
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.loads import chosen, first
-from commtax.verbs.serving import Simulation, moved_s
+from commtax.verbs.serving import Apart, Simulation, prompter, wire_of
 from commtax.verbs.serving import serve as closed_loop
 
 Array = np.ndarray
@@ -169,8 +169,8 @@ class Outcome:
         plan, wanted = self.question.plan, self.question.requests
         if self.fleet.prompts is None:
             return int(plan.all_gpus)
-        tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
-        return int(plan.num_gpus * (wanted.decode_workers or 1) + tp * plan.pp * plan.cp * self.fleet.prompts.count)
+        ahead = prompter(self.question).plan
+        return int(plan.num_gpus * (wanted.decode_workers or 1) + ahead.num_gpus * (wanted.prefill_workers or 1))
 
     @property
     def offered_rate(self) -> float:
@@ -282,21 +282,26 @@ def _lengths(mean: object, spread: object) -> Lengths:
 
 def fleet_of(asked: Question, stream: Stream) -> Fleet:
     """The engines of a plan: ranks of attention data parallelism step together where experts are shared, else apart."""
-    plan, wanted = asked.plan, asked.requests
+    wanted = asked.requests
     longest = int(np.max(stream.input_len + stream.output_len))
     workers = _workers(asked, longest)
     if not wanted.disaggregated:
         return Fleet(workers, asked.offered.router)
-    tp = int(plan.tp if wanted.prefill_tp is None else wanted.prefill_tp)
-    ahead = laid(asked, tp=tp, dp=1, ep=tp if plan.ep > 1 else 1)
+    ahead = prompter(asked)
+    both = Apart(ahead.plan, int(wanted.prefill_workers or 1), int(wanted.decode_workers or 1))
     prompts = _workers(ahead, longest)
-    prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=int(wanted.prefill_workers or 1))
-    decoders = int(wanted.decode_workers or 1)
-    workers = replace(workers, rules=replace(workers.rules, way_s=0.0, door_s=0.0), count=decoders * workers.count)
-    gpus = plan.num_gpus * decoders + ahead.plan.num_gpus * prompts.count
-    latency = float(moved_s(asked, plan.tp, tp, 0, gpus))
-    each = float(moved_s(asked, plan.tp, tp, 1, gpus)) - latency
-    return Fleet(workers, asked.offered.router, prompts, lambda tokens: latency + each * tokens)
+    count = prompts.count * (both.workers or 1)
+    prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=count)
+    rules = replace(workers.rules, way_s=0.0, door_s=0.0)
+    workers = replace(workers, rules=rules, count=int(both.copies) * workers.count)
+    return Fleet(workers, asked.offered.router, prompts, _moves(asked, both))
+
+
+def _moves(asked: Question, both: Apart) -> Moves:
+    """How long caches move and keep links busy: a part for states and latency, and one for each token."""
+    none, one = (wire_of(asked, both, tokens) for tokens in (0, 1))
+    of = {name: (float(getattr(none, name)), float(getattr(one, name))) for name in ("alone_s", "out_s", "in_s")}
+    return Moves(**{name: (once, more - once) for name, (once, more) in of.items()})
 
 
 def _workers(asked: Question, longest: int) -> Workers:

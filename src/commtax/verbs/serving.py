@@ -11,12 +11,13 @@ from commtax.catalog.paces import Setting, is_measured
 from commtax.catalog.paces import sigma as transferred_sigma
 from commtax.cost import serving as loop
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
+from commtax.cost.network import STATIONS, Decoding, Flow, Network, Prompting, Wire, crowding, flow, nodes_to
 from commtax.cost.pricing import inference_bill
 from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Z80, Bill
 from commtax.question import SPREAD, Question, Requests, WhatIf
-from commtax.spec import Cluster, Model, Number, Plan, Workload
+from commtax.spec import SIZES, Cluster, Model, Number, Plan, Workload
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs import checking
@@ -25,6 +26,11 @@ from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 
 MOVING = 0.8  # share of a link's bandwidth that moves caches
+QUEUES = (
+    "a queue of prompts stands before their workers",
+    "a queue of caches stands before the wire",
+    "a queue stands before the workers that decode",
+)
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
 
 
@@ -33,9 +39,16 @@ class Apart:
     """Disaggregated serving: what a prompt worker is, and how many there are of each kind."""
 
     plan: Plan  # of one prompt worker
-    workers: int | None  # None: enough that no prompt waits
+    workers: Number | None  # None: enough that no prompt waits
     copies: Number  # workers that decode
     kv_tokens: Number = np.inf  # that a prompt worker has room for
+    net: Network | None = None  # both with the wire between them …
+    passed: Flow | None = None  # … and what passes
+
+    @property
+    def senders(self) -> Number:
+        """Prompt workers, without end where they are enough."""
+        return np.inf if self.workers is None else self.workers
 
     def gpus(self, decoder: Plan) -> Number | None:
         """Of all workers; None where there are "enough" for prompts."""
@@ -55,6 +68,7 @@ class Simulation:
     bills: tuple[Bill, Bill]  # of a decode step and of one with prompts, line by line
     apart: Apart | None = None
     notes: tuple[Note, ...] = ()
+    publisher: str = ""  # who measured the run that it is compared with: ranges are narrower where others of theirs were seen
 
     @property
     def state_tokens(self) -> Number:
@@ -97,10 +111,12 @@ class Simulation:
         return self.requests_per_s * self.requests.output_len
 
     @property
-    def offered(self) -> Number:
-        """Disaggregated: prompts' seconds that come in a second, were there no waiting for a worker and no moving of caches."""
-        alone_s = self.e2e_s - self.served.ahead_s - self.served.moved_s
-        return self.requests.concurrency / alone_s * self.steps.prompt_s * self.steps.chunks
+    def crowding(self) -> Number:
+        """Disaggregated: what passes, as a share of the most prompts and caches that their workers and the wire would."""
+        assert self.apart
+        assert self.apart.net
+        assert self.apart.passed
+        return crowding(self.apart.net, self.apart.passed)
 
     @property
     def mixed_share(self) -> Number:
@@ -111,7 +127,7 @@ class Simulation:
     def setting(self) -> Setting:
         """What the run is, as far as published runs were pooled by it."""
         q = self.question
-        return Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
+        return Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype, self.publisher)
 
     @property
     def measured_here(self) -> bool:
@@ -181,37 +197,57 @@ def serve(put: Question) -> Simulation:
     seqs = loop.running(load, asked.engine, kv, most)
     apart = _split(asked, np.ceil(load.concurrency / seqs))
     if apart:
-        if known is None:
-            apart = replace(apart, kv_tokens=cache_tokens(replace(asked, plan=apart.plan)))
-        busy = np.minimum(apart.copies, load.concurrency)  # a copy without a client does nothing
-        load = replace(load, concurrency=load.concurrency / busy, num_prompts=load.num_prompts / busy)
-        seqs = loop.running(load, asked.engine, kv, most)
-        steps, served, bills = _apart(asked, load, seqs, apart)
-    else:
-        steps, served, bills = _together(asked, load, seqs, kv, most)
+        return _served_apart(asked, load, kv, most, apart)
+    steps, served, bills = _together(asked, load, seqs, kv, most)
     work = decoding(np.ceil(seqs / asked.plan.pp), load)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp)
     answer = Simulation(asked, seqs, rows, steps, kv, served, bills, apart)
     return replace(answer, notes=tuple(_notes(answer)))
 
 
+def _served_apart(asked: Question, load: Load, kv: Number, most: Number, apart: Apart) -> Simulation:
+    """The closed loop with prompts on workers of their own."""
+    wanted, plan = asked.requests, asked.plan
+    if wanted.kv_tokens is None:
+        apart = replace(apart, kv_tokens=cache_tokens(prompter(asked)))
+    room = loop.running(replace(load, concurrency=np.inf), asked.engine, kv, most)
+    net, passed, bills = _apart(asked, load, wanted.concurrency, room, apart)
+    served = loop.prompts_apart(net, passed, asked.engine, wanted.num_prompts)
+    steps = Steps(passed.step_s, bills[1].step_s, load.input_len / _chunk(asked, load.input_len), 1, plan.pp)
+    work = decoding(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)
+    rows = padded_rows(work.rows, work, asked.engine, plan.tp)
+    answer = Simulation(asked, passed.seqs, rows, steps, kv, served, bills, replace(apart, net=net, passed=passed))
+    return replace(answer, notes=tuple(_notes(answer)))
+
+
+WORKERS = ("prefill_workers", "prefill_tp", "prefill_dp", "decode_workers")
+
+
 def _split(asked: Question, enough: Number) -> Apart | None:
-    """A prompt worker is the plan with its own tp and one replica, experts spread where they were; ``enough`` workers decode."""
+    """Both kinds of workers; ``enough`` decode where nobody says how many."""
     wanted, plan = asked.requests, asked.plan
     if not wanted.disaggregated:
-        for name in ("prefill_workers", "prefill_tp", "decode_workers"):
+        for name in WORKERS:
             if getattr(wanted, name) is not None:
                 raise Refusal(f"{name}={getattr(wanted, name)}: belongs to disaggregated serving", name)
         return None
     if np.any(np.asarray(plan.replicas) > 1):
         raise Refusal(f"replicas={plan.replicas}: disaggregated serving counts its servers as decode_workers", "replicas")
-    tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
-    ep = pick(np.asarray(plan.ep) > 1, tp, 1)
-    if wanted.prefill_tp is not None:  # must be legal
-        settled(laid(asked, tp=tp, dp=1, ep=ep, weights_dtype="", kv_dtype="", profile=None))
+    ahead = prompter(asked)
+    if wanted.prefill_tp is not None or wanted.prefill_dp is not None:  # must be legal
+        settled(ahead.but(weights_dtype="", kv_dtype="", profile=None))
     count = None if wanted.prefill_workers is None else int(positive(wanted.prefill_workers, "prefill_workers"))
     copies = enough if wanted.decode_workers is None else int(positive(wanted.decode_workers, "decode_workers"))
-    return Apart(replace(plan, tp=tp, dp=1, ep=ep), count, copies)
+    return Apart(ahead.plan, count, copies)
+
+
+def prompter(asked: Question) -> Question:
+    """Of a worker that computes prompts: its own tp and ranks of attention, experts spread where they were or ranks share them."""
+    wanted, plan = asked.requests, asked.plan
+    tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
+    dp = 1 if wanted.prefill_dp is None else int(positive(wanted.prefill_dp, "prefill_dp"))
+    spread = (np.asarray(plan.ep) > 1) | (dp > 1 and asked.model.experts is not None)
+    return laid(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1))
 
 
 def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Number) -> tuple[Steps, Served, tuple[Bill, Bill]]:
@@ -230,36 +266,83 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Numbe
     return steps, served, (decode, prompt)
 
 
-def _apart(asked: Question, load: Load, seqs: Number, apart: Apart) -> tuple[Steps, Served, tuple[Bill, Bill]]:
-    """Prompts on workers of their own: decoding is never stretched, and prompts queue only for each other."""
-    engine, plan = asked.engine, asked.plan
-    tokens = _chunk(asked, load.input_len)
-    chunks = load.input_len / tokens
-    decode = step_bill(asked, decoding(np.ceil(seqs / plan.pp), load))
-    prompt = step_bill(replace(asked, plan=apart.plan), asked.seen(_prompt(0.0, load, tokens), load.input_len))
-    steps = Steps(decode.step_s, prompt.step_s, chunks, 1, plan.pp)
-    quiet = loop.closed_loop(load, Steps(decode.step_s, 0.0), seqs, seqs * 0, engine)
-    gpus = apart.gpus(plan)
-    moved = moved_s(asked, plan.tp, apart.plan.tp, load.input_len, asked.cluster.num_gpus if gpus is None else gpus)
-    own_s, clients = steps.prompt_s * chunks, asked.requests.concurrency
-    served = loop.prompts_apart(load, quiet, own_s, moved, clients, apart.workers or np.inf)
-    return steps, served, (decode, prompt)
+def _apart(asked: Question, load: Load, clients: Number, room: Number, apart: Apart) -> tuple[Network, Flow, tuple[Bill, Bill]]:
+    """Prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
+    plan = asked.plan
+    prompting, prompt = prompting_of(prompter(asked), load, apart.senders, apart.kv_tokens)
+    net = network_of(asked, load, clients, apart, prompting, decoding_of(asked, load, room, apart.copies))
+    passed = flow(net)
+    return net, passed, (step_bill(asked, decoding(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)), prompt)
 
 
-def moved_s(asked: Question, tp: Number, ahead: Number, tokens: Number, gpus: Number) -> Number:
-    """Seconds to move a prompt's cache from ``ahead`` ranks to ``tp``: each pair of ranks over its own share of the link.
+def network_of(
+    asked: Question, load: Load, clients: Number, apart: Apart, prompting: Prompting, decoding: Decoding
+) -> Network:  # fmt: skip
+    """Both kinds of workers, of which one is priced, with the wire between them."""
+    pp = asked.plan.pp
+    return Network(
+        clients=clients,
+        decodes=np.maximum(0.0, load.output_len - 1),
+        request_s=asked.engine.host.request_s,
+        prompting=prompting,
+        wire=wire_of(asked, apart, load.input_len),
+        decoding=decoding,
+        spread=load.spread,
+        turns=loop.boundary_turns(asked.engine, pp) - 0.5 / pp,  # caches come at any time, not as a step ends
+    )
 
-    ``gpus`` of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them.
+
+def prompting_of(asked: Question, load: Load, workers: Number, kv_tokens: Number = np.inf) -> tuple[Prompting, Bill]:
+    """Workers of one plan that compute prompts, and the step of one; as many share a step as its tokens and the cache let in."""
+    plan, serves = asked.plan, asked.engine.serves
+    (budget, seqs), chunk = step_limits(asked), _chunk(asked, load.input_len)
+    fitting = budget / load.input_len if serves.chunked else budget // load.input_len
+    most = np.maximum(1.0, np.minimum(np.minimum(fitting, min(seqs, serves.prompts_per_step)), kv_tokens // load.input_len))
+    two = np.maximum(2.0, most)
+    one, several = (step_bill(asked, asked.seen(_prompt(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
+    one_s = one.step_s * load.input_len / chunk
+    more_s = np.maximum(0.0, several.step_s - one.step_s) / (two - 1)
+    ranks, alike = (plan.dp, 1) if asked.model.experts is not None else (1, plan.dp)  # ranks that share no experts are alone
+    return Prompting(workers * alike, one_s, more_s, most, ranks * plan.pp), one
+
+
+def decoding_of(asked: Question, load: Load, room: Number, copies: Number) -> Decoding:
+    """Workers that decode, their steps priced for batches of all sizes; the batches are an axis before all others."""
+    sizes = np.broadcast_shapes(
+        *(np.shape(getattr(asked.plan, axis)) for axis in SIZES), *map(np.shape, (load.input_len, load.output_len, room))
+    )
+    batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
+    bill = step_bill(asked, decoding(np.ceil(batches / asked.plan.pp), load))
+    steps = np.broadcast_to(bill.step_s, (len(batches), *sizes))
+    return Decoding.of(copies, asked.plan.dp, room, steps)
+
+
+def wire_of(asked: Question, apart: Apart, tokens: Number) -> Wire:
+    """How long a prompt's cache moves to the ranks that decode, each pair of ranks over its own share of the link.
+
+    The GPUs of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them. A worker's
+    links are those of all its ranks. GPUs of a host that share fewer NICs divide them among those that send, or that take.
     """
-    model, cluster = asked.model, asked.cluster
-    held = replace(asked.plan, tp=tp)
-    nbytes = kv_bytes_per_token(model, held) * tokens + state_bytes_per_sequence(model, held)
-    crosses = np.minimum(gpus, cluster.num_gpus) > cluster.domain
-    outside = cluster.inter.bandwidth_Bps * cluster.nics_per_host / cluster.gpus_per_host
-    two, rest, alone = cluster.as_pairs.intra, cluster.intra, gpus == 2  # one rank each: neighbours
-    speed = pick(crosses, outside, pick(alone, two.bandwidth_Bps, rest.bandwidth_Bps))
+    model, cluster, plan, ahead = asked.model, asked.cluster, asked.plan, apart.plan
+    nbytes = (kv_bytes_per_token(model, plan) * tokens + state_bytes_per_sequence(model, plan)) * plan.tp
+    gpus = apart.gpus(plan)
+    gpus = cluster.num_gpus if gpus is None else gpus
+    crosses, two, rest = np.minimum(gpus, cluster.num_gpus) > cluster.domain, cluster.as_pairs.intra, cluster.intra
+    alone = gpus == 2  # one rank each: neighbours
+    inside = pick(alone, two.bandwidth_Bps, rest.bandwidth_Bps)
+    sent, taken = (
+        pick(crosses, _outside_Bps(cluster, leaving), inside) * MOVING
+        for leaving in (ahead.num_gpus * apart.senders, plan.num_gpus * apart.copies)
+    )
     latency = pick(crosses, cluster.inter.latency_s, pick(alone, two.latency_s, rest.latency_s))
-    return latency + nbytes * tp / (np.minimum(tp, ahead) * speed * MOVING)
+    alone_s = latency + nbytes / np.minimum(plan.tp * taken, ahead.tp * sent)
+    return Wire(alone_s, nbytes / (ahead.num_gpus * sent), nbytes / (plan.num_gpus * taken))
+
+
+def _outside_Bps(cluster: Cluster, gpus: Number) -> Number:
+    """Of a GPU that leaves its host, while so many of the cluster do."""
+    nics, each = cluster.nics_per_host, cluster.gpus_per_host
+    return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
 
 
 def step_bill(asked: Question, work: Workload) -> Bill:
@@ -325,7 +408,10 @@ def _notes(s: Simulation) -> Iterator[Note]:
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return
     yield from context_notes(s.question, wanted.tokens)
-    each = wanted.concurrency / plan.dp / plan.replicas / (s.apart.copies if s.apart else 1)
+    if s.apart:
+        yield from _queue_notes(s, s.apart)
+        return
+    each = wanted.concurrency / plan.dp / plan.replicas
     most = min(step_limits(s.question)[1], float(state_places(s.question, s.kv_tokens)))
     if s.kv_tokens < wanted.tokens + s.state_tokens:
         yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
@@ -336,3 +422,15 @@ def _notes(s: Simulation) -> Iterator[Note]:
             limit = f"the pool of states (room for {most:,.0f})" if limits else f"the engine's limit (max_num_seqs {most:,.0f})"
         room = f"; it holds {s.kv_tokens:,.0f} tokens" if s.running < most else ""
         yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")
+
+
+def _queue_notes(s: Simulation, apart: Apart) -> Iterator[Note]:
+    """Disaggregated: whose queue grows with every further client, and what each station would pass."""
+    net, passed = apart.net, apart.passed
+    if s.kv_tokens < s.requests.tokens + s.state_tokens:
+        yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
+    if net is None or passed is None or not passed.queued:
+        return
+    limits = [f"{name} {limit:,.3g}" for name, limit in zip(STATIONS, net.limits, strict=True) if np.isfinite(limit)]
+    where = QUEUES[int(passed.slowest)]
+    yield Note("queue", f"{where}: more clients only lengthen it; at most, in requests/s: {', '.join(limits)}")

@@ -15,6 +15,7 @@ from commtax.cost.kernels import (
     kernel_source,
     least_s,
     peak,
+    priced_as,
     table_of,
 )
 from commtax.cost.pricing import Terms, applied_in_serving
@@ -48,12 +49,12 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
     t = terms_of(q)
     applied = Kernels(t).applied(k) if q.trains else applied_in_serving(k, t)
     return Explanation(
-        parts=tuple(_parts(k, t, applied)),
+        parts=tuple(_parts(priced_as(k, t.cluster.chip, t.constants, applied.rate), t, applied)),
         shape=_shape(k),
         nbytes=float(k.nbytes),
         flops=float(k.flops),
         floor=_floor(k, t),
-        priced_by=_priced_by(k, t),
+        priced_by=_priced_by(k, priced_as(k, t.cluster.chip, t.constants, applied.rate), t),
         effects=(*_effects(k, q, applied), *_sizing(k, q)),
         source=x.source,
         doubts=tuple(_doubts(k, t, q.trains)),
@@ -94,11 +95,13 @@ def _floor(k: Kernel, t: Terms) -> Floor:
     return Floor(moved, computed, least, "bytes" if moved >= computed else "FLOPs", chip.memory_Bps, rate)
 
 
-def _priced_by(k: Kernel, t: Terms) -> PricedBy:
+def _priced_by(k: Kernel, as_: Kernel, t: Terms) -> PricedBy:
     source = kernel_source(k, t.constants)
-    constants = {name: float(value) for name, value in constants_of(k, t.constants).items() if name != "sigma"}
-    table, home = table_of(k, t.constants), measured_on(t.constants.family)
+    constants = {name: float(value) for name, value in constants_of(as_, t.constants).items() if name != "sigma"}
+    table, home = table_of(as_, t.constants), measured_on(t.constants.family)
     instead = f"; in the place of {k.stored}, which has no table" if k.stored and not table.endswith(f".{k.stored}") else ""
+    if as_ is not k:
+        instead = "; nobody timed 8 bits here, which take no longer than these 16"
     return PricedBy(k.form, equation(k.form), table, constants, source.kind, f"{source}{instead}", home)
 
 

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TypeVar, cast
 
 from commtax import catalog
 from commtax.catalog.paces import fitted_runs
@@ -21,6 +21,7 @@ from commtax.spec import Chip, Cluster, Engine, Model
 from commtax.statement import Refusal
 from commtax.verbs.asking import RequestOptions
 
+AnyRow = TypeVar("AnyRow", bound=Row)
 PROMPTS_PER_CLIENT = 10  # requests of a benchmark for each of its clients, as such runs are made
 SHORTEST = 0.8  # InferenceMAX draws lengths uniformly from this share of the stated length up to all of it
 FULL_CLIENTS = 2048  # of each replica of a server that is full: more than any engine takes at once by default
@@ -126,20 +127,23 @@ def measurement(row: Row) -> str:
     return " ".join((*where, *(f"{name} {value * 1e3:.2f}" for name, value in sorted(times.items()))))
 
 
-def distinct(rows: Sequence[Row]) -> list[Row]:
-    """Rows with every measurement once: the first that can be asked."""
-    known: set[str] = set()
-    kept_rows = []
-    for row in rows:
-        try:
-            question(row)
-            key = measurement(row)
-        except ValueError:
-            key = ""
-        if not key or key not in known:
-            kept_rows.append(row)
-        known |= {key} - {""}
-    return kept_rows
+def distinct(rows: Sequence[AnyRow]) -> list[AnyRow]:
+    """Rows with every measurement once: the first that can be asked and did not draft, else the first."""
+    best: dict[str, tuple[bool, int]] = {}
+    keys = [_told(row) for row in rows]
+    for i, (key, sound) in enumerate(keys):
+        if key and (key not in best or (sound and not best[key][0])):
+            best[key] = (sound, i)
+    return [row for i, row in enumerate(rows) if not keys[i][0] or best[keys[i][0]][1] == i]
+
+
+def _told(row: Row) -> tuple[str, bool]:
+    """A row's measurement, "" where nothing can be asked of it, and whether it drafted nothing."""
+    try:
+        question(row)
+        return measurement(row), not drafted(row)
+    except ValueError:
+        return "", False
 
 
 def measured(row: Row) -> dict[str, float]:

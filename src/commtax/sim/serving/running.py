@@ -13,6 +13,8 @@ from commtax.sim.serving.pipeline import Pipeline
 from commtax.sim.serving.replica import Replica
 from commtax.spec.stream import Stream
 
+Pace = tuple[float, float]
+
 
 @dataclass(frozen=True, slots=True)
 class Workers:
@@ -35,13 +37,26 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True)
+class Moves:
+    """Caches between workers, in seconds at least and more for each token of the prompt."""
+
+    alone_s: Pace = (0.0, 0.0)  # a cache that has the wire for itself
+    out_s: Pace = (0.0, 0.0)  # that it keeps the links of the worker of its prompt busy …
+    in_s: Pace = (0.0, 0.0)  # … and of the one that decodes it
+
+
+def _seconds(pace: Pace, tokens: int) -> float:
+    return pace[0] + pace[1] * tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """Engines that decode, or do everything; those of prompts alone where the two are apart, and how caches move between them."""
 
     workers: Workers
     router: str = "round-robin"
     prompts: Workers | None = None
-    moved_s: Callable[[int], float] = field(default=lambda _: 0.0)  # seconds that a prompt of so many tokens keeps a link busy
+    moves: Moves = field(default_factory=lambda: Moves())
 
     def scaled(self, factor: float) -> Self:
         """The same engines with all steps longer by a factor."""
@@ -102,27 +117,26 @@ def _send(ran: Run, fleet: Fleet, stream: Stream) -> None:
 
 
 def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float) -> None:
-    """Prompts on workers of their own; a prompt's cache goes over its worker's link, one after the other, to who decodes it.
+    """Prompts on workers of their own; a prompt's cache goes over its worker's links to those of the one that decodes it.
 
     Clients that never wait do not care who has answered: then all prompts are computed first, and those who decode follow.
     """
     waits = cap < inf
     clients = Clients(book, cap, range(len(book.arrival_s)))
-    pending = clients.pending if waits else list[tuple[float, int]]()
-    enter, decode = router(fleet.router, before), router("least-loaded", engines)
-    free = [0.0] * len(before)  # when the link of a worker has moved what was before
+    wire = _Wire(book, fleet.moves, clients.pending if waits else [], len(before), engines)
+    enter = router(fleet.router, before)
 
     def prompted(i: int, now: float) -> None:
         if book.output_len[i] == 1:
             clients.answered(now)
-            return
-        worker = book.served_by[i] - len(engines)
-        free[worker] = max(free[worker], now) + fleet.moved_s(book.input_len[i])
-        book.elsewhere[i], book.moved_s[i] = True, free[worker] - now
-        heappush(pending, (free[worker], i))
+        else:
+            wire.leaves(i, book.served_by[i] - len(engines), now)
 
     def send(i: int, now: float) -> None:
-        (decode if book.elsewhere[i] else enter)(i, now).offer(i, now)
+        if book.elsewhere[i]:
+            wire.comes(i, now)
+        else:
+            enter(i, now).offer(i, now)
 
     for engine in before:
         engine.on_done = prompted
@@ -132,5 +146,42 @@ def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replic
         together([*before, *engines], clients, send, feedback=True)
     else:
         together(before, clients, send, feedback=False)
-        clients.pending = pending
+        clients.pending = wire.pending
         together(engines, clients, send, feedback=False)
+
+
+class _Wire:
+    """Links of workers of both kinds, each one cache after the other. Who decodes is chosen when a cache has left its worker:
+    the one with the fewest requests, those on their way to it included."""
+
+    def __init__(self, book: Book, moves: Moves, pending: list[tuple[float, int]], senders: int, engines: list[Replica]) -> None:
+        self.book, self.moves, self.pending, self.engines = book, moves, pending, engines
+        self.sent, self.taken = [0.0] * senders, [0.0] * len(engines)  # when links have moved what was before
+        self.coming = [0] * len(engines)
+        self.target: dict[int, int] = {}
+
+    def leaves(self, i: int, worker: int, now: float) -> None:
+        """A prompt is computed: its cache follows those before it."""
+        tokens = self.book.input_len[i]
+        begin = max(self.sent[worker], now)
+        self.sent[worker] = begin + _seconds(self.moves.out_s, tokens)
+        there = max(self.sent[worker], begin + _seconds(self.moves.alone_s, tokens))
+        self.book.elsewhere[i], self.book.moved_s[i] = True, there - now
+        heappush(self.pending, (there, i))
+
+    def comes(self, i: int, now: float) -> None:
+        """A cache reaches the links of who decodes it, and waits there for those before it."""
+        if i in self.target:
+            number = self.target.pop(i)
+            self.coming[number] -= 1
+            self.engines[number].offer(i, now)
+            return
+        number = min(range(len(self.engines)), key=lambda n: self.engines[n].load(now) + self.coming[n])
+        busy = _seconds(self.moves.in_s, self.book.input_len[i])
+        self.taken[number] = there = max(self.taken[number], now - busy) + busy  # it came in while it was sent
+        if there <= now:
+            self.engines[number].offer(i, now)
+            return
+        self.target[i], self.coming[number] = number, self.coming[number] + 1
+        self.book.moved_s[i] += there - now
+        heappush(self.pending, (there, i))

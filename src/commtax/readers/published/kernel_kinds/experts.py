@@ -80,12 +80,21 @@ def _backend(words: Words) -> str:
 
 
 def _kernels(words: Words, x: Sizes, r: Routed, backend: str) -> Sequence[Kernel]:
-    """The rows as two kernels. The timed layer runs again and again: what the chip's cache holds of its weights stays there."""
+    """The rows as two kernels."""
     known = _format(words)
-    each = r.active * r.weights * known["bytes"]
+    return routed_kernels(_repeated(r, known["bytes"], x), known["dtype"], known["store"], known["bytes"], backend)
+
+
+def _repeated(r: Routed, weight_bytes: float, x: Sizes) -> Routed:
+    """The timed layer runs again and again: what the chip's cache holds of its weights stays there."""
+    each = r.active * r.weights * weight_bytes
     share = each / np.maximum(1.0, x["l2_bytes"])
-    cold = replace(r, cached_bytes=each / (1 + share**3))
-    return routed_kernels(cold, known["dtype"], known["store"], known["bytes"], backend)
+    return replace(r, cached_bytes=each / (1 + share**3))
+
+
+def timed(words: Words, x: Sizes) -> Routed:
+    """Sizes of the rows of a table as they ran: their loads, and what the cache kept."""
+    return _repeated(_sizes(words, x), _format(words)["bytes"], x)
 
 
 def _plain(words: Words, x: Sizes) -> Sequence[Kernel]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.cost.kernel import SINGLE, WIDE_BYTES, Kernel
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, Kernel
 from commtax.readers.published.kernel_kinds.kind import OUT_BYTES, Array, KernelKind, Sizes, Words
 from commtax.spec import DTYPE_BYTES, Chip, Number
 
@@ -29,10 +29,10 @@ def _products(words: Words, x: Sizes) -> Sequence[Kernel]:
     size = DTYPE_BYTES[stored] + (NVFP4_SCALE_BYTES if stored == "nvfp4" else 0)
     plain = product(x["m"], x["n"], x["k"], dtype, size, size if dtype == "fp8" else OUT_BYTES)
     kept = "fp8-block" if words["written"] == "fp8_block" else stored if dtype != stored else ""
-    return [replace(plain, stored=kept), *_launches(words.get("kernel_source", ""), x)]
+    return [replace(plain, stored=kept), *launches(words.get("kernel_source", ""), x)]
 
 
-def _launches(source: str, x: Sizes) -> Sequence[Kernel]:
+def launches(source: str, x: Sizes) -> Sequence[Kernel]:
     """The host's time for a product that no graph holds, where a table has it."""
     kernel = LAUNCHED.get(source, "")
     if not kernel:
@@ -64,7 +64,7 @@ def _unlimited(x: Sizes) -> Array:
 
 def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
     """Prompts; those over a narrow cache run other kernels, in bf16 or in the cache's own arithmetic."""
-    stored = "fp8-attention" if words["dtype"] == "fp8" else "fp8-kv" if words["stored"] == "fp8" else ""
+    stored = NARROW_PROMPTS if words["dtype"] == "fp8" else NARROW_CACHE if words["stored"] == "fp8" else ""
     return [replace(attention("prefill", x, words["dtype"], DTYPE_BYTES[words["stored"]]), stored=stored)]
 
 

@@ -1,0 +1,320 @@
+"""Prompts on workers of their own, in closed form: a closed network of prompt workers, the wire and workers that decode.
+
+N clients have one request under way each. At X requests/s the time at every station follows from X alone, so the clients that
+keep X going,
+
+    N(X) = X (server + prompt + moving + the step in progress) + n(X)        n = X (O - 1) D(n)
+
+grow with X, and halving finds the X that N clients make. n requests decode (Little's law) with steps of D(n). No station
+passes more than it can: where clients are left over at the most that the slowest passes, they queue there.
+
+A queue's wait is Kingman's, S rho (ca^2 + cs^2) / 2 (1 - rho), seen by one of N (the arrival theorem: the others' share of the
+load). Prompts share steps, up to ``most``: then who comes waits for the step in progress, and a queue forms later (Sakasegawa).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from commtax.spec import Number
+
+TURNS, EXACT = 80, 1e-11  # of looking for the requests/s, and how well they are known
+RISE = 0.05  # the least power of a batch that its tokens/s grow with
+GATES = 2  # rounds that the batch of a gated queue settles in
+STATIONS = ("prompts", "wire", "decoding")
+NODES = np.unique(np.r_[1:9, np.round(2 ** np.arange(3, 14.1, 0.25) / 2) * 2]).astype(int)
+"""Batches whose decode steps are priced; between them n grows evenly with the tokens/s. The same for all, so that all agree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompting:
+    """Workers that compute prompts."""
+
+    workers: Number  # inf: enough that no prompt waits
+    one_s: Number  # a prompt without others in its steps
+    more_s: Number = 0.0  # that each further prompt adds to a step of a rank
+    most: Number = 1.0  # prompts of a rank's step
+    ranks: Number = 1  # of a worker, each with a step of its own, all as long as the longest
+
+    def step_s(self, prompts: Number) -> Number:
+        """A worker's step of so many prompts."""
+        return self.one_s + self.more_s * np.maximum(0.0, prompts / self.ranks - 1)
+
+    def full(self, clients: Number) -> Number:
+        """Prompts of a worker's largest step, where there are so many clients in all."""
+        return np.maximum(1.0, np.minimum(self.most * self.ranks, clients / self.workers))
+
+    def most_per_s(self, clients: Number) -> Number:
+        full = self.full(clients)
+        return self.workers * full / self.step_s(full)
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Between both kinds of workers: seconds of a cache that has the wire for itself, and that it keeps a worker's links busy."""
+
+    alone_s: Number
+    out_s: Number  # of the worker that computed the prompt
+    in_s: Number  # of the one that decodes
+
+    def most_per_s(self, before: Number, after: Number) -> Number:
+        """Caches that so many workers send and so many take."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.minimum(before / self.out_s, after / self.in_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Workers that decode, by rank: requests at once and the tokens/s that they get, along the first axis, from none on."""
+
+    workers: Number
+    ranks: Number
+    most: Number  # requests that run at once on a rank
+    nodes: Number
+    per_s: Number  # never fewer for more requests
+
+    @classmethod
+    def of(cls, workers: Number, ranks: Number, most: Number, step_s: Number) -> Self:
+        """From the steps of ``NODES``, priced as far as ``most`` reaches."""
+        batches = NODES[: len(step_s)].reshape(-1, *(1,) * (np.ndim(step_s) - 1)) * 1.0
+        # A larger batch makes more tokens/s, if few: graphs and tiles that are filled up would make it jump.
+        rates = batches**RISE * np.maximum.accumulate(batches ** (1 - RISE) / np.maximum.accumulate(step_s, axis=0), axis=0)
+        return cls(workers, ranks, most, _with_none(batches), _with_none(rates))
+
+    def seqs(self, per_s: Number) -> Number:
+        """Requests at once on a rank that makes so many tokens/s."""
+        return _between(per_s, self.per_s, self.nodes)
+
+    def most_per_s(self, decodes: Number) -> Number:
+        """Requests/s of all ranks when they are full."""
+        each = _between(self.most, self.nodes, self.per_s)
+        return np.where(decodes > 0, self.workers * self.ranks * each / np.maximum(decodes, 1), np.inf)[()]
+
+    def step_s(self, seqs: Number, per_s: Number) -> Number:
+        """Of a batch that makes so many tokens/s."""
+        return np.where(per_s > 0, seqs / np.maximum(per_s, 1e-300), 1 / self.per_s[1])[()]
+
+
+def nodes_to(most: Number) -> Number:
+    """Batches up to one that holds the most requests that run at once."""
+    return NODES[: 1 + int(np.searchsorted(NODES, np.max(most)))]
+
+
+def _with_none(values: Number) -> Number:
+    return np.concatenate([np.zeros((1, *np.shape(values)[1:])), values])
+
+
+def _between(x: Number, xs: Number, ys: Number) -> Number:
+    """Of a line through (xs, ys), along the first axis; flat beyond its last point."""
+    if np.ndim(xs) == np.ndim(ys) == 1:
+        return np.interp(x, xs, ys)
+    xs, ys = np.broadcast_arrays(xs, ys)
+    run, rise = np.diff(xs, axis=0), np.diff(ys, axis=0)
+    slope = np.where(run > 0, rise / np.where(run > 0, run, 1), 0.0)
+    jump = np.where((run <= 0) & (x >= xs[1:]), rise, 0.0)
+    return np.sum(slope * np.clip(x - xs[:-1], 0, run) + jump, axis=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """How even requests come to workers that a router sends them to in turn."""
+
+    others: Number  # share of the load that is not the request's own
+    varied: Number  # squared coefficient of variation of lengths …
+    chance: Number
+    """… and of the times between requests. The router evens these out; and clients come back in the order and at the distances in
+    which a worker let them go, but for what their lengths differ: by so many such distances."""
+
+    def wait_s(self, load: Number, service_s: Number, regular: Number) -> Number:
+        """Kingman's, of requests that come as unevenly as ``regular`` says."""
+        load = np.minimum(1.0, load)
+        return self.others * load * service_s * (regular + self.varied) / 2 / np.maximum(1e-9, 1 - self.others * load)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """All stations, and who passes them."""
+
+    clients: Number
+    decodes: Number  # steps of a request after its first token
+    request_s: Number  # the way through the server
+    prompting: Prompting
+    wire: Wire
+    decoding: Decoding
+    spread: Number = 0.0  # lengths vary by this share of their mean to either side
+    turns: Number = 1.0  # steps of a batch that pass before a request joins it
+
+    def queue(self, workers: Number) -> Queue:
+        """What decides how long requests wait for one of so many workers."""
+        each = self.clients / np.maximum(1.0, workers)
+        varied = np.minimum(1.0, self.spread) ** 2 / 3
+        apart = np.sqrt(varied) * each
+        return Queue(1 - 1 / np.maximum(1.0, each), varied, apart / (1 + apart) / np.maximum(1.0, workers))
+
+    @property
+    def limits(self) -> tuple[Number, Number, Number]:
+        """Requests/s that each of ``STATIONS`` passes at most."""
+        moving = self.wire.most_per_s(self.prompting.workers, self.decoding.workers)
+        wire = np.where(self.decodes > 0, moving, np.inf)[()]
+        return self.prompting.most_per_s(self.clients), wire, self.decoding.most_per_s(self.decodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What passes, and how long a request is where."""
+
+    per_s: Number
+    seqs: Number  # that decode at once on a rank
+    batch: Number  # prompts of a worker's step
+    boundary_s: Number
+    prefill_s: Number  # its own prompt's steps
+    ahead_s: Number  # waiting for a prompt worker
+    moved_s: Number  # its cache moves, waiting for the wire included
+    slot_s: Number  # waiting for a place among those that decode
+    step_s: Number  # of those
+    slowest: Number  # the station, by its place in ``STATIONS``
+    queued: Number = False  # whether clients are left over there
+
+    def life_s(self, net: Network) -> Number:
+        first = net.request_s + self.boundary_s + self.prefill_s + self.ahead_s + self.moved_s + self.slot_s
+        return first + net.decodes * self.step_s
+
+
+def crowding(net: Network, passed: Flow) -> Number:
+    """What passes, as a share of the most prompts and caches that their workers and the wire would."""
+    return passed.per_s / np.minimum(net.prompting.most_per_s(np.inf), net.limits[1])
+
+
+def prompt_wait_s(net: Network, per_s: Number) -> Number:
+    """For a prompt worker, at a rate."""
+    return Times(net).prompts(per_s)[1]
+
+
+def flow(net: Network) -> Flow:
+    """The requests/s that the clients make, and a request's time at each station."""
+    limits = np.broadcast_arrays(*net.limits, net.clients)[:3]
+    most = np.minimum(np.minimum.reduce(limits), net.clients / (net.request_s + net.prompting.one_s))  # where nobody waits
+    times = Times(net)
+    share, limited = _share(times, most)
+    return _queued(net, times.at(most * share), np.argmin(limits, axis=0)[()], limited)
+
+
+def _share(times: "Times", most: Number) -> tuple[Number, Number]:
+    """Of the most that passes, what the clients keep going: all of it where even that leaves some over.
+
+    False position with Illinois' rule, and a halving every fourth time.
+    """
+
+    def beyond(share: Number) -> Number:
+        passed = times.at(most * share)
+        return passed.per_s * passed.life_s(times.net) / times.net.clients - 1
+
+    low, high = np.zeros(np.shape(most)), np.ones(np.shape(most))
+    below, above = low - 1.0, beyond(high)
+    limited, side = above < 0, low
+    for turn in range(TURNS):
+        between = (low * above - high * below) / np.where(above > below, above - below, 1.0)
+        share = np.where(limited, 1.0, (low + high) / 2 if turn % 4 == 3 else between)
+        value = beyond(share)
+        if np.all(limited | (np.abs(value) < EXACT) | (high - low < EXACT * high)):
+            break
+        under = value < 0
+        below, above = np.where(under, value, below / (1 + (side > 0))), np.where(under, above / (1 + (side < 0)), value)
+        low, high, side = np.where(under, share, low), np.where(under, high, share), np.where(under, -1.0, 1.0)
+    return np.where(limited, 1.0, np.where(np.abs(value) < EXACT, share, low))[()], limited[()]
+
+
+def _queued(net: Network, passed: Flow, slowest: Number, limited: Number) -> Flow:
+    """Clients that are left over at the most that passes wait where that is least."""
+    left_s = np.maximum(0.0, net.clients / passed.per_s - passed.life_s(net))
+    waits = [np.where(limited & (slowest == place), left_s, 0.0)[()] for place in range(len(STATIONS))]
+    return replace(
+        passed,
+        ahead_s=passed.ahead_s + waits[0],
+        moved_s=passed.moved_s + waits[1],
+        slot_s=waits[2],
+        slowest=slowest,
+        queued=limited & (left_s > 1e-6 * passed.life_s(net)),
+    )
+
+
+class Times:
+    """A network's times at any rate that all its stations pass; what does not depend on the rate is worked out once."""
+
+    def __init__(self, net: Network) -> None:
+        self.net, p = net, net.prompting
+        self.before, self.after = net.queue(p.workers), net.queue(net.decoding.workers)
+        self.full = p.full(net.clients)
+        self.full_s = p.step_s(self.full)
+        self.ranks = net.decoding.workers * net.decoding.ranks
+        self.busy = np.minimum(1.0, np.maximum(0.0, net.clients / self.ranks - 1)) * net.turns * (net.decodes > 0)
+        self.gated = self.before.others * (1 - 1 / self.full)
+        self.crowd = np.sqrt(2 * (self.full + 1)) - 1  # Sakasegawa's
+        self.chance = np.minimum(1.0, self.before.chance + self.before.varied)
+        senders = np.minimum(1.0, net.wire.out_s / np.maximum(net.wire.in_s, 1e-300)) / np.maximum(1.0, p.workers)
+        self.meet = 1 - senders  # caches of one sender do not meet at the receiver, unless that is slower
+
+    def at(self, per_s: Number) -> Flow:
+        """All times at a rate."""
+        net = self.net
+        tokens_per_s = per_s * net.decodes / self.ranks
+        seqs = net.decoding.seqs(tokens_per_s)
+        step = net.decoding.step_s(seqs, tokens_per_s)
+        batch, wait = self.prompts(per_s)
+        moved = net.wire.alone_s + self._wire_s(per_s, batch)
+        return Flow(
+            per_s=per_s,
+            seqs=seqs,
+            batch=batch,
+            boundary_s=step * self.busy * np.minimum(1.0, seqs),
+            prefill_s=net.prompting.step_s(batch),
+            ahead_s=wait,
+            moved_s=np.where(net.decodes > 0, moved, 0.0)[()],
+            slot_s=per_s * 0.0,
+            step_s=step,
+            slowest=0,
+        )
+
+    def prompts(self, per_s: Number) -> tuple[Number, Number]:
+        """The batch that a prompt finds itself in, and its wait before that.
+
+        Who comes during a step is computed in the next, with all others who came (a gated queue): with b its batch, S(b) a step,
+        the next has Poisson(rate S) prompts, or one after a pause. Mean and variance of b follow, and of S.
+        """
+        p, full = self.net.prompting, self.full
+        came = self.before.others * per_s / p.workers
+        mean = self._mean_batch(came)
+        step, more = p.step_s(mean), p.more_s / p.ranks
+        noise = mean * more**2 / np.maximum(0.1, 1 - (came * more) ** 2)
+        longer = np.minimum(step + noise / step, self.full_s)  # of the steps that prompts come in
+        load = np.minimum(1.0, per_s / p.workers * self.full_s / full)
+        met = self.gated * np.minimum(1.0, came * step / mean) * (self.chance + (1 - self.chance) * load**4)
+        return np.clip(1 + met * came * longer, 1.0, full), met * longer / 2 + self._behind_s(per_s, load)
+
+    def _mean_batch(self, came: Number) -> Number:
+        """Prompts of a step, where one alone or as many as came during the one before are computed."""
+        p, step = self.net.prompting, self.net.prompting.one_s
+        left = np.maximum(1e-9, 1 - came * p.more_s / p.ranks)
+        for _ in range(GATES):
+            pause = np.exp(-came * step)
+            few = came * p.one_s + pause
+            mean = np.clip(np.where(few <= p.ranks, few, (came * (p.one_s - p.more_s) + pause) / left), 1.0, self.full)
+            step = p.step_s(mean)
+        return mean
+
+    def _behind_s(self, per_s: Number, load: Number) -> Number:
+        """Waiting behind whole steps of others, which are full then; who is in one of them does not come."""
+        away = 1 - np.minimum(1.0, per_s * self.full_s / self.net.clients)
+        crowded = load**self.crowd / self.full * away
+        uneven, others = (self.before.chance + self.before.varied) / 2, self.before.others
+        return others * uneven * self.full_s * crowded / np.maximum(1e-9, 1 - others * load)
+
+    def _wire_s(self, per_s: Number, batch: Number) -> Number:
+        """Waiting for the sender's links, behind caches of the same step and of those before; and for the receiver's."""
+        net, p = self.net, self.net.prompting
+        sent, taken = per_s / p.workers, per_s / net.decoding.workers
+        steps = np.minimum(1.0, sent * p.step_s(batch) / batch) ** 2
+        regular = steps * self.before.varied + (1 - steps) * self.before.chance  # steps let prompts out one after the other
+        out = (batch - 1) / 2 * net.wire.out_s + self.before.wait_s(sent * net.wire.out_s, net.wire.out_s, regular)
+        return out + self.meet * self.after.wait_s(taken * net.wire.in_s, net.wire.in_s, self.after.chance)
