@@ -92,6 +92,11 @@ class Group:
     fitted: Any
     weights: Any
 
+    @property
+    def only_tests(self) -> bool:
+        """Whether it is of steps, not of served requests."""
+        return "prompts" in self.arrays
+
 
 def groups(folder: Path) -> list[Group]:
     parts: dict[tuple[Any, ...], list[tuple[dict[str, str], dict[str, Any]]]] = defaultdict(list)
@@ -368,7 +373,7 @@ def quantile(errors: Any) -> float:
 
 def choose(pool: Pool, metric: str, mixture: bool) -> Any:
     kinds = np.array([group.mixture for group in pool.groups])[pool.group_of] == mixture
-    return kinds & (pool.metric_of == METRICS.index(metric)) & ~pool.apart
+    return kinds & (pool.metric_of == METRICS.index(metric)) & ~pool.apart & ~pool.only_tests
 
 
 def sigmas(pool: Pool, errors: Any, left: Sequence[Left], without: Left | None = None) -> dict[str, dict[str, dict[str, float]]]:
@@ -506,6 +511,10 @@ def main() -> None:
     for row in rows:
         what = f"{row['fold']:10s}{row['models']:9s}{row['metric']:5s}"
         print(f"{what:24s} n {row['n']:4d}  median {row['median']:6.1%}  covered {row['covered']:5.0%}  +-{row['half_width']:6.1%}")
+    for mixture in (False, True):
+        kind = np.array([group.mixture for group in pool.groups])[pool.group_of] == mixture
+        off = np.abs(np.expm1(errors[pool.only_tests & ~pool.apart & np.isfinite(errors) & kind]))
+        print(f"steps of {'mixtures' if mixture else 'dense models'}, not fitted: n {len(off)}  median {np.median(off):.1%}")
     for level, i in sorted(pool.index.items()):
         if level[0] in KERNELS or level[1] == "p":
             print(*level, f"{x[i]:+.3f}")
