@@ -59,7 +59,7 @@ HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq", "request_s", "prompt_
 ROUTER = "popularity"
 KERNELS = tuple(dict.fromkeys(KINDS.values()))
 OF_EXPERTS = ("experts", "routing", ROUTER)
-FIELDS = (*HOST, ROUTER, *KERNELS)
+FIELDS = (*HOST, ROUTER)
 COMMON = {"host_s": 3e-4, "host_s_per_doubling": 3e-5, "host_s_per_seq": 5e-6, "request_s": 1.5e-2, "prompt_s": 3e-3, ROUTER: 0.7}
 """Where each constant starts from, before its common effect."""
 MECHANISMS = {
@@ -207,8 +207,6 @@ def levels(group: Group, field: str) -> list[Level]:
     s = group.setting
     if field == ROUTER:
         return [(field, "all")]
-    if field in KERNELS:
-        return [(field, "e", s.engine), (field, "ef", s.engine, s.chips)]
     own: list[Level] = [(field, "all"), (field, "e", s.engine), (field, "ev", s.engine, group.version)]
     return [*own, (field, "p", group.names["publisher"])] if field in ("host_s", "request_s") else own
 
@@ -221,9 +219,7 @@ WIDTHS: dict[tuple[str, str], float] = {
         "host_s_per_seq": {"all": 0.3, "e": 0.5, "ev": 0.2},
         "prompt_s": {"all": 0.3, "e": 0.4, "ev": 0.2},
         "request_s": {"all": 2.0, "e": 0.5, "ev": 1.5, "p": 0.5},
-        ROUTER: {"all": 0.5},
-        **{kind: {"e": 0.05, "ef": 0.05} for kind in ("products", "attention")},
-        **{kind: {"e": 0.1, "ef": 0.1} for kind in ("latent", "sparse", "linear", "experts", "routing", "small")},
+        ROUTER: {"all": 0.2},
     }.items()
     for level, width in levels.items()
 }
@@ -325,11 +321,7 @@ class Pool:
 def engine_at(group: Group, logs: Mapping[str, float]) -> Engine:
     """The engine of a group with constants as the effects say, and no paces beside them."""
     values = {field: COMMON[field] * math.exp(min(6.0, max(-6.0, logs[field]))) for field in COMMON}
-    return group.engine.but(pooled=False, paces={kind: lawful(logs[kind]) for kind in KERNELS}, **values)
-
-
-def lawful(log: float) -> float:
-    return min(LAW[1], max(LAW[0], math.exp(log)))
+    return group.engine.but(pooled=False, **values)
 
 
 KINDS_LEFT = ("engine", "chip", "family", "publisher", "file")

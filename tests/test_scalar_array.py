@@ -149,7 +149,7 @@ SCALAR = {
     *("tower_kernels", "tower_items"),  # of a model that has one: tests/test_pictures.py
     *("projections", "selector", "decode", "prefill", "attention", "trained", "head_products", "scans"),  # tests/test_latent.py
     *("read", "choose", "seen_in_decode", "prompt_sizes", "pairs", "entry_bytes"),  # of its kinds of attention
-    *("terms", "fused_by", "equation", "stated", "reduced", "priced_as"),  # of one kernel or collective that is explained
+    *("terms", "fused_by", "equation", "stated", "reduced", "charged_as"),  # of one kernel or collective that is explained
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 

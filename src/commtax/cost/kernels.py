@@ -58,26 +58,27 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
     ``rate``: arithmetic over that of the constants (sustained clocks, other kernels). Weights or a cache of 8 bits take no longer
     than of 16 where nobody timed them on this family.
     """
-    fixed, moving = _launched(kernel, chip, constants, rate)
-    wide = wide_twin(kernel)
-    if wide is None or kernel_source(kernel, constants).kind in TIMED:
+    fixed, moving = _one(kernel, chip, constants, rate)
+    wide = _unmeasured_twin(kernel, constants)
+    if wide is None:
         return fixed, moving
-    most_fixed, most = _launched(wide, chip, constants, rate)
+    most_fixed, most = _one(wide, chip, constants, rate)
     longer = np.asarray(fixed + moving) > most_fixed + most
     return pick(longer, most_fixed, fixed), pick(longer, most, moving)
 
 
-def priced_as(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Kernel:
-    """The kernel whose form one kernel's seconds are: its own, or that of its twin of 16 bits."""
-    wide = wide_twin(kernel)
-    if wide is None or kernel_source(kernel, constants).kind in TIMED:
-        return kernel
-    own, most = (sum(_launched(one, chip, constants, rate)) for one in (kernel, wide))
-    return wide if own > most else kernel
+def charged_as(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Kernel:
+    """The kernel whose constants price this one: of 16 bits where 8 would take longer and nobody timed them."""
+    wide = _unmeasured_twin(kernel, constants)
+    slower = wide is not None and sum(_one(kernel, chip, constants, rate)) > sum(_one(wide, chip, constants, rate))
+    return wide if wide is not None and slower else kernel
 
 
-def _launched(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
-    """As the kernel's form has it, less the fixed time of what runs inside a neighbour."""
+def _unmeasured_twin(kernel: Kernel, constants: KernelConstants) -> Kernel | None:
+    return None if kernel_source(kernel, constants).kind in TIMED else wide_twin(kernel)
+
+
+def _one(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
     fixed, moving = formed(kernel, constants_of(kernel, constants), chip, constants, rate)
     return fixed * (1 - kernel.fused), moving
 

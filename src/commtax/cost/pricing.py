@@ -53,9 +53,8 @@ def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sig
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
     why = NO_NOTE if stage else narrow_note(kernel, t.cluster.chip, t.constants)
-    return Line(
-        "compute", item, *times, why=why, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate, priced_from=kernel
-    )
+    figures = {"flops": kernel.flops, "sigma": sigma, "peak_flops_per_s": rate, "priced_from": kernel}
+    return Line("compute", item, *times, why=why, source=source, **figures)
 
 
 class Pricer:
