@@ -16,6 +16,7 @@ from commtax import catalog
 from commtax.catalog.effects import KINDS, held, mechanism, mechanisms
 from commtax.cost.forms import CHIP_FORMS, FORMS, equation
 from commtax.cost.forms.form import DAMPED, RATES, SECONDS
+from commtax.cost.kernels import KINDS as KERNEL_KINDS
 from commtax.cost.split import terms
 from commtax.files import table
 from commtax.spec import KernelHabits
@@ -64,8 +65,9 @@ def check(bill):
 @given(st.data())
 def test_parts_of_served_lines_add_up(data):
     model = data.draw(st.sampled_from(catalog.keys("models")))
+    paces = {kind: data.draw(st.sampled_from((1.0, 0.7, 1.4))) for kind in sorted({*KERNEL_KINDS.values()})}
     asked = {
-        "engine": data.draw(st.sampled_from(SERVERS)),
+        "engine": catalog.engine(data.draw(st.sampled_from(SERVERS))).but(paces=paces, pooled=False),
         "tp": data.draw(sizes),
         "pp": data.draw(st.sampled_from((1, 1, 2, 3))),
         "phase": data.draw(st.sampled_from(("decode", "prefill", "mixed"))),
@@ -75,6 +77,7 @@ def test_parts_of_served_lines_add_up(data):
         "slow_rank": data.draw(st.sampled_from((1.0, 1.3))),
         "overlap": data.draw(st.sampled_from((0.0, 0.4))),
         "kv_dtype": data.draw(st.sampled_from(("", "fp8"))),
+        "dtype": data.draw(st.sampled_from(("", "", "fp8"))),
     }
     if catalog.model(model).experts:
         asked |= {"dp": data.draw(st.sampled_from((1, 2))), "ep": data.draw(st.sampled_from((1, -1)))}

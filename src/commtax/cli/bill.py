@@ -9,7 +9,6 @@ from commtax.statement import Refusal
 from commtax.units import parse_tokens
 from commtax.verbs.billing import price, sent
 from commtax.verbs.explained import Explained
-from commtax.verbs.why import why
 
 ALWAYS = ("slow_rank", "library", "imbalance")
 TIMED = {False: (*ALWAYS, "overlap"), True: (*ALWAYS, "eager", "async_axes", "flops")}
@@ -42,6 +41,7 @@ def bill_command(order: Order) -> None:
         write_page(given["html"], bill_page, explained)
     if given["why"]:
         from commtax.report.whys import show_why, why_document
+        from commtax.verbs.why import why
 
         order.output.answer(why_document, show_why, explained.bill, why(explained.bill, given["why"]))
     order.output.answer(bills.bill_document, bills.show_bill, explained, tokens, measured)

@@ -13,12 +13,11 @@ from commtax.report.documents import LEFT_OUT, Asked, Named, Record, facts, fill
 from commtax.report.tables import NOTHING_SENT, between, headline, notes, say, served_step, show_shares, show_table
 from commtax.spec import Number
 from commtax.units import format_bytes, format_rate, format_seconds, plural
-from commtax.verbs.billing import StepBill
+from commtax.verbs.billing import StepBill, by_cost
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import Cause, causes
 from commtax.verbs.explained import HELD, Explained
 from commtax.verbs.layer import layer_segments
-from commtax.verbs.why import by_cost
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
 """Kinds of source, a step as a whole being as sure as its weakest line."""

@@ -17,7 +17,7 @@ from commtax.cost.traffic import inference, padded_rows
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
 from commtax.cost.train_traffic import training
 from commtax.cost.training import training_bill
-from commtax.ledger import Bill, Item
+from commtax.ledger import Bill, Item, Line
 from commtax.question import Question
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
@@ -137,6 +137,11 @@ class StepBill(Bill):
     def days(self, tokens: float) -> Number:
         """Days that ``tokens`` tokens take."""
         return tokens / self.tokens_per_s / 86400
+
+
+def by_cost(b: StepBill) -> list[Line]:
+    """The lines of a bill, the costliest first."""
+    return sorted(b.items, key=lambda x: -float(x.exposed_s))
 
 
 def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptions]) -> StepBill:

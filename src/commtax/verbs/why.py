@@ -13,7 +13,7 @@ from commtax.cost.pricing import host_parts
 from commtax.ledger import Z80, Line
 from commtax.statement import Refusal
 from commtax.verbs.asking import terms_of
-from commtax.verbs.billing import StepBill
+from commtax.verbs.billing import StepBill, by_cost
 from commtax.verbs.why_effects import engine_effect
 from commtax.verbs.why_kernels import explained_kernel
 from commtax.verbs.why_parts import Explanation, Part, Range
@@ -44,11 +44,6 @@ class Why:
     def explained_s(self) -> float:
         """What the parts add up to: the line's exposed seconds."""
         return self.times * sum(part.seconds for part in self.explanation.parts) - self.hidden_s
-
-
-def by_cost(b: StepBill) -> list[Line]:
-    """The lines of a bill, the costliest first."""
-    return sorted(b.items, key=lambda x: -float(x.exposed_s))
 
 
 def labels(b: StepBill) -> list[str]:

@@ -48,25 +48,25 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
     q, k = b.question, x.priced_from
     t = terms_of(q)
     applied = Kernels(t).applied(k) if q.trains else applied_in_serving(k, t)
-    k = charged_as(k, t.cluster.chip, t.constants, applied.rate)
+    charged = charged_as(k, t.cluster.chip, t.constants, applied.rate)
     return Explanation(
-        parts=tuple(_parts(k, t, applied)),
+        parts=tuple(_parts(k, charged, t, applied)),
         shape=_shape(k),
         nbytes=float(k.nbytes),
         flops=float(k.flops),
         floor=_floor(k, t),
-        priced_by=_priced_by(k, t),
+        priced_by=_priced_by(k, charged, t),
         effects=(*_effects(k, q, applied), *_sizing(k, q)),
         source=x.source,
         doubts=tuple(_doubts(k, t, q.trains)),
     )
 
 
-def _parts(k: Kernel, t: Terms, a: Applied) -> Iterator[Part]:
-    """Each carrier's seconds inside the step, and what floors add to them."""
+def _parts(k: Kernel, charged: Kernel, t: Terms, a: Applied) -> Iterator[Part]:
+    """Each carrier's seconds inside the step, of the kernel whose form is charged, and what floors add to them."""
     chip, left, slower = t.cluster.chip, 1 - float(k.fused), float(a.pace[1]) * a.slow_rank
     fixed = moving = 0.0
-    for term in terms(k, chip, t.constants, a.rate):
+    for term in terms(charged, chip, t.constants, a.rate):
         own = term.fixed_s * left * slower, term.moving_s * slower
         fixed, moving = fixed + own[0], moving + own[1]
         yield Part(term.name, CARRIERS[term.name], sum(own), term.alone_s * slower)
@@ -96,11 +96,13 @@ def _floor(k: Kernel, t: Terms) -> Floor:
     return Floor(moved, computed, least, "bytes" if moved >= computed else "FLOPs", chip.memory_Bps, rate)
 
 
-def _priced_by(k: Kernel, t: Terms) -> PricedBy:
+def _priced_by(k: Kernel, charged: Kernel, t: Terms) -> PricedBy:
     source = kernel_source(k, t.constants)
-    constants = {name: float(value) for name, value in constants_of(k, t.constants).items() if name != "sigma"}
-    table, home = table_of(k, t.constants), measured_on(t.constants.family)
+    constants = {name: float(value) for name, value in constants_of(charged, t.constants).items() if name != "sigma"}
+    table, home = table_of(charged, t.constants), measured_on(t.constants.family)
     instead = f"; in the place of {k.stored}, which has no table" if k.stored and not table.endswith(f".{k.stored}") else ""
+    if charged is not k:
+        instead = "; nobody timed 8 bits here, which take no longer than these 16"
     return PricedBy(k.form, equation(k.form), table, constants, source.kind, f"{source}{instead}", home)
 
 

@@ -17,11 +17,10 @@ from commtax.report.view.state import SHORT, State, arguments, config_text, shor
 from commtax.spec import SIZES
 from commtax.units import format_seconds
 from commtax.verbs.asking import describe_gpus
-from commtax.verbs.billing import StepBill, price
+from commtax.verbs.billing import StepBill, by_cost, price
 from commtax.verbs.explained import AxisTax, Binding, Explained, Lesson, Memory, formula, lesson, share_formula, source
 from commtax.verbs.layer import Bar, Lane, Span, Stage
 from commtax.verbs.moves import instead, moves
-from commtax.verbs.why import by_cost
 
 Patch = dict[str, Value]
 """Keys of the state, and what they are set to."""
