@@ -1,9 +1,9 @@
 """Fit what whole published runs teach: ``python benchmarks/fit_serving.py DATA [--write]``.
 
-DATA is a folder with ``serving_runs*.csv`` and ``ml_energy.csv``. Kernels and collectives have constants from their own tables; runs
-teach times of the host (a common value times effects of engine, version, publisher and, to the first token, of mixtures) and one
-shape of the router's choices, never a kernel's time. All are natural logarithms, drawn towards none by a prior. Damped Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it
-strays (Cauchy). Half of the runs are fitted (``commtax.readers.published.serving.may_fit``), the others test; runs that may have
+DATA is a folder with ``serving_runs*.csv`` and ``ml_energy.csv``. Kernels and collectives have constants from tables of their own;
+runs teach times of the host (a common value times effects of engine, version, publisher and, to the first token, of mixtures) and
+one shape of the router's choices, never a kernel's time. All are natural logarithms, drawn towards none by a prior. Damped
+Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it strays (Cauchy). Half of the runs are fitted (``commtax.readers.published.serving.may_fit``), the others test; runs that may have
 drafted tokens, do not fit or beat the hardware do neither. A prediction knows no publisher.
 
 Then every engine, chip, family, publisher and file is left out in turn, all runs of the others fitted again (around the full
@@ -31,16 +31,16 @@ import numpy as np
 
 import commtax
 from commtax import catalog
-from commtax.catalog.paces import Setting
+from commtax.catalog.transfer import Setting
 from commtax.catalog.versions import parts
 from commtax.cost.pricing import inference_bill
 from commtax.ledger import Z80
 from commtax.readers.published import steps
 from commtax.readers.published.rows import publisher
 from commtax.readers.published.serving import distinct, may_draft, may_fit, measured, question
-from commtax.spec import Engine
 from commtax.readers.published.tables import Table
 from commtax.readers.published.tables import read as read_table
+from commtax.spec import Engine
 from commtax.validate.floors import holds_weights, least_s
 from commtax.validate.serving import floor
 from commtax.verbs.asking import settled, terms_of, unsettled
@@ -278,8 +278,8 @@ class Pool:
         strayed = np.log1p((np.nan_to_num(errors) / self.scale) ** 2)
         return float(np.sum(self.weight * np.isfinite(errors) * strayed) + np.sum(self.precision * x * x))
 
-    def solve(self, x: Any, errors: Any, slopes: Any, weight: Any) -> tuple[Any, Any]:
-        """The best effects by these slopes with rows of such weights, and their covariance."""
+    def solve(self, x: Any, errors: Any, slopes: Any, weight: Any) -> Any:
+        """The best effects by these slopes with rows of such weights."""
         use = np.isfinite(errors) & (weight > 0)
         m, r, s, w, y = slopes[use], errors[use], self.scale[use], weight[use], x
         for _ in range(4):
@@ -287,14 +287,14 @@ class Pool:
             weights = w / (1 + (strayed / s) ** 2) / s**2
             a = (m * weights[:, None]).T @ m + np.diag(self.precision)
             y = np.linalg.solve(a, m.T @ (weights * (m @ x - r)))
-        return y, np.linalg.inv(a)
+        return y
 
     def fit(self, rounds: int = 10, start: Any = None) -> tuple[Any, Any]:
         x = np.zeros(len(self.index)) if start is None else start
         best = self.loss(self.all_errors(x), x)
         for _ in range(rounds):
             errors, slopes = self.slopes(x)
-            wanted, _ = self.solve(x, errors, slopes, self.weight)
+            wanted = self.solve(x, errors, slopes, self.weight)
             step, share, before = np.clip(wanted - x, -0.7, 0.7), 1.0, best
             while share > 0.05:
                 tried = x + share * step
@@ -307,7 +307,7 @@ class Pool:
             if before - best < 0.003 * before:
                 break
         errors, slopes = self.slopes(x)
-        return x, (errors, slopes, self.solve(x, errors, slopes, self.weight)[1])
+        return x, (errors, slopes)
 
 
 def engine_at(group: Group, logs: Mapping[str, float]) -> Engine:
@@ -341,7 +341,7 @@ def left_out(pool: Pool, x: Any, errors: Any, slopes: Any) -> list[Left]:
     """Every group predicted from the others: fitted by the slopes around the full fit, predicted in full."""
     found = []
     for kind, name, rows in folds(pool):
-        y, _ = pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every))
+        y = pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every))
         parts = [
             pool.errors(group, pool.logs(group, y, stranger=True))
             if np.any(rows[pool.group_of == i])
@@ -447,7 +447,7 @@ def write_times(times: Mapping[tuple[str, str], Mapping[str, float]]) -> None:
 def transfer_lines(pool: Pool, errors: Any, left: Sequence[Left]) -> Iterator[str]:
     """``catalog/transfer.toml``."""
     yield "# How far predictions are off where nothing was fitted: standard deviations of log errors, by what no run had."
-    yield "# From benchmarks/fit_serving.py: each engine, chip, family of models, publisher and file left out of the fit and predicted."
+    yield "# From benchmarks/fit_serving.py: each engine, chip, family, publisher and file left out of the fit and predicted."
     for metric, kinds in sigmas(pool, errors, left).items():
         for kind, known in kinds.items():
             yield f"\n[sigma.{metric}.{kind}]"
@@ -462,7 +462,7 @@ def transfer_lines(pool: Pool, errors: Any, left: Sequence[Left]) -> Iterator[st
 
 def board_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """``validate/transfer.toml``."""
-    yield "# Errors and ranges at home and abroad, by benchmarks/fit_serving.py: each engine, chip, family, publisher and file left out."
+    yield "# Errors and ranges at home and abroad (benchmarks/fit_serving.py): each engine, chip, family, publisher, file left out."
     for row in rows:
         yield "\n[[fold]]"
         yield f'left_out = "{"" if row["fold"] == "seen" else row["fold"]}"'
@@ -482,7 +482,7 @@ def main() -> None:
     asked = parser.parse_args()
     pool = Pool(groups(asked.data))
     print(f"{len(pool.groups)} groups, {len(pool.weight) // 2} runs, {len(pool.index)} effects")
-    x, (errors, slopes, covariance) = pool.fit()
+    x, (errors, slopes) = pool.fit()
     left = left_out(pool, x, errors, slopes)
     errors = pool.all_errors(x, stranger=True)
     rows = list(report(pool, errors, left))

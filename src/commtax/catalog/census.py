@@ -14,9 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from commtax.catalog.effects import mechanism
-from commtax.catalog.paces import LAW
 from commtax.files import Document, Json, table
 
+LAW = (0.7, 1.4)
+"""What effects that were fitted end to end may make of a kernel's time."""
 PACKAGE = Path(__file__).parents[1]
 MODELLED = ("cost/**/*.py", "catalog/fabric.py", "catalog/hardware.py", "catalog/kernel_constants.py", "catalog/p*.py")
 """Code that prices: every number that it names has to be told as fitted or as a fact."""

@@ -1,11 +1,9 @@
 """What fitted numbers of engines and whole steps are, by name (``effects.toml``), and where an engine's have their values from."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from commtax.catalog import paces
 from commtax.catalog.loader import plain, stems
 from commtax.catalog.loader import table as facts
 from commtax.catalog.versions import nearest
@@ -29,16 +27,6 @@ class Mechanism:
     when: str = ""  # … and only then: "eager", "compiled" (no eager), "grouped" (plain products of experts), "biased" (experts)
     dimensionless: bool = True  # a factor: 1 is none
     of: str = ""  # "chip": what the chip does under any engine; "": the engine's
-
-
-@dataclass(frozen=True, slots=True)
-class Pooled:
-    """An effect that runs taught, of all that agree in some levels: its factor and the standard deviation of its logarithm."""
-
-    where: str
-    factor: float
-    sigma: float
-    mechanism: str
 
 
 UNKNOWN = Mechanism("", "", "")
@@ -70,13 +58,3 @@ def cited(engine: Engine, name: str) -> str:
 
 def _said(source: Citation) -> str:
     return f"{source.title} ({source.date})" if source.date else source.title
-
-
-def pooled(setting: paces.Setting, kernel: str) -> tuple[Pooled, ...]:
-    """The effects of ``paces.toml`` on a kind of kernel in this setting."""
-    found = (effect for effect in paces.concerning(setting) if effect.kernel == kernel)
-    return tuple(Pooled(_where(e.levels), math.exp(e.log), e.sigma, e.mechanism) for e in found)
-
-
-def _where(levels: Mapping[str, str]) -> str:
-    return ", ".join(f"{level} {value}" for level, value in levels.items())

@@ -10,7 +10,6 @@ from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
-from commtax.cost.forms.latent import FORMS as LATENT
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WINDOWED, Kernel
 from commtax.cost.narrow import wide_twin
 from commtax.ledger import NO_NOTE
@@ -35,13 +34,6 @@ STAND_INS = {
     "int4": ("mxfp4",),
 }
 """Number formats whose constants serve one that was not measured, nearest first."""
-ROUTING, EXPERTS = "routing", "experts"
-KINDS = {"gemm": "products", "decode": "attention", "prefill": "attention", "encoder": "attention", "small": "small"}
-KINDS |= dict.fromkeys(("elementwise", "scales", "quantise", "mhc-pre", "mhc-post"), "small")
-KINDS |= {form: ROUTING if form.startswith(ROUTING) else EXPERTS for form in ROUTED}
-KINDS |= {form: "latent" if form.startswith(("latent", "absorbed", "head")) else "sparse" for form in LATENT}
-KINDS |= {form: "linear" for form in CHIP_FORMS if form not in KINDS}
-"""Kinds of kernels, by form: what effects of whole runs belong to."""
 TIMED = ("calibrated", "transferred")
 """Where a price comes from whose kernel somebody timed, on this chip or another of its family."""
 NARROW_ROUNDING = 1e-3

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commtax.arrays import pick, some
-from commtax.cost.applied import PACE, Applied, Factor, applied_s
+from commtax.cost.applied import Applied, Factor, applied_s
 from commtax.cost.collectives import Choice, Parts, choose, reason
 from commtax.cost.compute import step_kernels
 from commtax.cost.crossing import Crossing, across, stage_ranks
 from commtax.cost.forms.experts import AROUND
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import KINDS, kernel_sigma, kernel_source, narrow_note, peak
+from commtax.cost.kernels import kernel_sigma, kernel_source, narrow_note, peak
 from commtax.cost.placement import Span, span
 from commtax.cost.routed import EXCHANGED
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
@@ -331,9 +331,7 @@ def applied_in_serving(kernel: Kernel, t: Terms) -> Applied:
     In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     """
     clock: Factor = ("step.clock", t.constants.tables["step.bf16"]["clock"])
-    kind = KINDS.get(kernel.form, "")
-    pace: Factor = (f"{PACE}{kind}", t.engine.paces.get(kind, 1.0))
-    return Applied((clock, *_own_rate(kernel, t.engine.kernels)), pace, t.settings.slow_rank)
+    return Applied((clock, *_own_rate(kernel, t.engine.kernels)), t.settings.slow_rank)
 
 
 def _own_rate(kernel: Kernel, runs: KernelHabits) -> tuple[Factor, ...]:

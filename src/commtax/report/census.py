@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from commtax.catalog.census import KINDS, Fitted, breakers, stood, totals
-from commtax.catalog.paces import LAW
+from commtax.catalog.census import KINDS, LAW, Fitted, breakers, stood, totals
 from commtax.report.tables import notes, say, show_table
 
 WORDS = {

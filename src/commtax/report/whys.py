@@ -158,5 +158,3 @@ def _show_effects(console: Console, effects: tuple[Effect, ...]) -> None:
 def _effect_rows(e: Effect, source: str) -> Iterator[tuple[str, ...]]:
     value = format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}"
     yield e.name, value, e.on, e.mechanism, source
-    for part in e.pooled:
-        yield f"  of {part.where}", f"{part.factor:.4g}", "", f"pooled over published runs, ± {part.sigma:.2g} of its logarithm", ""

@@ -200,7 +200,6 @@ class Engine:
     states: StateHabits = StateHabits()
     trains: TrainingHabits = TrainingHabits()
     versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # constants of other versions, where fitted
-    paces: Mapping[str, float] = field(default_factory=dict)  # seconds of a kind of kernel in whole runs over its tables'
     aliases: tuple[str, ...] = ()
     note: str = ""
     sources: Mapping[str, Citation] = field(default_factory=dict)

@@ -143,12 +143,12 @@ def _kernels(timed: KernelTable, words: Words, x: Sizes, engine: Engine) -> Sequ
 
 def _priced(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> tuple[Array, Array]:
     """Seconds of a step's lines, and rows that show a host's launches instead: no graph held them, and a step never pays those."""
-    even = engine.but(popularity=np.inf, experts_rate=1.0, routing_share=1.0)
+    even = engine.but(popularity=np.inf)
     cluster, alone = catalog.cluster(chip.key), catalog.kernel_constants(even, chip, timed=True)
     terms = Terms(_model(Block(None, None), 1), Plan(), cluster, even, catalog.fabric(even.library, cluster), alone)
     step = replace(terms, constants=catalog.kernel_constants(even, chip))
-    host = sum((served_line(k, terms, 1.0).total_s for k in kernels if k.form in EAGER), start=0.0)
-    device = sum((served_line(k, step, 1.0).total_s for k in kernels if k.form not in EAGER), start=0.0)
+    host = sum((served_line(k, terms).total_s for k in kernels if k.form in EAGER), start=0.0)
+    device = sum((served_line(k, step).total_s for k in kernels if k.form not in EAGER), start=0.0)
     return together(device, host, alone), np.asarray(host * SURELY > device)
 
 

@@ -1,8 +1,7 @@
 """Effects on a line with what each of them is, and whose number it is."""
 
-from commtax.catalog.effects import cited, held, mechanism, pooled
-from commtax.catalog.paces import Setting
-from commtax.cost.applied import PACE, Factor
+from commtax.catalog.effects import cited, held, mechanism
+from commtax.cost.applied import Factor
 from commtax.question import Question
 from commtax.verbs.why_parts import Effect
 
@@ -19,19 +18,8 @@ def factor_effects(q: Question, factors: tuple[Factor, ...]) -> tuple[Effect, ..
 
 def _effect(q: Question, factor: Factor) -> Effect:
     name, value = factor
-    if name.startswith(PACE):
-        return _pace(q, name, float(value))
     known = mechanism(name)
     return Effect(name, float(value), known.kind, known.on, known.mechanism, _source(q, name))
-
-
-def _pace(q: Question, name: str, value: float) -> Effect:
-    """An effect on a kind of kernel: what runs of this engine on such chips taught."""
-    kind = name.removeprefix(PACE)
-    setting = Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
-    found = pooled(setting, kind) if q.engine.host.pooled else ()
-    words = "; ".join(dict.fromkeys(part.mechanism for part in found)) or "as the engine was given"
-    return Effect(name, value, "effect", f"seconds of {kind} kernels", words, "catalog/paces.toml" if found else "", found)
 
 
 def _source(q: Question, name: str) -> str:

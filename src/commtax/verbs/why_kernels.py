@@ -64,17 +64,12 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
 
 def _parts(k: Kernel, charged: Kernel, t: Terms, a: Applied) -> Iterator[Part]:
     """Each carrier's seconds inside the step, of the kernel whose form is charged, and what floors add to them."""
-    chip, left, slower = t.cluster.chip, 1 - float(k.fused), float(a.pace[1]) * a.slow_rank
+    chip, left, slower = t.cluster.chip, 1 - float(k.fused), a.slow_rank
     fixed = moving = 0.0
     for term in terms(charged, chip, t.constants, a.rate):
         own = term.fixed_s * left * slower, term.moving_s * slower
         fixed, moving = fixed + own[0], moving + own[1]
         yield Part(term.name, CARRIERS[term.name], sum(own), term.alone_s * slower)
-    if float(a.pace[1]) < 1:
-        lacking = float(least_s(k, chip, t.constants)) * a.slow_rank - fixed - moving
-        if lacking > 0:
-            moving += lacking
-            yield Part("floor", "no kernel beats its bytes and FLOPs, whatever the pace of whole steps", lacking)
     if (lacking := a.launch_s * a.slow_rank - fixed - moving) > 0:
         yield Part("launch_s", "without graphs a kernel takes at least its launch", lacking)
 
@@ -109,7 +104,7 @@ def _priced_by(k: Kernel, charged: Kernel, t: Terms) -> PricedBy:
 def _effects(k: Kernel, q: Question, a: Applied) -> tuple[Effect, ...]:
     fused = ((fused_by(k), 1 - float(k.fused)),) if k.fused else ()
     rates = a.rates if float(k.flops) else ()  # what computes nothing has no arithmetic to slow down
-    return factor_effects(q, (*rates, *fused, a.pace, ("slow_rank", a.slow_rank)))
+    return factor_effects(q, (*rates, *fused, ("slow_rank", a.slow_rank)))
 
 
 def _sizing(k: Kernel, q: Question) -> Iterator[Effect]:

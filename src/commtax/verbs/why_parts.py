@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from commtax.catalog.effects import Pooled
 from commtax.statement import Source
 
 NO_SOURCE = Source("")
@@ -55,7 +54,6 @@ class Effect:
     on: str
     mechanism: str
     source: str = ""
-    pooled: tuple[Pooled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""Rows that tell the time between tokens at a mean batch (ML.ENERGY): the decode step of a server that runs so many at once.
+"""Rows that tell the time between tokens at a mean batch (ML.ENERGY): the step of a server that runs so many at once.
 
 How long prompts are is the task's (``names.toml``, ``tasks``). Of the sequences that run at a time the long ones are more than
 their share, so a sequence has cached its prompt and ``RUNNING`` of a mean answer. Each step as many prompts come as answers end,
-batch / answer on average: the median step has the median of so many (Poisson). Which version of the engine ran is the table's (``steps_engine``).
+batch / answer on average: the median step has the median of so many (Poisson). Which version of the engine ran is the table's
+(``steps_engine``).
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +15,6 @@ from commtax.readers.published.spellings import chip_named
 from commtax.readers.published.weights import kept, stored
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
-
 
 RUNNING = 0.8  # E[L^2] / (2 E[L]^2) of answers whose lengths have a standard deviation of three quarters of their mean
 
@@ -62,8 +62,9 @@ def question(row: Row) -> Run:
     batch = max(1, round(number(row, "avg_batch_size")))
     prompt, answer = _prompt(row), number(row, "avg_output_len")
     came = {"prompts": median_count(batch / sizes["dp"] / answer), "prompt_len": prompt}
-    place = {"model": model, "cluster": _cluster(row, gpus), "engine": _engine(row), **sizes}
-    return Run(**place, batch=batch, context=round(prompt + RUNNING * answer), dtype=dtype, kv_dtype=kept(row), **came)
+    context = round(prompt + RUNNING * answer)
+    place = model, _cluster(row, gpus), _engine(row)
+    return Run(*place, **sizes, batch=batch, context=context, dtype=dtype, kv_dtype=kept(row), **came)
 
 
 def median_count(mean: float) -> int:
