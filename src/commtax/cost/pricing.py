@@ -15,7 +15,7 @@ from commtax.cost.compute import step_kernels
 from commtax.cost.crossing import Crossing, across, stage_ranks
 from commtax.cost.forms.experts import AROUND, Routed
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import kernel_sigma, kernel_source, least_s, peak, seconds
+from commtax.cost.kernels import kernel_sigma, kernel_source, least_s, peak, power_clock, seconds
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
@@ -307,8 +307,8 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
 def _served_line(kernel: Kernel, t: Terms, pace: Number) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
-    clock, slow = t.constants.tables["step.bf16"]["clock"], t.settings.slow_rank
-    rate = clock * _own_rate(kernel, t.engine.kernels)
+    table, slow = t.constants.tables["step.bf16"], t.settings.slow_rank
+    rate = table["clock"] * power_clock(t.cluster.chip, table) * _own_rate(kernel, t.engine.kernels)
     fixed, moving = (0.0, 0.0) if idle else seconds(kernel, t.cluster.chip, t.constants, rate)
     fixed, moving = fixed * pace, moving * pace
     if not idle and some(np.asarray(pace) < 1):  # a pace is of whole steps, and no kernel of them beats its bytes and FLOPs

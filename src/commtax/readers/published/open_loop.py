@@ -14,6 +14,7 @@ from pathlib import Path
 
 from commtax import catalog
 from commtax.catalog.loader import aliases
+from commtax.catalog.versions import parts
 from commtax.readers.published import lengths
 from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, names, number, whole
 from commtax.readers.published.spellings import chip_named, model_named
@@ -322,13 +323,21 @@ def _engine(row: Row) -> str:
     name, version = lower(row, "engine"), cell(row, "engine_version")
     key = table["engines"].get(name, name)
     if submitted := _submitted(row):
-        return f"{submitted}@{lower(row, 'source_group').rpartition('v')[2]}"
+        return f"{submitted}@{_round(row)}"
     if key not in catalog.keys("engines"):
         raise Refusal(f"engine '{name}' is not known")
     if named := re.match(r"TensorRT (\d+\.\d+)", version):
         version = table["tensorrt"].get(named[1], "")
     plain = re.match(r"\d+(\.\d+)*", version)
     return f"{key}@{plain[0]}" if plain else key
+
+
+def _round(row: Row) -> str:
+    """The round whose software a submission ran: its own, or an older one."""
+    entered, version = lower(row, "source_group").rpartition("v")[2], cell(row, "engine_version")
+    known: dict[str, str] = names()["open_loop"]["software"]
+    older = (its for name, its in known.items() if version == name or version.startswith(f"{name}."))
+    return min(entered, next(older, entered), key=parts)
 
 
 def _dtypes(row: Row, model: Model, chip: Chip) -> tuple[str, str]:
