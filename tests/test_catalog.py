@@ -70,6 +70,7 @@ LINKS = [
     "pcie3",
     "pcie3-x8",
     "pcie4",
+    "pcie4-contended",
     "pcie4-x8",
     "pcie5",
     "pcie5-x8",
@@ -112,6 +113,7 @@ CLUSTERS = [
     "8xmi350x",
     "8xmi355x",
     "8xl40s-pcie",
+    "8xl40s-contended",
     "4x4090-pcie",
     "8xmi300x",
 ]
@@ -455,7 +457,7 @@ def test_an_unmeasured_family_is_paced_by_its_datasheet():
 
 @pytest.mark.parametrize("chip", ["a100-80-sxm", "l40s", "rtx-pro-6000-server"])
 def test_attention_without_kernels_of_its_own_falls_back_on_slow_ones(chip):
-    """FlashMLA and DeepGEMM serve compute capability 9.0 and 10.0; elsewhere Triton and PyTorch take a time a token, widely ranged."""
+    """FlashMLA and DeepGEMM serve compute capability 9.0 and 10.0; elsewhere Triton and PyTorch take a time a token."""
     priced = {key: commtax.bill("deepseek-v4-flash", f"4x{key}", tp=4, context=2048, batch=32) for key in (chip, "h100-sxm")}
     attention = {key: [x for x in b.lines if x.item.op == "compressed-decode"] for key, b in priced.items()}
     took = {key: sum(float(x.total_s) for x in lines) for key, lines in attention.items()}

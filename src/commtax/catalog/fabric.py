@@ -5,6 +5,7 @@ A library's file tells what was measured on which chips and links; what it does 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -54,6 +55,18 @@ class PathRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Hosts:
+    """How much slower bytes move in hosts that were not measured, by group size, on links of a kind up to a rate."""
+
+    kind: str
+    contention: tuple[tuple[int, float], ...]
+    most_Bps: float = math.inf
+
+    def serves(self, link: Link) -> bool:
+        return self.kind == link.kind and link.bandwidth_Bps <= self.most_Bps
+
+
+@dataclass(frozen=True, slots=True)
 class FittedTable:
     """A published table that the constants were fitted on, half of its sizes."""
 
@@ -82,6 +95,7 @@ class Library:
     networks: Mapping[str, Network] = field(default_factory=dict)  # … of generations that cross hosts otherwise
     eager_floor_s: Mapping[str, float] = field(default_factory=dict)
     path: tuple[PathRow, ...] = ()
+    hosts: tuple[Hosts, ...] = ()
     spread: tuple[Spread, ...] = ()
     fitted: tuple[FittedTable, ...] = ()
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -129,7 +143,8 @@ def read_library(kind: str, key: str) -> Library:
     where = f"{kind}/{key}"
     facts: Table = dict(table(kind, key))
     facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]
-    for name, cls in (("spread", Spread), ("fitted", FittedTable)):
+    facts["hosts"] = [{**row, "contention": _by_world(row["contention"])} for row in facts.get("hosts", ())]
+    for name, cls in (("spread", Spread), ("fitted", FittedTable), ("hosts", Hosts)):
         facts[name] = [plain(cls, row, f"{where}.{name}") for row in facts.get(name, ())]
     facts["network"] = _network(facts.get("network", {}), f"{where}.network")
     facts["networks"] = {who: _network(one, f"{where}.networks.{who}") for who, one in facts.get("networks", {}).items()}
@@ -147,9 +162,13 @@ def _path_row(row: Table, where: str) -> PathRow:
     """What a row serves, and its constants as a path of no collective yet; sizes by group are pairs there."""
     served = {f.name for f in fields(PathRow)}
     facts: Table = {"op": "", **{key: value for key, value in row.items() if key not in served}}
-    facts |= {key: sorted((int(n), float(x)) for n, x in facts[key].items()) for key in BY_WORLD if key in facts}
+    facts |= {key: _by_world(facts[key]) for key in BY_WORLD if key in facts}
     facts["source"] = Source("assumed" if row.get("transferred") else "measured", facts["source"], facts["source"])
     return plain(PathRow, {"path": plain(Path, facts, where), **{k: row[k] for k in served if k in row}}, where)
+
+
+def _by_world(numbers: Mapping[str, float]) -> list[tuple[int, float]]:
+    return sorted((int(n), float(x)) for n, x in numbers.items())
 
 
 def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) -> Fabric:
@@ -159,7 +178,7 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
     were measured on the inside link; bridged pairs keep the library's.
     """
     if cluster.bridge:
-        return with_pairs(fabric(name, cluster.without_pairs, own), fabric(name, cluster.as_pairs))
+        return with_pairs(_half_as_many(fabric(name, cluster.without_pairs, own)), fabric(name, cluster.as_pairs))
     version = name.partition("@")[2]
     if own:
         return _make(library(name), cluster, own, version)
@@ -173,6 +192,16 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
 def exchange(key: str, cluster: Cluster) -> Fabric:
     """The paths of kernels that carry tokens to experts and back: ``dispatch`` and ``combine``."""
     return _make(read_library("exchanges", key), cluster)
+
+
+def _half_as_many(host: Fabric) -> Fabric:
+    """The host of bridged pairs: of their ranks every other one sends over PCIe."""
+
+    def spared(path: Path) -> Path:
+        return path if path.own else replace(path, contention=tuple((2 * n, slower) for n, slower in path.contention))
+
+    paths, beyond = ({op: tuple(map(spared, some)) for op, some in found.items()} for found in (host.paths, host.network_paths))
+    return replace(host, paths=paths, network_paths=beyond)
 
 
 def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
@@ -194,8 +223,9 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
     network = last.networks.get(chip.family, last.network)
     network = replace(network, label=_between(last.key, network, cluster.inter))
     spreads = tuple(s for one in (asked, last) for s in one.spread if not s.families or chip.family in s.families)
+    spreads = tuple(s for s in spreads if cluster.intra.bandwidth_Bps <= s.most_Bps)
     where = f"{cluster.intra.key} with {chip.key} are assumed"
-    never = f"{asked.key} was never measured on {chip.key} with {cluster.intra.key}"
+    never = _never(last, asked.key, cluster)
     never_basis = f"{asked.key} {chip.key} {cluster.intra.key}"
     said = any(p.op == "all-reduce" for one in asked.chain for p in measured.get(one.key, ()))
     return Fabric(
@@ -210,6 +240,14 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
         spreads=spreads,
         note="" if calibrated or said else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
     )
+
+
+def _never(last: Library, key: str, cluster: Cluster) -> str:
+    """Why a price is assumed."""
+    chip, link = cluster.chip.key, cluster.intra
+    if one := next((r for r in last.path if chip in r.measured_on and link.kind in r.links), None):
+        return f"one host of {chip} was measured ({one.reference}); hosts on {link.kind} differ 2 to 8 times"
+    return f"{key} was never measured on {chip} with {link.key}"
 
 
 def _inside(asked: Library, cluster: Cluster, version: str) -> Source:
@@ -260,17 +298,18 @@ def _usual_paths(one: Library, cluster: Cluster, version: str) -> tuple[Path, ..
     family = cluster.chip.family
     measured = one.rows(family, cluster.intra.kind, version)
     rows = [r for r in measured if r.path.algorithm != "in-switch" or cluster.intra.switched]
-    paths = ((_path(row, op, cluster), family in row.families) for row in rows for op in row.ops)
+    hosts = next((h.contention for h in one.chain[-1].hosts if h.serves(cluster.intra)), ())
+    paths = ((_path(row, op, cluster, hosts), family in row.families) for row in rows for op in row.ops)
     return tuple(path if own else _bounded(path, one, cluster) for path, own in paths)
 
 
-def _path(row: PathRow, op: str, cluster: Cluster) -> Path:
+def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float], ...]) -> Path:
     here, rate = row.measured_with(cluster), cluster.intra.bandwidth_Bps / row.link.bandwidth_Bps
     return replace(
         row.path,
         op=op,
         bandwidth_Bps=row.path.bandwidth_Bps * rate,
-        contention=row.path.contention if row.of_chip(cluster.chip.key) else (),
+        contention=row.path.contention if here else hosts,
         mesh=cluster.intra.mesh,
         spread=row.path.spread if here else 0.0,
         ranks=row.path.ranks if here else (),
