@@ -20,6 +20,7 @@ OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", 
 BY_DEFINITION = Source("by definition")
 CALIBRATED = Source("calibrated")
 SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residuals: on links that were measured, and on others
+MOVED = "transferred "  # what widths of pairs of library and chip begin with that were left out
 LATENCIES = ("launch_s", "hop_s", "sqrt_s")
 BY_WORLD = ("max_bytes", "min_bytes", "contention")  # fields of a path that are pairs of a group's size and a number
 
@@ -87,6 +88,7 @@ class Library:
     aliases: tuple[str, ...] = ()
     note: str = ""
     fallback: str = ""  # the library that does what this one does not
+    elsewhere: tuple[str, ...] = ()  # chips of measured families in hosts that it was not measured on
     kin: Mapping[str, str] = field(default_factory=dict)  # whose constants serve a generation, or a kind of link
     ops: tuple[str, ...] = OPS
     launch_s: float = 10e-6  # of a ring that nobody measured …
@@ -178,7 +180,7 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
     were measured on the inside link; bridged pairs keep the library's.
     """
     if cluster.bridge:
-        return with_pairs(_half_as_many(fabric(name, cluster.without_pairs, own)), fabric(name, cluster.as_pairs))
+        return with_pairs(fabric(name, cluster.without_pairs, own), fabric(name, cluster.as_pairs))
     version = name.partition("@")[2]
     if own:
         return _make(library(name), cluster, own, version)
@@ -207,7 +209,7 @@ def _half_as_many(host: Fabric) -> Fabric:
 def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
     """A host's paths with those of the bridged pairs in it; what is assumed of either is said."""
     notes = [note for note in (host.note, pairs.note) if note]
-    return replace(host, pairs=pairs, note=Note("assumed links", "; ".join(notes)) if notes else "")
+    return replace(_half_as_many(host), pairs=pairs, note=Note("assumed links", "; ".join(notes)) if notes else "")
 
 
 def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyType({}), version: str = "") -> Fabric:
@@ -222,8 +224,7 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
     chip = cluster.chip
     network = last.networks.get(chip.family, last.network)
     network = replace(network, label=_between(last.key, network, cluster.inter))
-    spreads = tuple(s for one in (asked, last) for s in one.spread if not s.families or chip.family in s.families)
-    spreads = tuple(s for s in spreads if cluster.intra.bandwidth_Bps <= s.most_Bps)
+    spreads = tuple(s for one in (asked, last) for s in _spreads(one, cluster))
     where = f"{cluster.intra.key} with {chip.key} are assumed"
     never = _never(last, asked.key, cluster)
     never_basis = f"{asked.key} {chip.key} {cluster.intra.key}"
@@ -250,9 +251,21 @@ def _never(last: Library, key: str, cluster: Cluster) -> str:
     return f"{key} was never measured on {chip} with {link.key}"
 
 
+def _spreads(one: Library, cluster: Cluster) -> tuple[Spread, ...]:
+    """Widths of a library on a chip and link; in hosts that it was not measured on those of pairs that were left out."""
+    chip, rate = cluster.chip, cluster.intra.bandwidth_Bps
+    mine = [s for s in one.spread if (not s.families or chip.family in s.families) and rate <= s.most_Bps]
+    moved = tuple(replace(s, where=s.where.removeprefix(MOVED)) for s in mine if s.where.startswith(MOVED))
+    usual = tuple(s for s in mine if not s.where.startswith(MOVED))
+    return moved + usual if chip.key in one.elsewhere else usual
+
+
 def _inside(asked: Library, cluster: Cluster, version: str) -> Source:
     """Calibrated with the version that is asked for, or transferred from the nearest that was measured."""
     known = {r.version for r in asked.rows(cluster.chip.family, cluster.intra.kind, version) if r.version}
+    if cluster.chip.key in asked.elsewhere:
+        chip = cluster.chip
+        return Source("transferred", f"transferred from {asked.key} on {chip.family} in other hosts", f"{asked.key} {chip.key}")
     if not version or not known or any(same(version, one) for one in known):
         return CALIBRATED
     return Source("transferred", f"transferred from {asked.key} {max(known, key=parts)} to {version}", f"{asked.key} {version}")

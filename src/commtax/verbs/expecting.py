@@ -99,8 +99,9 @@ def expect(
         raise Refusal(f"size={nbytes}: a size above 0 is needed", "size")
     library = library or (next(iter(own.libraries), "") if own else "") or "nccl"
     where = _span(op, size, place)
-    met = place.as_pairs if where.ranks_per_domain == 2 else place.without_pairs  # the first two GPUs of a host are a pair
-    fabric = overlay.paths(own, library, met) if own else catalog.fabric(library, met)
+    fabric, met = overlay.paths(own, library, place) if own else catalog.fabric(library, place), place.without_pairs
+    if where.ranks_per_domain == 2 and fabric.pairs:  # the first two GPUs of a host are a pair
+        fabric, met = fabric.pairs, place.as_pairs
     chosen = price(op, nbytes, size, where, met, fabric)
     crosses, index = where.domains > 1, int(np.asarray(chosen.path).ravel()[0])
     path = (fabric.network_paths if crosses else fabric.paths)[op][index]
