@@ -187,13 +187,14 @@ def said(run: Run) -> str:
 def check(row: Row) -> None:
     """Refuse what is no plain server of one kind of GPU, or is not told whole."""
     chip, note, system = lower(row, "chip"), lower(row, "note"), lower(row, "experiment", "id")
+    apart: list[str] = names()["open_loop"]["disaggregated"]
     for wrong, reason in (
         (chip == "cpu", "runs on CPUs"),
         (chip.startswith(("gaudi", "arc")), f"chip '{chip}' is no GPU of the catalogue"),
         (chip.startswith("mixed"), "several kinds of chips in one system"),
         ("power-limited" in note or "power cap" in note or "maxq" in system, "its power is capped"),
         (re.search(r"speculat|\beagle|\bmtp\b|draft", note), "speculative decoding: how many tokens are accepted is not known"),
-        (re.search(r"disaggregat|one role only", note), "disaggregated: its workers are not told"),
+        (re.search("|".join(("disaggregat", "one role only", *apart)), note), "disaggregated: its workers are not told"),
         (not cell(row, "tp"), "how its GPUs are split is not known (tp is empty)"),
         (not (cell(row, "input_mean_tokens") and cell(row, "output_mean_tokens")), "its lengths are not known"),
     ):
