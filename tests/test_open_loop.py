@@ -119,6 +119,27 @@ def test_one_replica_has_its_share():
     assert "one of 4 replicas, 12,000 requests after 1,200" in open_loop.said(run)
 
 
+@pytest.mark.parametrize(
+    ("version", "entered", "engine"),
+    [
+        ("TensorRT 10.11.0.33", "v6.0", "trtllm-mlperf@5.1"),
+        ("TensorRT 10.14", "v6.0", "trtllm-mlperf@6.0"),
+        ("TensorRT 10.13", "v5.1", "trtllm-mlperf@5.1"),
+        ("TensorRT 10.11", "v4.1", "trtllm-mlperf@4.1"),
+    ],
+)
+def test_a_submission_may_run_the_software_of_an_older_round(version, entered, engine):
+    row = {**MLPERF, "source_group": f"mlperf-{entered}", "engine_version": version}
+    assert run_of(row).server.engine == engine
+
+
+def test_context_and_generation_workers_are_known_by_their_settings():
+    note = "config (name+qps match): closed/NVIDIA/configs/GB300-NVL72_GB300-288GB_aarch64x72/Server/llama2-70b.py"
+    (asked,) = open_loop.read([{**MLPERF, "note": note}], None)
+    assert asked.question is None
+    assert "disaggregated" in asked.entries[0].skipped
+
+
 def test_latent_attention_with_spread_experts_is_whole_on_each_gpu():
     server = run_of({**MLPERF, "model": "deepseek-ai/DeepSeek-R1", "weights_dtype": "fp4", "tp": "8", "dp": "", "ep": "8"}).server
     assert (server.tp, server.dp, server.ep, server.cluster, server.dtype) == (1, 8, 8, "8xh100-sxm", "nvfp4")

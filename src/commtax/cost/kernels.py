@@ -44,6 +44,12 @@ TRANSFERRED_SIGMA = 0.16
 attain there over that of the measured chip, H20 1.20, RTX 4090 1.35, RTX 3090 1.27, RTX A6000 0.93 (one public script), B300 1.05,
 GB200 1.00 (rows not fitted), H200 1.01."""
 
+CLOCK_OF_POWER = 0.7
+"""The clock under load goes with this power of the watts that a FLOP/s may draw: fitted on torchao's runs of Llama 3 8B on H100s
+of 500 W (``benchmarks/fit_fsdp.py``), transferred to other parts. A third would hold where voltage follows the clock; large
+products run near the lowest voltage already (1,450 of 1,980 MHz on an H200 at 690 W, benchmarks/h200), where power is nearly
+linear in the clock."""
+
 
 def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Parts:
     """Time of one launch on this chip, with the constants of its family and arithmetic.
@@ -134,6 +140,8 @@ def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
         return plain
     if kernel.dtype == "nvfp4":
         return peaks.get("fp4", plain) if table_of(kernel, constants).endswith(".nvfp4") else plain
+    if kernel.stored == "mxfp4" and table_of(kernel, constants) == "gemm.mxfp4":
+        return peaks.get("fp4", plain)
     return peaks.get(kernel.dtype) or plain
 
 
@@ -191,6 +199,17 @@ def kernel_sigma(kernel: Kernel, constants: KernelConstants) -> float:
 def widened(sigma: float, source: Source) -> float:
     """A deviation on the chip that was measured, as it is on another one of the family."""
     return math.hypot(sigma, TRANSFERRED_SIGMA) if source.kind == "transferred" else sigma
+
+
+def power_clock(chip: Chip, table: Table) -> float:
+    """The clock of a part with fewer watts for its arithmetic than the one its family's constants were measured on, at most 1.
+
+    Watts a FLOP/s decide, not watts: a part with few multipliers (H20) holds its clock with less. 1 where a table names none.
+    """
+    usual, peak = table.get("tdp_w", 0.0), chip.flops_per_s.get("bf16") or chip.flops_per_s.get("fp16", 0.0)
+    if not (chip.tdp_w and usual and peak):
+        return 1.0
+    return float(min(1.0, (chip.tdp_w / usual * table.get("flops_per_s", peak) / peak) ** CLOCK_OF_POWER))
 
 
 def _static(fp8: Table, bf16: Table) -> Table:

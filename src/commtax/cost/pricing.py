@@ -16,7 +16,7 @@ from commtax.cost.compute import step_kernels
 from commtax.cost.crossing import Crossing, across, stage_ranks
 from commtax.cost.forms.experts import AROUND
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import kernel_sigma, kernel_source, narrow_note, peak
+from commtax.cost.kernels import kernel_sigma, kernel_source, narrow_note, peak, power_clock
 from commtax.cost.placement import Span, span
 from commtax.cost.routed import EXCHANGED
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
@@ -330,8 +330,9 @@ def applied_in_serving(kernel: Kernel, t: Terms) -> Applied:
 
     In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     """
-    clock: Factor = ("step.clock", t.constants.tables["step.bf16"]["clock"])
-    return Applied((clock, *_own_rate(kernel, t.engine.kernels)), t.settings.slow_rank)
+    table = t.constants.tables["step.bf16"]
+    clocks: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
+    return Applied((*clocks, *_own_rate(kernel, t.engine.kernels)), t.settings.slow_rank)
 
 
 def _own_rate(kernel: Kernel, runs: KernelHabits) -> tuple[Factor, ...]:

@@ -15,37 +15,18 @@ from commtax.arrays import pick
 from commtax.cost import train_kernels
 from commtax.cost.applied import Applied, Factor, applied_s
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import widened
+from commtax.cost.kernels import power_clock, widened
 from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
 from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers, stage_params
 from commtax.cost.train_traffic import training, updated_params
 from commtax.ledger import Bill, Item, Line, Part, Stage, Window
 from commtax.question import WhatIf
-from commtax.spec import Chip, Engine, KernelConstants, Model, Number, Plan, TrainStep
+from commtax.spec import Engine, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 
 BETWEEN = ("dp", "pp")
 """Axes whose collectives run between microbatches and between stages, not inside layers."""
-
-
-CLOCK_OF_POWER = 0.7
-"""The clock under load goes with this power of the watts that a FLOP/s may draw: fitted on torchao's runs of Llama 3 8B on H100s
-of 500 W (``benchmarks/fit_fsdp.py``), transferred to other parts. A third would hold where voltage follows the clock; large
-products run near the lowest voltage already (1,450 of 1,980 MHz on an H200 at 690 W, benchmarks/h200), where power is nearly
-linear in the clock."""
-
-
-def power_clock(chip: Chip, constants: KernelConstants) -> float:
-    """The clock of a part with fewer watts for its arithmetic than the one its family's constants were measured on, at most 1.
-
-    Watts a FLOP/s decide, not watts: a part with few multipliers (H20) holds its clock with less.
-    """
-    table, peaks = constants.tables["train.bf16"], chip.flops_per_s
-    usual, peak = table["tdp_w"], peaks.get("bf16") or peaks.get("fp16", 0.0)
-    if not (chip.tdp_w and usual and peak):
-        return 1.0
-    return float(min(1.0, (chip.tdp_w / usual * table.get("flops_per_s", peak) / peak) ** CLOCK_OF_POWER))
 
 
 def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
@@ -113,7 +94,7 @@ class Kernels:
     def __init__(self, t: Terms) -> None:
         self.terms, self.chip, self.constants = t, t.cluster.chip, t.constants
         self.table = table = self.constants.tables["train.bf16"]
-        self.power: Factor = ("power_clock", power_clock(self.chip, self.constants))
+        self.power: Factor = ("power_clock", power_clock(self.chip, table))
         # Hours of dense products draw the clock down, in each number format by its own share of single kernels' rates.
         found = ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
         self.clocks: dict[str, Factor] = {
