@@ -16,7 +16,7 @@ TIMED = {False: ("slow_rank", "overlap", "library"), True: ("slow_rank", "librar
 
 @click.command("bill", cls=Verb)
 @taking(*WHERE, *PASTED, *LAID, *LORA, *STEP, *PICTURES, *TRAINED, "exact", "profile", "emit", "html", "as_json")
-@ordered(About.STEP, (*SERVED_STEP, *LORA))
+@ordered(About.STEP, (*SERVED_STEP, "max_loras"))
 def bill_command(order: Order) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 

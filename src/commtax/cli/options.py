@@ -160,7 +160,7 @@ OPTIONS: Mapping[str, Option] = {
     "sequence_parallel": Option("Plan", bool, False, "Reduce-scatter and all-gather instead of all-reduce."),
     "dtype": Option("Plan", "TYPE", "", "Weights in another type: bf16, fp8, int4, nvfp4 …"),
     "kv_dtype": Option("Plan", "TYPE", "", "KV cache type: auto, bf16, fp8."),
-    "lora_rank": Option("Plan", COUNT, 0, "LoRA adapters of this rank are served beside the model."),
+    "lora_rank": Option("Plan", COUNT, 0, "LoRA adapters of this rank are served beside the model, or alone trained."),
     "max_loras": Option("Plan", COUNT, 1, "… and so many of them at once.  [default: 1]"),
     "replicas": Option("Plan", COUNT, 1, "Servers of their own beside each other."),
     "plans": Option("Plan", "PLANS", "", "Plans side by side: tp1,tp8,tp8pp2,tp4dp2 (instead of --over)."),

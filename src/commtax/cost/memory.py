@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.adapters import adapter_bytes
+from commtax.cost.adapters import adapter_bytes, trained_params
 from commtax.cost.placement import expert_tp, holders, over_replicas
 from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
@@ -154,23 +154,27 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     """ZeRO 1 divides the optimiser state over the data-parallel ranks, 2 the gradients too, 3 the parameters too.
 
     With a pipeline the parameters of ZeRO 3 stay gathered while microbatches pass, and gradients of ZeRO 2 and 3 add up whole
-    until the last of them has passed a chunk.
+    until the last of them has passed a chunk. Frozen parameters (LoRA) have neither gradients nor state nor a master copy.
     """
     params = stage_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine)
     ends = _ends(model, plan, params)
-    dense, experts = params["layers"] + ends, params["experts"]
-    piped = np.asarray(plan.pp) > 1
+    held = (params["layers"] + ends, params["experts"])
+    experts, piped = held[1], np.asarray(plan.pp) > 1
+    own = trained_params(model, plan, engine)
+    trained = (own["layers"] + own["ends"], own["experts"]) if plan.lora_rank else held
 
-    def divided(nbytes: float, stage: int) -> Number:
+    def divided(of: tuple[Number, Number], nbytes: float, stage: int) -> Number:
         if plan.zero < stage:
-            return (dense + experts) * nbytes
-        return dense * nbytes / ranks + experts * nbytes / same_experts
+            return sum(of) * nbytes
+        return of[0] * nbytes / ranks + of[1] * nbytes / same_experts
 
     # Where the sharded parameter is the fp32 master copy, no other master is kept.
     whole, grads = DTYPE_BYTES[plan.activations_dtype], DTYPE_BYTES[plan.grads_dtype]
     mastered = engine.trains.master_is_parameter and plan.zero == 3
-    weights = divided(4 if mastered else whole, 3)
+    weights = divided(held, 4 if mastered and not plan.lora_rank else whole, 3)
+    if plan.lora_rank:
+        weights = weights + divided(trained, 4 if mastered else whole, 3)
     if plan.zero == 3:
         # one layer is whole while it is used, the next is on its way; with a pipeline all of the stage is
         some = np.minimum(1, pick(piped, 1, 2 / fullest_layers(model, plan)))
@@ -179,8 +183,8 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     rows = step.micro_batch * plan.share(step.seq)
     return TrainMemory(
         parameters=weights,
-        gradients=np.minimum((dense + experts) * grads, divided(grads, 2) + _unreduced(plan) * (dense + experts) * grads),
-        optimizer=divided(OPTIMIZER_BYTES - (4 if mastered else 0), 1),
+        gradients=np.minimum(sum(trained) * grads, divided(trained, grads, 2) + _unreduced(plan) * sum(trained) * grads),
+        optimizer=divided(trained, OPTIMIZER_BYTES - (4 if mastered else 0), 1),
         activations=activations(model, plan, step, engine) * in_flight(model, plan) + _working_set(model, plan, step, engine),
         logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0),
     )

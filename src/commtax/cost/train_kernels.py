@@ -108,14 +108,16 @@ def _unfused(k: Kernel, count: Number, plan: Plan, step: TrainStep) -> Iterator[
     yield replace(scores, what="attention values", n=d, k=keys)
 
 
-def backward(kernels: list[Kernel]) -> list[Kernel]:
-    """Gradients of every forward kernel."""
-    return [made for kernel in kernels for made in _gradients(kernel)]
+def backward(kernels: list[Kernel], plan: Plan) -> list[Kernel]:
+    """Gradients of every forward kernel: where all but adapters is frozen, of their weights and of every input."""
+    return [made for kernel in kernels for made in _gradients(kernel, bool(plan.lora_rank) and kernel.part != "adapters")]
 
 
-def _gradients(k: Kernel) -> Iterator[Kernel]:
+def _gradients(k: Kernel, frozen: bool) -> Iterator[Kernel]:
     if k.form == "gemm":
         yield _product(k, f"{k.what} input gradient", "backward", k.count, k.flops, k.nbytes, (k.m, k.k, k.n))
+        if frozen:
+            return
         moved = k.nbytes + (4 - k.weight_bytes) * k.n * k.k  # the weight gradient is written in fp32
         yield _product(k, f"{k.what} weight gradient", "weight-gradient", k.count, k.flops, moved, (k.n, k.k, k.m))
         return
@@ -174,6 +176,17 @@ def update(params: Number) -> Kernel:
 def accumulated(nbytes: Number) -> Kernel:
     """Gradients of a microbatch added to the sum, in a pass of its own where no product does it."""
     return Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")
+
+
+def step_flops(model: Model, plan: Plan, seq: Number, causal: bool) -> Number:
+    """FLOPs of one token's forward and backward: three forward passes' worth; without weight gradients where adapters alone are
+    trained (their own few FLOPs are not counted).
+    """
+    layers, head = forward_flops(model, seq, causal)
+    if not plan.lora_rank:
+        return 3 * (layers + head)
+    attended = sum(k.count * _flops(k, model, seq, causal) for k in _counted(model, seq) if k.form == "prefill") / seq
+    return 2 * (layers + head) + attended
 
 
 def forward_flops(model: Model, seq: Number, causal: bool) -> tuple[Number, Number]:

@@ -13,11 +13,12 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost import train_kernels
+from commtax.cost.adapters import trained_params
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds, widened
 from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
-from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers, stage_params
+from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers
 from commtax.cost.train_traffic import training, updated_params
 from commtax.ledger import Bill, Item, Line, Part, Stage, Window
 from commtax.question import WhatIf
@@ -94,12 +95,12 @@ def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], list[Line], Number]
     priced = _Priced(t)
     layers = priced.lines(body, m)
     layers += priced.lines(train_kernels.recomputed(body, model, plan, t.engine), m, "recompute")
-    layers += priced.lines(train_kernels.backward(body), m)
-    both = [*head, *train_kernels.backward(head)]
+    layers += priced.lines(train_kernels.backward(body, plan), m)
+    both = [*head, *train_kernels.backward(head, plan)]
     share = _head_share(model, plan, t.engine, _total(layers) / depth, m * priced.seconds(both))
     ends = priced.lines(both, m * share) + priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
     if t.engine.trains.accumulate_bytes:
-        held = sum(stage_params(model, plan, t.engine).values())
+        held = sum(trained_params(model, plan, t.engine).values())
         ends += priced.lines([train_kernels.accumulated(held * t.engine.trains.accumulate_bytes)], m)
     return layers, ends, share
 

@@ -85,7 +85,7 @@ class Plan:
     kv_dtype: str = "bf16"
     state_dtype: str = "fp32"  # of recurrent states where a model's config.json does not say
     grads_dtype: str = "bf16"
-    lora_rank: int = 0  # of adapters that are served beside the model; 0: none are
+    lora_rank: int = 0  # of adapters that are served beside the model, or alone trained; 0: there are none
     max_loras: int = 1  # … and how many of them at once
     tower: str = "weights"  # how tp ranks share a vision tower: "weights", or "data": each has it whole and looks at its pictures
 

@@ -188,16 +188,22 @@ def check_run(q: Question) -> None:
 
 
 def check_adapters(q: Question) -> None:
-    """Adapters belong to a server that has them, in a rank that it keeps room for; none of experts that are spread over ranks."""
+    """Adapters belong to a server that has them, in a rank that it keeps room for; none of experts that are spread over ranks.
+
+    Training has one set of them, which is what is trained.
+    """
     plan, habits = q.plan, q.engine.memory
     rank, slots = positive(plan.lora_rank, "lora_rank", least=0), positive(plan.max_loras, "max_loras")
     if not rank:
         if slots != 1:
             raise Refusal(f"max_loras={slots}: needs the adapters' rank, lora_rank", "lora_rank")
         return
-    if q.trains or not habits.lora:
-        where = "training has none" if q.trains else f"{q.engine.key} serves none"
-        raise Refusal(f"lora_rank={rank}: LoRA adapters are served beside a model, and {where}", "lora_rank", (0,))
+    if q.trains:
+        if slots != 1:
+            raise Refusal(f"max_loras={slots}: training has one set of adapters; max_loras=1", "max_loras", (1,))
+        return
+    if not habits.lora:
+        raise Refusal(f"lora_rank={rank}: LoRA adapters are served beside a model, and {q.engine.key} serves none", "lora_rank", (0,))
     if habits.lora_ranks and rank not in habits.lora_ranks:
         near, listed = nearest(habits.lora_ranks, int(rank)), ", ".join(map(str, habits.lora_ranks))
         rule = f"{q.engine.key} keeps room for ranks of {listed}; nearest: {' or '.join(map(str, near))}"

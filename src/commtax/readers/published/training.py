@@ -11,6 +11,7 @@ from commtax.readers.published.training_rows import (
     cluster_of,
     dtype_of,
     engine_of,
+    lora_rank_of,
     measured_s,
     model_of,
     recipe_of,
@@ -41,7 +42,7 @@ def asked(rows: Sequence[Row]) -> list[Asked[Run]]:
 
 def ask(row: Row, entry: Entry) -> Asked[Run]:
     run = question(row)
-    plan = Plan(recompute=run["recompute"], weights_dtype=run["dtype"])
+    plan = Plan(recompute=run["recompute"], weights_dtype=run["dtype"], lora_rank=run["lora_rank"])
     took_s = measured_s(row, run["model"], plan, run["cluster"].chip)
     figure = replace(entry, measured=took_s, tp=whole(row, "tp", 1), size=whole(row, "seq"))
     where = "moe" if run["model"].experts else "dense"
@@ -87,7 +88,7 @@ def question(row: Row) -> Run:
     place = {"model": model, "cluster": cluster_of(row)}
     step = {"batch": per_replica, "micro_batch": min(micro, per_replica), "context": whole(row, "seq")}
     run = cast(Run, {**place, **sizes, **step, "engine": engine})
-    run["recompute"] = _recompute(row)
+    run["recompute"], run["lora_rank"] = _recompute(row), lora_rank_of(row)
     dtype = run["dtype"] = dtype_of(row, model)
     run["eager"] = ("torchtitan" in source and "eager" in note) or "llm-foundry" in source
     if "+sp" in lower(row, "recompute"):

@@ -8,9 +8,10 @@ from functools import lru_cache
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
-from commtax.cost.train_kernels import forward_flops, recomputed_flops
+from commtax.cost.train_kernels import recomputed_flops, step_flops
 from commtax.readers.published.rows import Row, cell, lower, matched, names, number, whole
 from commtax.readers.published.spellings import chip_named
+from commtax.readers.published.training_pages import of_page
 from commtax.spec import ARITHMETIC, AXES, SIZES, Chip, Cluster, Model, Plan, TrainStep
 from commtax.statement import Refusal
 
@@ -29,7 +30,7 @@ def whole_rows(rows: Sequence[Row]) -> list[Row]:
     there (tables cut out of pages with two values a cell).
     """
     made: list[Row] = []
-    for row in rows:
+    for row in map(of_page, rows):
         plain = {name: "" if name in COUNTED and (text or "").strip().lower() in NOTHING else text for name, text in row.items()}
         above = made[-1].get("model", "") if made and lower(row, "model") in OF_THE_ROW_ABOVE else ""
         made.append({**plain, "model": above} if above else plain)
@@ -127,6 +128,12 @@ def recipe_of(row: Row) -> str:
     return " ".join(lower(row, name) for name in ("source", "model", "gpu_type"))
 
 
+def lora_rank_of(row: Row) -> int:
+    """The rank of a run that trains adapters alone, as its recipe has it; 0 where a row says nothing of LoRA."""
+    text = f"{recipe_of(row)} {lower(row, 'note')}"
+    return int(matched("trained_rank", text)) if re.search(r"\blora\b", text) else 0
+
+
 def async_of(row: Row, dtype: str) -> tuple[str, ...] | None:
     """Axes whose collectives run beside compute, where a row or its recipe says so; None: as the engine does."""
     note = lower(row, "note")
@@ -176,7 +183,6 @@ def counted_flops(row: Row, model: Model, plan: Plan) -> float:
     """FLOPs of a token as the row's source counts them."""
     kind = "hardware" if "hardware tflop" in lower(row, "note") else matched("counted_flops", lower(row, "source"))
     seq, causal = whole(row, "seq"), kind == "causal"
-    layers, head = forward_flops(model, seq, causal)
     engine = catalog.engine(engine_of(row))
     again = recomputed_flops(model, plan, TrainStep(1, seq), engine, causal) if kind == "hardware" else 0.0
-    return float(3 * (layers + head) + again)
+    return float(step_flops(model, plan, seq, causal) + again)
