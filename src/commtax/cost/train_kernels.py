@@ -77,8 +77,21 @@ def _trained(
     else:  # a product, and in fp8 the cast of its input, which is a kernel of its own
         yield _product(k, k.what, "forward", count, k.flops * busier, k.nbytes, (k.m * busier, k.n, k.k))
         if k.dtype in LOW_ARITHMETIC:
-            cast = _elementwise(k, f"{k.what} cast", count, CAST_BYTES[_cast_to(k, plan)] * k.m * busier * k.k)
-            yield replace(cast, n=k.n, k=k.k, casts=True)
+            yield _cast(k, count, plan, engine, busier)
+
+
+def _cast(k: Kernel, count: Number, plan: Plan, engine: Engine, busier: Number) -> Kernel:
+    """The cast of a product's input, whose twin in backward is that of its output's gradient.
+
+    Of a grouped product every expert's rows are cast. Frozen weights need no second layout. Kernels that hold both products of an
+    expert cast what passes between them inside: tokens alone are cast forward, and gradients of their sum backward.
+    """
+    inside = k.grouped and plan.weights_dtype in engine.trains.graphed_experts
+    each = (CAST_BYTES[_cast_to(k, plan)] - (1 if plan.lora_rank else 0)) * k.m * busier
+    groups = k.batch if k.grouped else 1
+    forward = 0 if inside and k.place == "down" else each * groups * k.k
+    backward = 0 if inside and k.place == "gate" else each * k.n
+    return replace(_elementwise(k, f"{k.what} cast", count, forward), n=backward, casts=True)
 
 
 def _elementwise(k: Kernel, what: str, count: Number, nbytes: Number, stage: Stage = "forward") -> Kernel:
@@ -127,7 +140,7 @@ def _gradients(k: Kernel, frozen: bool) -> Iterator[Kernel]:
     elif k.form == "prefill":
         yield replace(k, what=what, flops=BACKWARD_ATTENTION_FLOPS * k.flops, nbytes=2 * k.nbytes, stage="backward")
     elif k.casts:  # the cast of an input in forward is that of an output's gradient in backward
-        yield _elementwise(k, what, k.count, k.nbytes * k.n / k.k, "backward")
+        yield _elementwise(k, what, k.count, k.n, "backward")
     else:
         yield _elementwise(k, what, k.count, BACKWARD_ELEMENT_BYTES * k.nbytes, "backward")
 

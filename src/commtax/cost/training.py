@@ -60,22 +60,22 @@ def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
 
 
 def _host(layers: list[Line], comm: list[Line], t: Terms) -> list[Line]:
-    """The wait for a host that launches every expert's products and casts by themselves.
+    """The wait for a host that launches layers of experts kernel by kernel.
 
-    Grouped products of Transformer Engine loop over a rank's experts, so a layer with many experts and few tokens is bound by
-    the host: it takes ``expert_host_s`` for each, and the GPU waits for what exceeds its own time in the layers.
+    It takes ``layer_host_s`` for each layer and microbatch, forward and backward, and the GPU waits for what exceeds its own time
+    in the layers; and ``sync_s`` always, while the host reads how many tokens each expert has. One graph of the step has neither.
     """
     trains, lines = t.engine.trains, []
     if trains.step_host_s:
         item = Item("once a step", "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
         lines.append(Line("host", item, trains.step_host_s, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host))
-    if not t.model.experts or not trains.expert_host_s:
+    if not t.model.experts or not (trains.layer_host_s or trains.expert_host_s) or t.plan.weights_dtype in trains.graphed_experts:
         return lines
-    own = t.model.experts.num_experts / t.plan.ep
-    launched_s = trains.expert_host_s * own * num_moe_layers(t.model, t.plan) * t.plan.microbatches
+    times = num_moe_layers(t.model, t.plan) * t.plan.microbatches
+    each = trains.layer_host_s + trains.expert_host_s * t.model.experts.num_experts / t.plan.ep
     busy_s = _total(layers) + sum((x.exposed_s for x in comm if x.item.whole_axis not in BETWEEN), start=0.0)
     item = Item("launches of experts", "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
-    waits = np.maximum(0, launched_s - busy_s)
+    waits = np.maximum(trains.sync_s * times, each * times - busy_s)
     return [*lines, Line("host", item, waits, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host)]
 
 

@@ -156,7 +156,11 @@ class TrainingHabits:
     bucket_bytes_per_rank: float = 0.0  # … or, if larger, of this size for each data-parallel rank
     gather_rate: float = 1.0  # of the links' bandwidth, what collectives of parameters and gradients attain: one call a tensor
     balances_head: bool = False  # layers are laid out by hand: the stage of the head has as few as the others leave it
-    expert_host_s: float = 0.0  # the host takes this long for an expert of a layer and microbatch; the GPU waits if it is faster
+    layer_host_s: float = 0.0  # the host takes this long for a layer of experts and a microbatch; the GPU waits if it is faster …
+    expert_host_s: float = 0.0  # … and this long for each of a rank's experts in it …
+    sync_s: float = 0.0  # … and always waits this long for the host to read how many tokens each expert has
+    # Formats in which experts' products cast, add and activate inside, and read such counts themselves: a step is one graph.
+    graphed_experts: tuple[str, ...] = ()
     step_host_s: float = 0.0  # once a step, whatever its size: norms, checks for overflow, the optimiser's own work on the host
     accumulate_bytes: float = 0.0  # moved for each parameter to add a microbatch's gradients up; 0: inside the products
     gathers_ahead: bool = False  # updated parameters are gathered beside the next forward, not inside the update

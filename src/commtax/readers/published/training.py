@@ -16,6 +16,7 @@ from commtax.readers.published.training_rows import (
     model_of,
     recipe_of,
     sizes_of,
+    version_of,
     whole_rows,
 )
 from commtax.spec import PARALLEL, SIZES, Cluster, Model, Plan
@@ -87,9 +88,9 @@ def question(row: Row) -> Run:
     model = model_of(row)
     place = {"model": model, "cluster": cluster_of(row)}
     step = {"batch": per_replica, "micro_batch": min(micro, per_replica), "context": whole(row, "seq")}
-    run = cast(Run, {**place, **sizes, **step, "engine": engine})
+    dtype = dtype_of(row, model)
+    run = cast(Run, {**place, **sizes, **step, "engine": version_of(row, dtype), "dtype": dtype})
     run["recompute"], run["lora_rank"] = _recompute(row), lora_rank_of(row)
-    dtype = run["dtype"] = dtype_of(row, model)
     run["eager"] = ("torchtitan" in source and "eager" in note) or "llm-foundry" in source
     if "+sp" in lower(row, "recompute"):
         run["sequence_parallel"] = True

@@ -128,6 +128,12 @@ def recipe_of(row: Row) -> str:
     return " ".join(lower(row, name) for name in ("source", "model", "gpu_type"))
 
 
+def version_of(row: Row, dtype: str) -> str:
+    """The engine with its version where recipes of one release run as others do: ``megatron-bridge@26.04``."""
+    version = matched("recipe_version", f"{recipe_of(row)} {dtype} {cell(row, 'microbatch')}")
+    return f"{engine_of(row)}@{version}" if version and engine_of(row) == "megatron-bridge" else engine_of(row)
+
+
 def lora_rank_of(row: Row) -> int:
     """The rank of a run that trains adapters alone, as its recipe has it; 0 where a row says nothing of LoRA."""
     text = f"{recipe_of(row)} {lower(row, 'note')}"
@@ -139,8 +145,8 @@ def async_of(row: Row, dtype: str) -> tuple[str, ...] | None:
     note = lower(row, "note")
     if "async tp" in note or "asynctp" in note:
         return ("dp", "tp")
-    recipe = matched("recipe_overlap", f"{recipe_of(row)} {dtype}")
-    beside = recipe.split() if recipe else list(catalog.engine(engine_of(row)).trains.async_axes)
+    recipe = matched("recipe_overlap", f"{recipe_of(row)} {dtype} ep{cell(row, 'ep')}")
+    beside = recipe.split() if recipe else list(catalog.engine(version_of(row, dtype)).trains.async_axes)
     for pattern, change in names()["patterns"]["noted_overlap"]:
         if re.search(pattern, note):
             beside = [axis for axis in beside if axis != change[1:]] + ([change[1:]] if change[0] == "+" else [])
