@@ -140,6 +140,7 @@ class Bill:
     lines: tuple[Line, ...]
     tokens: Number  # output tokens that the GPUs in use produce in one step
     known_sigma: float = field(default=math.inf, kw_only=True)  # of whole steps like this one, where such were measured
+    least_sigma: float = field(default=0.0, kw_only=True)  # … of groups of them that constants were not fitted on
 
     def _sum(self, take: Callable[[Line], Number], *kinds: str) -> Number:
         return sum((take(line) for line in self.lines if not kinds or line.kind in kinds), start=0.0)
@@ -164,7 +165,7 @@ class Bill:
         for x in self.lines:
             key = (x.kind, x.source.basis)
             parts[key] = parts.get(key, 0.0) + x.exposed_s * x.sigma
-        own = _together(parts.values()) / self.step_s
+        own = np.maximum(self.least_sigma, _together(parts.values()) / self.step_s)
         if math.isinf(self.known_sigma):
             return own
         assumed = {(x.kind, x.source.basis) for x in self.lines if x.source.kind == "assumed"}
@@ -208,7 +209,7 @@ class Bill:
     def at(self, index: int) -> Bill:
         """The scalar bill of one element of an array bill, codes turned into names."""
         lines = tuple(_line_at(line, index) for line in self.lines)
-        return Bill(lines, _at(self.tokens, index), known_sigma=self.known_sigma)
+        return Bill(lines, _at(self.tokens, index), known_sigma=self.known_sigma, least_sigma=self.least_sigma)
 
 
 def _together(parts: Iterable[Number]) -> Number:

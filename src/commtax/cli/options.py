@@ -231,7 +231,7 @@ OPTIONS: Mapping[str, Option] = {
     "global_batch": Option("Training", COUNT, None, "Sequences a step over all replicas."),
     "zero": Option("Training", COUNT, None, "ZeRO stage 0-3.  [default: 0; fsdp, torchtitan, deepspeed 3]"),
     "hsdp": Option("Training", COUNT, 0, "ZeRO 3 shards over groups of this many ranks, replicas of each other."),
-    "recompute": Option("Training", "KIND", "none", "none, selective or full."),
+    "recompute": Option("Training", "KIND", "none", "none, selective, full, or modules by name: core_attn,moe."),
     "schedule": Option("Training", "KIND", DEFAULT, ORDERS),
     "chunks": Option("Training", COUNT, 1, "Chunks a rank, interleaved schedule."),
     "async_axes": Option("Training", "AXES", None, BESIDE, ("--async",)),

@@ -245,6 +245,7 @@ def _kept(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine
     The score matrix, where it is kept: softmax output, dropout mask and dropout output (2 + 1 + 2 a head and key).
     """
     whole, split = _layer_bytes(block, hidden)
+    whole, split = whole - _remade_norms(hidden, plan), split - _remade_bytes(block, hidden, plan, engine)
     if engine.trains.attention == "unfused" and plan.recompute != "selective":
         split = split + (5.0 * block.attention.num_heads * step.seq if block.attention else 0.0)
     gathered = 0 if engine.trains.regathers_inputs or not plan.sequence_parallel else 4 * hidden
@@ -280,6 +281,29 @@ def _ffn_bytes(f: Mlp | Experts | None, hidden: int) -> float:
     if isinstance(f, Mlp):
         return ffn
     return f.top_k * (ffn + 2 * (f.latent or hidden)) + 2 * f.shared_intermediate * 3
+
+
+def _remade_norms(hidden: int, plan: Plan) -> float:
+    """Outputs of norms, the inputs of a layer's two first products, where backward makes them again."""
+    return 4.0 * hidden if "layernorm" in plan.remade else 0.0
+
+
+def _remade_bytes(block: Block, hidden: int, plan: Plan, engine: Engine) -> float:
+    """What backward makes again by the module's name, or inside the activation's own kernel."""
+    f, named = block.ffn, plan.remade
+    whole = ("moe" if isinstance(f, Experts) else "mlp") in named
+    up = 0.75 * _mixer_bytes(block.mixer) if block.attention and block.attention.latent and "mla_up_proj" in named else 0.0
+    if whole:
+        return up + _ffn_bytes(f, hidden)
+    once = engine.trains.remakes_activation or ("moe_act" in named and isinstance(f, Experts))
+    return up + (_activated_bytes(f) if once else 0.0)
+
+
+def _activated_bytes(f: Mlp | Experts | None) -> float:
+    """What a gated activation writes: kept for the weight gradient of the product behind it, or made again there."""
+    if f is None or not f.gated:
+        return 0.0
+    return 2.0 * f.intermediate * (1 if isinstance(f, Mlp) else f.top_k)
 
 
 def _working_set(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:

@@ -4,7 +4,7 @@ Backward of a product is two products of the same FLOPs (input and weight gradie
 forward, because the scores are computed again; of an element-wise kernel about 1.5 times its bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -149,6 +149,8 @@ def recomputed(kernels: list[Kernel], model: Model, plan: Plan, engine: Engine) 
     """What backward runs again: all layers, or what the engine calls selective."""
     if plan.recompute == "none":
         return []
+    if plan.remade:
+        return [k for k in kernels if any(REMADE[name](k) for name in plan.remade)]
     if plan.recompute == "full" or engine.trains.selective == "matmuls":
         again = [replace(k, count=k.count * _again(k, model, plan, engine)) for k in kernels]
         return [k for k in again if np.ndim(k.count) or k.count]
@@ -178,6 +180,17 @@ def _again(k: Kernel, model: Model, plan: Plan, engine: Engine) -> Number:
 def _is_up(k: Kernel) -> bool:
     """Whether a kernel makes queries, keys or values out of latents, or casts what such a product takes."""
     return k.part == "projections" and k.place in ("query", "key")
+
+
+REMADE: Mapping[str, Callable[[Kernel], bool]] = {
+    "core_attn": lambda k: k.part == "attention" and k.form not in CHIP_FORMS,
+    "layernorm": lambda k: k.part == "norms",
+    "mla_up_proj": _is_up,
+    "mlp": lambda k: k.part == "feed-forward",
+    "moe": lambda k: k.part in ("router", "routing", "experts", "shared expert"),
+    "moe_act": lambda k: False,  # its few bytes are not told apart from those of the permutation
+}
+"""Forward kernels of the modules that Megatron recomputes by name."""
 
 
 def update(params: Number) -> Kernel:

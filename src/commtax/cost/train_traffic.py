@@ -172,7 +172,8 @@ def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, bac
     once = backend == DEEPEP
     copies = expected_destinations(moe, plan.ep) if once else moe.top_k
     nbytes = local * copies * (moe.latent or model.hidden) * DTYPE_BYTES[plan.activations_dtype]
-    both = [exchanged(place, "ep", "all-to-all", nbytes, plan.ep, each * (_passes(plan) + 1)) for place in ROUND_TRIP]
+    passes = _passes(plan) + 1 + ("moe" in plan.remade)
+    both = [exchanged(place, "ep", "all-to-all", nbytes, plan.ep, each * passes) for place in ROUND_TRIP]
     routed, most = moe if once else None, engine.sends.hosts_a_token
     return [replace(item, overlaps_with="layers", routed=routed, most_hosts=most) for item in both]
 

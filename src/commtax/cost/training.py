@@ -6,8 +6,9 @@ step (gradients, parameters) + the update.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from commtax.question import WhatIf
 from commtax.spec import Chip, Engine, KernelConstants, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 
+MOST_MOVED = 4
+"""Layers that each stage takes of the last one's at most, where a layout makes room for the head."""
 BETWEEN = ("dp", "pp")
 """Axes whose collectives run between microbatches and between stages, not inside layers."""
 
@@ -56,7 +59,22 @@ def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
     comm = [comm_line(i, pricer, _scales(i, t.settings, t.engine)) for i in items]
     free = _Windows(layers, ends, t.plan, t.engine)
     comm = [_hide(line, free, t.engine, t.settings) if line.item.is_sent else line for line in comm]
-    return Bill((*layers, *ends, _bubble(comm, free, t.model, t.plan), *_host(layers, comm, t), *comm), tokens)
+    lines = (*layers, *ends, _bubble(comm, free, t.model, t.plan), *_host(layers, comm, t), *comm)
+    known, least = _sigmas(t)
+    return Bill(lines, tokens, known_sigma=known, least_sigma=least)
+
+
+def _sigmas(t: Terms) -> tuple[float, float]:
+    """The spread of whole steps where runs like this one were fitted on, and the least that it may be elsewhere.
+
+    Adapters alone were fitted on nowhere: their steps spread as those of a chip that was left out.
+    """
+    runs, mixed = t.engine.trains, t.model.experts is not None
+    near, apart = (runs.mixture_sigma, runs.mixture_sigma_apart) if mixed else (runs.dense_sigma, runs.dense_sigma_apart)
+    if t.cluster.chip.key not in runs.fitted_chips:
+        return math.inf, apart
+    spread = apart if t.plan.lora_rank else near
+    return spread, spread
 
 
 def _host(layers: list[Line], comm: list[Line], t: Terms) -> list[Line]:
@@ -113,7 +131,7 @@ class _Priced:
         table, power = self.constants.tables["train.bf16"], power_clock(self.chip, self.constants)
         # Hours of dense products draw the clock down, in each number format by its own share of single kernels' rates.
         found = ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
-        self.clocks = {kind: power * (c.get("rate") or c["clock"]) for kind, c in found if c}
+        self.clocks = {kind: power * (c["share"] * table["fused"] if "share" in c else c["clock"]) for kind, c in found if c}
         self.clock = self.clocks["bf16"]
         self.experts = t.engine.kernels.experts_rate
         self.attention = power * table.get(t.engine.trains.attention, 1.0)
@@ -155,12 +173,18 @@ def _total(lines: list[Line]) -> Number:
 def _head_share(model: Model, plan: Plan, engine: Engine, layer_s: Number, head_s: Number) -> Number:
     """How much of the head the pace-setting stage pays: all of it, less what the last stage saves by having fewer layers.
 
-    Where microbatches enter at both ends, either of the outer ranks has the head of half of them, and layers of both ends.
+    An engine that is told where layers go moves further layers from the last stage to the others as long as that pays. Where
+    microbatches enter at both ends, either of the outer ranks has the head of half of them, and layers of both ends.
     """
     directions = SCHEDULES[plan.schedule].directions
     head = pick(np.asarray(plan.pp) > 1, 1 / directions, 1.0)
     outer = by_pp(plan.pp, lambda pp: _outer_layers(model, pp, directions, engine.trains.balances_head))
-    return np.clip(head - (fullest_layers(model, plan) - outer) * layer_s / np.maximum(head_s, 1e-30), 0, 1)
+    layer = layer_s / np.maximum(head_s, 1e-30)
+    left = head - (fullest_layers(model, plan) - outer) * layer
+    if engine.trains.balances_head and directions == 1:
+        moved = (np.maximum(more * layer, left - more * (plan.pp - 1) * layer) for more in range(1, MOST_MOVED + 1))
+        left = pick(np.asarray(plan.pp) > 1, reduce(np.minimum, moved, left), left)
+    return np.clip(left, 0, 1)
 
 
 @lru_cache(maxsize=1024)

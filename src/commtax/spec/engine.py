@@ -147,6 +147,12 @@ class StateHabits:
 class TrainingHabits:
     """How a training framework runs a step."""
 
+    # Deviation of the logarithm of steps of releases that were left out of a fit, and of chips: of dense models, of mixtures.
+    dense_sigma: float = 0.0
+    dense_sigma_apart: float = 0.0
+    mixture_sigma: float = 0.0
+    mixture_sigma_apart: float = 0.0
+    fitted_chips: tuple[str, ...] = ()  # whose runs its constants were fitted on
     grads_dtype: str = "bf16"
     zero: int = 0  # ZeRO stage unless the plan says otherwise
     master_is_parameter: bool = False  # the sharded parameter is the fp32 master copy itself
@@ -164,6 +170,7 @@ class TrainingHabits:
     step_host_s: float = 0.0  # once a step, whatever its size: norms, checks for overflow, the optimiser's own work on the host
     accumulate_bytes: float = 0.0  # moved for each parameter to add a microbatch's gradients up; 0: inside the products
     gathers_ahead: bool = False  # updated parameters are gathered beside the next forward, not inside the update
+    remakes_activation: bool = False  # backward of the gated activation makes its output again, which is not kept
     regathers_inputs: bool = False  # sequence parallel: backward gathers the products' inputs again instead of keeping them
     context_parallel: str = ""  # "ring": keys go round; "gather": they are gathered; "": the engine has none
     repeats_keys: bool = False  # … once for every query head that shares them

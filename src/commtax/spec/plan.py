@@ -62,6 +62,10 @@ OVERLAPPED: tuple[AxisName, ...] = ("dp", "cp", "tp", "ep", "pp")
 """The axes in the order in which engines learnt to run their collectives beside compute."""
 
 
+MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act")
+"""Parts of a layer that Megatron recomputes by name (its ``--recompute-modules``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a model is laid over GPUs. Sizes may be arrays; kinds (dtype, schedule, ZeRO stage …) are scalars."""
@@ -78,7 +82,7 @@ class Plan:
     microbatches: Number = 1
     schedule: str = "1f1b"
     chunks: int = 1  # virtual stages a rank (interleaved schedules)
-    recompute: str = "none"
+    recompute: str = "none"  # or "selective", "full", or modules: "core_attn,moe"
     order: tuple[str, ...] = AXES  # innermost first
     weights_dtype: str = ""  # "": as the checkpoint stores them
     activations_dtype: str = "bf16"
@@ -93,6 +97,11 @@ class Plan:
     def num_gpus(self) -> Number:
         """GPUs of one server or training job."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def remade(self) -> tuple[str, ...]:
+        """Modules of a layer that backward computes again by name."""
+        return tuple(name for name in self.recompute.split(",") if name in MODULES)
 
     def share(self, length: Number) -> Number:
         """Tokens of a sequence that one of its context-parallel ranks has."""

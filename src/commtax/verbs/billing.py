@@ -177,7 +177,7 @@ def _priced(q: Question) -> StepBill:
     rows = _rows(q)
     own = [Note("assumed-links", terms.fabric.note)] if terms.fabric.note else []
     notes = (*q.notes, *_step_notes(q, rows), *own, *_untaken(plain, q))
-    return StepBill(plain.lines, plain.tokens, q, rows, notes, known_sigma=plain.known_sigma)
+    return StepBill(plain.lines, plain.tokens, q, rows, notes, known_sigma=plain.known_sigma, least_sigma=plain.least_sigma)
 
 
 def _rows(q: Question) -> Number:

@@ -6,7 +6,7 @@ from commtax.cost.memory import RECOMPUTE
 from commtax.cost.schedules import TRAINING, most_chunks, passes_of
 from commtax.cost.tensors import ROWWISE
 from commtax.question import Changes, Question
-from commtax.spec import ARITHMETIC, DTYPE_BYTES, TAXES, Chip, Engine, Number, Plan
+from commtax.spec import ARITHMETIC, DTYPE_BYTES, MODULES, TAXES, Chip, Engine, Number, Plan
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, parse_seconds
 
@@ -247,15 +247,23 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
     if engine.key == "megatron" and mixed and not plan.sequence_parallel:
         raise Refusal("ep > 1 with tp > 1: megatron needs sequence_parallel for it", "ep")
     _check_schedule(plan)
-    if plan.recompute not in RECOMPUTE:
-        raise Refusal(f"recompute '{plan.recompute}': one of {', '.join(RECOMPUTE)}", "recompute", RECOMPUTE)
+    _check_recomputed(plan, engine)
     wanted = plan.weights_dtype
     listed = ARITHMETIC.get(wanted, wanted)
     narrow = wanted in TRAINED_IN and wanted and DTYPE_BYTES[wanted] < 2
     if "train" in engine.phases and narrow and listed not in chip.flops_per_s:
         raise Refusal(f"dtype '{wanted}': {chip.key} has no {listed} arithmetic", "dtype")
+
+
+def _check_recomputed(plan: Plan, engine: Engine) -> None:
+    named = plan.recompute.split(",")
+    if plan.recompute not in RECOMPUTE and len(plan.remade) < len(named):
+        known = f"one of {', '.join(RECOMPUTE)}, or modules of {', '.join(MODULES)} with commas between"
+        raise Refusal(f"recompute '{plan.recompute}': {known}", "recompute", RECOMPUTE)
     if plan.recompute == "selective" and not engine.trains.selective:
         raise Refusal(f"recompute 'selective': {engine.key} has no such mode; none or full", "recompute", ("none", "full"))
+    if plan.remade and engine.trains.selective != "attention":
+        raise Refusal(f"recompute '{plan.recompute}': {engine.key} recomputes no modules by name; none or full", "recompute", ("none", "full"))
 
 
 def _check_sharding(plan: Plan, engine: Engine) -> None:

@@ -21,7 +21,8 @@ from commtax.readers.published.training_rows import (
 )
 from commtax.spec import PARALLEL, SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
-from commtax.verbs.asking import TrainBillOptions
+from commtax.verbs.asking import TrainBillOptions, TrainedOptions
+from commtax.verbs.train_fitting import train_fit
 
 FITTED_GPUS = 64
 FITTED_LAYERS = 96
@@ -90,7 +91,7 @@ def question(row: Row) -> Run:
     step = {"batch": per_replica, "micro_batch": min(micro, per_replica), "context": whole(row, "seq")}
     dtype = dtype_of(row, model)
     run = cast(Run, {**place, **sizes, **step, "engine": version_of(row, dtype), "dtype": dtype})
-    run["recompute"], run["lora_rank"] = _recompute(row), lora_rank_of(row)
+    run["recompute"], run["lora_rank"] = _recompute(row, dtype), lora_rank_of(row)
     run["eager"] = ("torchtitan" in source and "eager" in note) or "llm-foundry" in source
     if "+sp" in lower(row, "recompute"):
         run["sequence_parallel"] = True
@@ -102,20 +103,41 @@ def question(row: Row) -> Run:
         raise Refusal("the number of chunks of the interleaved schedule is not published", "interleave")
     if (beside := async_of(row, dtype)) is not None:
         run["async_axes"] = beside
-    run["ep_backend"] = matched("recipe_dispatcher", recipe_of(row)) if sizes["ep"] > 1 else ""
+        if "tp" in beside and sizes["tp"] > 1:  # only what sequence parallelism gathers and scatters can be cut into pieces
+            run["sequence_parallel"] = True
+    run["ep_backend"] = _dispatcher(row, sizes["ep"])
     if "shard_grad_op" in note:
         run["zero"] = 2
     elif "distributed optimizer" in note:
         run["zero"] = 1
     elif sharded := SHARDED.search(note):
         run["zero"] = 3 if int(sharded[1]) else 1
+    elif kept := matched("recipe_zero", source):
+        run["zero"] = int(kept)
+    if engine == "fsdp" and model.experts is None and not cell(row, "recompute") and not _fits(run):
+        run["recompute"] = "full"  # nothing is said of it, and without it there would have been no run
     return run
 
 
-def _recompute(row: Row) -> str:
-    """What a row calls recomputation: none, selective or full, alone or with remarks."""
+def _fits(run: Run) -> bool:
+    options = {name: value for name, value in run.items() if name in TrainedOptions.__annotations__}
+    return train_fit(run["model"], run["cluster"], **cast(TrainedOptions, options)).fits
+
+
+def _recompute(row: Row, dtype: str) -> str:
+    """What a row calls recomputation: none, selective or full, alone or with remarks; else modules that its recipe names."""
     said = lower(row, "recompute").split("+")[0].split("-")[0].split("(")[0].strip()
-    return said if said in ("selective", "full") else "none"
+    if said in ("selective", "full"):
+        return said
+    return matched("recipe_recompute", f"{recipe_of(row)} {dtype} {cell(row, 'microbatch')}") or "none"
+
+
+def _dispatcher(row: Row, ep: int) -> str:
+    """How tokens reach experts, where a row or its recipe says so; "": as the engine does."""
+    noted = "deepep" if "deepep" in lower(row, "note") else ""
+    if noted and ep == 1:
+        raise Refusal("tokens are sent to experts by DeepEP, and over how many ranks these lie is not said", "ep")
+    return (noted or matched("recipe_dispatcher", recipe_of(row))) if ep > 1 else ""
 
 
 def is_fitted(row: Row) -> bool:

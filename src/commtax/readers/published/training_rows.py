@@ -18,6 +18,8 @@ from commtax.statement import Refusal
 OF_THE_ROW_ABOVE = ("tokendrop", "dropless")
 """Cells of the model that only say how a mixture was trained: the model stands in the row above."""
 TOKENS_PER_S = re.compile(r"tokens/s/gpu ?= ?([\d.]+)")
+FIRST_LAYERS = re.compile(r"[(,]?\s*(?:proxy,? )?(?:of )?(?:(?:the )?first )?(\d+)[- _]?layers?(?: proxy| only| of)?\s*\)?")
+"""A model that is cut after so many layers: "DeepSeekV3 (first 8 layers)", "8-layer proxy"."""
 TERA = 1e12
 NOTHING = ("n/a", "na", "none", "nan", "null", "-", "--", "?")
 """How tables write that a cell has no value …"""
@@ -52,10 +54,13 @@ def sizes_of(row: Row) -> dict[str, int]:
 
 
 def model_of(row: Row) -> Model:
-    """A bundled model by any spelling of its name, or a GPT of the row's shape."""
+    """A bundled model by any spelling of its name, all of it or its first layers, or a GPT of the row's shape."""
     name = lower(row, "model")
-    if key := model_key(name):
+    cut = FIRST_LAYERS.search(name)
+    if key := model_key(FIRST_LAYERS.sub("", name)):
         decoder = catalog.model(key)
+        if cut:
+            decoder = _first_layers(decoder, int(cut[1]))
         if decoder.mtp and "w/o mtp" not in name:
             decoder = _predicting(decoder)
         return replace(decoder, max_len=max(decoder.max_len, whole(row, "seq")))
@@ -85,6 +90,15 @@ def model_key(name: str) -> str:
 
 def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name)
+
+
+def _first_layers(model: Model, wanted: int) -> Model:
+    """The embedding, so many layers from the first on, and the head; nothing guesses further tokens."""
+    if not 1 <= wanted <= model.num_layers:
+        raise Refusal(f"model '{model.key}' has {model.num_layers} layers, not {wanted}", "model")
+    layers = model.layers[:wanted]
+    used = sorted(set(layers))
+    return replace(model, blocks=tuple(model.blocks[i] for i in used), layers=tuple(map(used.index, layers)), mtp=())
 
 
 def _predicting(model: Model) -> Model:
