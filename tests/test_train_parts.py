@@ -97,7 +97,9 @@ FUSED = {"dp": 8, "ep": 8, "batch": 64, "micro_batch": 8, "context": 4096, "dtyp
 
 
 def test_fused_experts_are_never_slower_and_wait_for_no_host():
-    new, old = (commtax.train_bill("qwen3-30b-a3b", "2x4xgb300", engine=f"megatron-bridge@{v}", **FUSED) for v in ("26.06", "26.04"))
+    new, old = (
+        commtax.train_bill("qwen3-30b-a3b", "2x4xgb300", engine=f"megatron-bridge@{v}", **FUSED) for v in ("26.06", "26.04")
+    )
     assert new.step_s < old.step_s
     assert not [x for x in new.lines if x.item.what == "launches of experts" and x.total_s > 0]
 

@@ -58,7 +58,7 @@ def _grouped(s: Step, r: Routed, count: int, biased: bool) -> Iterator[Kernel]:
     ):  # exchanged by all-to-all: a rank sees its own tokens and those for its experts
         own, passed = r.tokens / s.plan.ep, r.copies
     moved = 2 * own * r.hidden + r.copies * 2 * r.hidden + runs.routing_passes * passed * r.hidden
-    inside = s.plan.weights_dtype in s.engine.trains.graphed_experts
+    inside = s.plan.weights_dtype in s.engine.mixes.graphed_experts
     if not inside:
         moved = moved + r.copies * (both + r.inner)
     if biased and not inside:

@@ -86,7 +86,7 @@ def _cast(k: Kernel, count: Number, plan: Plan, engine: Engine, busier: Number) 
     Of a grouped product every expert's rows are cast. Frozen weights need no second layout. Kernels that hold both products of an
     expert cast what passes between them inside: tokens alone are cast forward, and gradients of their sum backward.
     """
-    inside = k.grouped and plan.weights_dtype in engine.trains.graphed_experts
+    inside = k.grouped and plan.weights_dtype in engine.mixes.graphed_experts
     each = (CAST_BYTES[_cast_to(k, plan)] - (1 if plan.lora_rank else 0)) * k.m * busier
     groups = k.batch if k.grouped else 1
     forward = 0 if inside and k.place == "down" else each * groups * k.k
@@ -188,7 +188,7 @@ REMADE: Mapping[str, Callable[[Kernel], bool]] = {
     "mla_up_proj": _is_up,
     "mlp": lambda k: k.part == "feed-forward",
     "moe": lambda k: k.part in ("router", "routing", "experts", "shared expert"),
-    "moe_act": lambda k: False,  # its few bytes are not told apart from those of the permutation
+    "moe_act": lambda k: k.part == "experts" and k.place == "activation",  # of experts it stands with the permutation, and is not told apart
 }
 """Forward kernels of the modules that Megatron recomputes by name."""
 

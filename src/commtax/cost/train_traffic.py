@@ -246,9 +246,7 @@ def _replicated(plan: Plan, params: Number, ranks: Number, part: Part, engine: E
     return [_summed(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, pick(on, times, 0), part), gathered]
 
 
-def _sharded(
-    plan: Plan, held: tuple[Number, Number], ranks: Number, units: Number, part: Part, gathers: Number
-) -> list[Item]:
+def _sharded(plan: Plan, held: tuple[Number, Number], ranks: Number, units: Number, part: Part, gathers: Number) -> list[Item]:
     """ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered.
 
     ``held``: parameters of a unit, and those of it that are trained. The last unit (head and final norm) stays gathered in

@@ -69,7 +69,7 @@ def _sigmas(t: Terms) -> tuple[float, float]:
 
     Adapters alone were fitted on nowhere: their steps spread as those of a chip that was left out.
     """
-    runs, mixed = t.engine.trains, t.model.experts is not None
+    runs, mixed = t.engine.spread, t.model.experts is not None
     near, apart = (runs.mixture_sigma, runs.mixture_sigma_apart) if mixed else (runs.dense_sigma, runs.dense_sigma_apart)
     if t.cluster.chip.key not in runs.fitted_chips:
         return math.inf, apart
@@ -83,17 +83,17 @@ def _host(layers: list[Line], comm: list[Line], t: Terms) -> list[Line]:
     It takes ``layer_host_s`` for each layer and microbatch, forward and backward, and the GPU waits for what exceeds its own time
     in the layers; and ``sync_s`` always, while the host reads how many tokens each expert has. One graph of the step has neither.
     """
-    trains, lines = t.engine.trains, []
+    trains, mixes, lines = t.engine.trains, t.engine.mixes, []
     if trains.step_host_s:
         item = Item("once a step", "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
         lines.append(Line("host", item, trains.step_host_s, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host))
-    if not t.model.experts or not (trains.layer_host_s or trains.expert_host_s) or t.plan.weights_dtype in trains.graphed_experts:
+    if not t.model.experts or not (mixes.layer_host_s or mixes.expert_host_s) or t.plan.weights_dtype in mixes.graphed_experts:
         return lines
     times = num_moe_layers(t.model, t.plan) * t.plan.microbatches
-    each = trains.layer_host_s + trains.expert_host_s * t.model.experts.num_experts / t.plan.ep
+    each = mixes.layer_host_s + mixes.expert_host_s * t.model.experts.num_experts / t.plan.ep
     busy_s = _total(layers) + sum((x.exposed_s for x in comm if x.item.whole_axis not in BETWEEN), start=0.0)
     item = Item("launches of experts", "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
-    waits = np.maximum(trains.sync_s * times, each * times - busy_s)
+    waits = np.maximum(mixes.sync_s * times, each * times - busy_s)
     return [*lines, Line("host", item, waits, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host)]
 
 

@@ -147,12 +147,6 @@ class StateHabits:
 class TrainingHabits:
     """How a training framework runs a step."""
 
-    # Deviation of the logarithm of steps of releases that were left out of a fit, and of chips: of dense models, of mixtures.
-    dense_sigma: float = 0.0
-    dense_sigma_apart: float = 0.0
-    mixture_sigma: float = 0.0
-    mixture_sigma_apart: float = 0.0
-    fitted_chips: tuple[str, ...] = ()  # whose runs its constants were fitted on
     grads_dtype: str = "bf16"
     zero: int = 0  # ZeRO stage unless the plan says otherwise
     master_is_parameter: bool = False  # the sharded parameter is the fp32 master copy itself
@@ -162,11 +156,6 @@ class TrainingHabits:
     bucket_bytes_per_rank: float = 0.0  # … or, if larger, of this size for each data-parallel rank
     gather_rate: float = 1.0  # of the links' bandwidth, what collectives of parameters and gradients attain: one call a tensor
     balances_head: bool = False  # layers are laid out by hand: the stage of the head has as few as the others leave it
-    layer_host_s: float = 0.0  # the host takes this long for a layer of experts and a microbatch; the GPU waits if it is faster …
-    expert_host_s: float = 0.0  # … and this long for each of a rank's experts in it …
-    sync_s: float = 0.0  # … and always waits this long for the host to read how many tokens each expert has
-    # Formats in which experts' products cast, add and activate inside, and read such counts themselves: a step is one graph.
-    graphed_experts: tuple[str, ...] = ()
     step_host_s: float = 0.0  # once a step, whatever its size: norms, checks for overflow, the optimiser's own work on the host
     accumulate_bytes: float = 0.0  # moved for each parameter to add a microbatch's gradients up; 0: inside the products
     gathers_ahead: bool = False  # updated parameters are gathered beside the next forward, not inside the update
@@ -182,6 +171,28 @@ class TrainingHabits:
     narrow_gathers: bool = False  # … and gathers in fp8 what fp8 products take, in fp4 what those of fp4 take
     elementwise_passes: float = 1.0  # bytes that its norms, activations and residuals move over those of fused kernels …
     eager_passes: float = 1.0  # … and without a compiler
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedExperts:
+    """How a training framework launches experts."""
+
+    layer_host_s: float = 0.0  # the host takes this long for a layer of experts and a microbatch; the GPU waits if it is faster …
+    expert_host_s: float = 0.0  # … and this long for each of a rank's experts in it …
+    sync_s: float = 0.0  # … and always waits this long for the host to read how many tokens each expert has
+    # Formats in which experts' products cast, add and activate inside, and read such counts themselves: a step is one graph.
+    graphed_experts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSpread:
+    """How far whole training steps are off: standard deviations of the logarithm of steps that constants were not fitted on."""
+
+    dense_sigma: float = 0.0  # of releases that were left out of the fit …
+    dense_sigma_apart: float = 0.0  # … and of chips
+    mixture_sigma: float = 0.0
+    mixture_sigma_apart: float = 0.0
+    fitted_chips: tuple[str, ...] = ()  # whose runs its constants were fitted on
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +212,8 @@ class Engine:
     memory: MemoryHabits = MemoryHabits()
     states: StateHabits = StateHabits()
     trains: TrainingHabits = TrainingHabits()
+    mixes: TrainedExperts = TrainedExperts()
+    spread: TrainingSpread = TrainingSpread()
     versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # constants of other versions, where fitted
     paces: Mapping[str, float] = field(default_factory=dict)  # effects that its constants hold, where they are pooled (logarithms)
     aliases: tuple[str, ...] = ()

@@ -203,7 +203,9 @@ def check_adapters(q: Question) -> None:
             raise Refusal(f"max_loras={slots}: training has one set of adapters; max_loras=1", "max_loras", (1,))
         return
     if not habits.lora:
-        raise Refusal(f"lora_rank={rank}: LoRA adapters are served beside a model, and {q.engine.key} serves none", "lora_rank", (0,))
+        raise Refusal(
+            f"lora_rank={rank}: LoRA adapters are served beside a model, and {q.engine.key} serves none", "lora_rank", (0,)
+        )
     if habits.lora_ranks and rank not in habits.lora_ranks:
         near, listed = nearest(habits.lora_ranks, int(rank)), ", ".join(map(str, habits.lora_ranks))
         rule = f"{q.engine.key} keeps room for ranks of {listed}; nearest: {' or '.join(map(str, near))}"
@@ -263,7 +265,9 @@ def _check_recomputed(plan: Plan, engine: Engine) -> None:
     if plan.recompute == "selective" and not engine.trains.selective:
         raise Refusal(f"recompute 'selective': {engine.key} has no such mode; none or full", "recompute", ("none", "full"))
     if plan.remade and engine.trains.selective != "attention":
-        raise Refusal(f"recompute '{plan.recompute}': {engine.key} recomputes no modules by name; none or full", "recompute", ("none", "full"))
+        raise Refusal(
+            f"recompute '{plan.recompute}': {engine.key} recomputes no modules by name; none or full", "recompute", ("none", "full")
+        )
 
 
 def _check_sharding(plan: Plan, engine: Engine) -> None:
