@@ -188,7 +188,9 @@ REMADE: Mapping[str, Callable[[Kernel], bool]] = {
     "mla_up_proj": _is_up,
     "mlp": lambda k: k.part == "feed-forward",
     "moe": lambda k: k.part in ("router", "routing", "experts", "shared expert"),
-    "moe_act": lambda k: k.part == "experts" and k.place == "activation",  # of experts it stands with the permutation, and is not told apart
+    "moe_act": lambda k: (
+        k.part == "experts" and k.place == "activation"
+    ),  # of experts it stands with the permutation, and is not told apart
 }
 """Forward kernels of the modules that Megatron recomputes by name."""
 

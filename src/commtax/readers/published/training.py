@@ -103,7 +103,7 @@ def question(row: Row) -> Run:
         raise Refusal("the number of chunks of the interleaved schedule is not published", "interleave")
     if (beside := async_of(row, dtype)) is not None:
         run["async_axes"] = beside
-        if "tp" in beside and sizes["tp"] > 1:  # only what sequence parallelism gathers and scatters can be cut into pieces
+        if "tp" in beside:  # only what sequence parallelism gathers and scatters can be cut into pieces
             run["sequence_parallel"] = True
     run["ep_backend"] = _dispatcher(row, sizes["ep"])
     if "shard_grad_op" in note:
@@ -141,8 +141,12 @@ def _dispatcher(row: Row, ep: int) -> str:
 
 
 def is_fitted(row: Row) -> bool:
-    """llm-foundry's bf16 rows on at most 64 GPUs, Megatron-Bridge's, torchao's, and of ZeRO-3 of 2021 the smaller model's."""
+    """llm-foundry's bf16 rows on at most 64 GPUs, Megatron-Bridge's of whole models, torchao's, and of ZeRO-3 of 2021 the smaller
+    model's.
+    """
     engine = engine_of(row)
+    if lora_rank_of(row):
+        return False
     if engine == "megatron-bridge" or "pytorch/ao" in lower(row, "source"):
         return True
     if engine == "deepspeed-2021":
