@@ -17,7 +17,7 @@ TIMED = {False: (*ALWAYS, "overlap"), True: (*ALWAYS, "eager", "async_axes", "fl
 
 @click.command("bill", cls=Verb)
 @taking(*WHERE, *PASTED, *LAID, *COPIES, *LORA, *STEP, *PICTURES, *TRAINED, "exact", "profile", "why", "emit", "html", "as_json")
-@ordered(About.STEP, (*SERVED_STEP, *COPIES, *LORA))
+@ordered(About.STEP, (*SERVED_STEP, *COPIES, "max_loras"))
 def bill_command(order: Order) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 

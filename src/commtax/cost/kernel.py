@@ -47,7 +47,7 @@ class Kernel:
     k: Number = 0
     dtype: str = "bf16"  # of the arithmetic
     weight_bytes: float = 2.0  # of one element of the matrix
-    batch: Number = 0
+    batch: Number = 0  # sequences of attention; experts of a grouped product, each with m rows
     heads: Number = 0
     kv_heads: Number = 0
     head_dim: int = 128
@@ -60,7 +60,7 @@ class Kernel:
     stored: str = ""  # format of a product's weights where the arithmetic does not tell it
     shape: Any = None  # sizes of a form that has more than the fields above: a record of its module in ``forms``
     kept: Number = 0.0  # bytes that a repeated measurement finds in the chip's cache; a step finds none
-    casts: bool = False  # an element-wise kernel that casts the input (n x k: of its matrix) of a product
+    casts: bool = False  # an element-wise kernel that casts the input of a product; n: bytes of the same cast in backward
     part: Part = ""
     place: Place = ""
     stage: Stage = ""

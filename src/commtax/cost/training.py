@@ -7,24 +7,28 @@ step (gradients, parameters) + the update.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost import train_kernels
+from commtax.cost.adapters import trained_params
 from commtax.cost.applied import Applied, Factor, applied_s
+from commtax.cost.forms.form import Table
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import power_clock, widened
 from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
-from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers, stage_params
+from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers
 from commtax.cost.train_traffic import training, updated_params
 from commtax.ledger import Bill, Item, Line, Part, Stage, Window
 from commtax.question import WhatIf
 from commtax.spec import Engine, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 
+MOST_MOVED = 4
+"""Layers that each stage takes of the last one's at most, where a layout makes room for the head."""
 BETWEEN = ("dp", "pp")
 """Axes whose collectives run between microbatches and between stages, not inside layers."""
 
@@ -37,24 +41,38 @@ def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
     comm = [comm_line(i, pricer, scales(i, t.settings, t.engine)) for i in items]
     free = _Windows(layers, ends, t.plan, t.engine)
     comm = [_hide(line, free, t.engine, t.settings) if line.item.is_sent else line for line in comm]
-    return Bill((*layers, *ends, _bubble(comm, free, t.model, t.plan), *_host(layers, comm, t), *comm), tokens)
+    lines = (*layers, *ends, _bubble(comm, free, t.model, t.plan), *_host(layers, comm, t), *comm)
+    known, measured = _known(t)
+    return Bill(lines, tokens, known_sigma=known, measured=measured)
+
+
+def _known(t: Terms) -> tuple[float, bool]:
+    """The spread of whole steps, of groups that were left out, and whether runs like this one were fitted on.
+
+    Adapters alone were fitted on nowhere: their steps spread as those of a chip that was left out.
+    """
+    runs, mixed = t.engine.spread, t.model.experts is not None
+    near, apart = (runs.mixture_sigma, runs.mixture_sigma_apart) if mixed else (runs.dense_sigma, runs.dense_sigma_apart)
+    fitted = t.cluster.chip.key in runs.fitted_chips and not t.plan.lora_rank
+    return (near if fitted else apart), fitted
 
 
 def _host(layers: list[Line], comm: list[Line], t: Terms) -> list[Line]:
-    """The wait for a host that launches every expert's products and casts by themselves.
+    """The wait for a host that launches layers of experts kernel by kernel.
 
-    Grouped products of Transformer Engine loop over a rank's experts, so a layer with many experts and few tokens is bound by
-    the host: it takes ``expert_host_s`` for each, and the GPU waits for what exceeds its own time in the layers.
+    It takes ``layer_host_s`` for each layer and microbatch, forward and backward, and the GPU waits for what exceeds its own time
+    in the layers; and ``sync_s`` always, while the host reads how many tokens each expert has. One graph of the step has neither.
     """
-    trains, lines = t.engine.trains, []
+    trains, mixes, lines = t.engine.trains, t.engine.mixes, []
     if trains.step_host_s:
         lines.append(_host_line("once a step", trains.step_host_s, "step_host_s", t))
-    if not t.model.experts or not trains.expert_host_s:
+    if not t.model.experts or not (mixes.layer_host_s or mixes.expert_host_s) or t.plan.weights_dtype in mixes.graphed_experts:
         return lines
-    own = t.model.experts.num_experts / t.plan.ep
-    launched_s = trains.expert_host_s * own * num_moe_layers(t.model, t.plan) * t.plan.microbatches
+    times = num_moe_layers(t.model, t.plan) * t.plan.microbatches
+    each = mixes.layer_host_s + mixes.expert_host_s * t.model.experts.num_experts / t.plan.ep
     busy_s = _total(layers) + sum((x.exposed_s for x in comm if x.item.whole_axis not in BETWEEN), start=0.0)
-    return [*lines, _host_line("launches of experts", np.maximum(0, launched_s - busy_s), "expert_host_s", t)]
+    waits = np.maximum(mixes.sync_s * times, each * times - busy_s)
+    return [*lines, _host_line("launches of experts", waits, "layer_host_s", t)]
 
 
 def _host_line(what: str, waits: Number, field: str, t: Terms) -> Line:
@@ -78,14 +96,19 @@ def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], list[Line], Number]
     priced = Kernels(t)
     layers = priced.lines(body, m)
     layers += priced.lines(train_kernels.recomputed(body, model, plan, t.engine), m, "recompute")
-    layers += priced.lines(train_kernels.backward(body), m)
-    both = [*head, *train_kernels.backward(head)]
+    layers += priced.lines(train_kernels.backward(body, plan), m)
+    both = [*head, *train_kernels.backward(head, plan)]
     share = _head_share(model, plan, t.engine, _total(layers) / depth, m * priced.seconds(both))
     ends = priced.lines(both, m * share) + priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
     if t.engine.trains.accumulate_bytes:
-        held = sum(stage_params(model, plan, t.engine).values())
+        held = sum(trained_params(model, plan, t.engine).values())
         ends += priced.lines([train_kernels.accumulated(held * t.engine.trains.accumulate_bytes)], m)
     return layers, ends, share
+
+
+def _clock(c: Table, fused: float) -> Factor:
+    """A number format's share of single kernels' rates: of its own runs, or of those whose casts are fused."""
+    return ("train.share", c["share"] * fused) if "share" in c else ("train.clock", c["clock"])
 
 
 class Kernels:
@@ -97,9 +120,7 @@ class Kernels:
         self.power: Factor = ("power_clock", power_clock(self.chip, table))
         # Hours of dense products draw the clock down, in each number format by its own share of single kernels' rates.
         found = ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
-        self.clocks: dict[str, Factor] = {
-            kind: ("train.rate", c["rate"]) if c.get("rate") else ("train.clock", c["clock"]) for kind, c in found if c
-        }
+        self.clocks = {kind: _clock(c, table["fused"]) for kind, c in found if c}
         self.clock = self.clocks["bf16"]
         self.least = t.engine.host.launch_s if t.settings.eager else 0.0
         self.sigma = widened(table["sigma"], self.constants.label)
@@ -139,12 +160,18 @@ def _total(lines: list[Line]) -> Number:
 def _head_share(model: Model, plan: Plan, engine: Engine, layer_s: Number, head_s: Number) -> Number:
     """How much of the head the pace-setting stage pays: all of it, less what the last stage saves by having fewer layers.
 
-    Where microbatches enter at both ends, either of the outer ranks has the head of half of them, and layers of both ends.
+    An engine that is told where layers go moves further layers from the last stage to the others as long as that pays. Where
+    microbatches enter at both ends, either of the outer ranks has the head of half of them, and layers of both ends.
     """
     directions = SCHEDULES[plan.schedule].directions
     head = pick(np.asarray(plan.pp) > 1, 1 / directions, 1.0)
     outer = by_pp(plan.pp, lambda pp: _outer_layers(model, pp, directions, engine.trains.balances_head))
-    return np.clip(head - (fullest_layers(model, plan) - outer) * layer_s / np.maximum(head_s, 1e-30), 0, 1)
+    layer = layer_s / np.maximum(head_s, 1e-30)
+    left = head - (fullest_layers(model, plan) - outer) * layer
+    if engine.trains.balances_head and directions == 1:
+        moved = (np.maximum(more * layer, left - more * (plan.pp - 1) * layer) for more in range(1, MOST_MOVED + 1))
+        left = pick(np.asarray(plan.pp) > 1, reduce(np.minimum, moved, left), left)
+    return np.clip(left, 0, 1)
 
 
 @lru_cache(maxsize=1024)

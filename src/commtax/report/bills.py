@@ -44,7 +44,8 @@ def _trained_step(q: Question) -> str:
     sequences = f"{q.batch * plan.dp:,.0f} sequences of {q.context:,.0f} tokens a step"
     microbatches = f"{plural(int(plan.microbatches), 'microbatch')} of {int(q.micro_batch)} a replica"
     groups = f" over groups of {int(plan.shard)}" if plan.shard else ""
-    return f"train: {sequences}, {microbatches}, ZeRO {plan.zero}{groups}, recompute {plan.recompute}"
+    adapters = f", LoRA rank {plan.lora_rank}" if plan.lora_rank else ""
+    return f"train: {sequences}, {microbatches}, ZeRO {plan.zero}{groups}, recompute {plan.recompute}{adapters}"
 
 
 def _modes(q: Question) -> tuple[tuple[str, bool], ...]:

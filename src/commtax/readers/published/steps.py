@@ -61,10 +61,20 @@ def question(row: Row) -> Run:
         raise Refusal(f"{gpus} GPUs are not tp {sizes['tp']} x dp {sizes['dp']}", "tp")
     batch = max(1, round(number(row, "avg_batch_size")))
     prompt, answer = _prompt(row), number(row, "avg_output_len")
-    came = {"prompts": median_count(batch / sizes["dp"] / answer), "prompt_len": prompt}
-    context = round(prompt + RUNNING * answer)
-    place = model, _cluster(row, gpus), _engine(row)
-    return Run(*place, **sizes, batch=batch, context=context, dtype=dtype, kv_dtype=kept(row), **came)
+    return Run(
+        model=model,
+        cluster=_cluster(row, gpus),
+        engine=_engine(row),
+        tp=sizes["tp"],
+        dp=sizes["dp"],
+        ep=sizes["ep"],
+        batch=batch,
+        context=round(prompt + RUNNING * answer),
+        dtype=dtype,
+        kv_dtype=kept(row),
+        prompts=median_count(batch / sizes["dp"] / answer),
+        prompt_len=prompt,
+    )
 
 
 def median_count(mean: float) -> int:
