@@ -3,8 +3,9 @@
 DATA is a folder with ``serving_runs*.csv`` and ``ml_energy.csv``. Kernels and collectives have constants from tables of their own;
 runs teach times of the host (a common value times effects of engine, version, publisher and, to the first token, of mixtures) and
 one shape of the router's choices, never a kernel's time. All are natural logarithms, drawn towards none by a prior. Damped
-Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it strays (Cauchy). Half of the runs are fitted (``commtax.readers.published.serving.may_fit``), the others test; runs that may have
-drafted tokens, do not fit or beat the hardware do neither. A prediction knows no publisher.
+Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it strays (Cauchy). Half of the runs are fitted
+(``commtax.readers.published.serving.may_fit``), the others test; runs that may have drafted tokens, do not fit or beat the
+hardware do neither. A prediction knows no publisher.
 
 Then every engine, chip, family, publisher and file is left out in turn, all runs of the others fitted again (around the full
 fit), and what was left out predicted. From those errors come the ranges of ``catalog/transfer.toml``; whether they hold is judged
