@@ -2,8 +2,9 @@
 
 Fitted are rows whose SHA-256 begins with an even byte, tested the others (``readers.published.kernels``): products with n and k of
 512 and more, attention without a window and with a bf16 or fp8 cache each at its own constants. Levenberg-Marquardt on log
-errors with soft-L1 weights from where the constants are. With ``--engines`` instead the tables of kernels of other
-engines, where they differ from the family's by more than ``CLEARLY``, and of formats that only they were measured in. With ``--write`` the files under ``catalog/kernels`` are changed in place.
+errors with soft-L1 weights from where the constants are. With ``--engines`` instead the tables of other engines' kernels, where
+they differ from the family's by more than ``CLEARLY``, and of formats that only they were measured in. With ``--write`` the files
+under ``catalog/kernels`` are changed in place.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
-from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WINDOWED, Kernel
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WINDOWED, Kernel, Seen
 from commtax.cost.narrow import wide_twin
 from commtax.ledger import NO_NOTE
 from commtax.spec import Chip, KernelConstants, Number
@@ -89,7 +89,7 @@ def narrow_note(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Note:
 
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
     """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
-    moved = kernel.nbytes - kernel.kept
+    moved = kernel.nbytes - (kernel.shape.kept if isinstance(kernel.shape, Seen) else 0.0)
     if kernel.form in CHIP_FORMS:
         cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)
         moved = np.maximum(cold_bytes, moved - chip.l2_bytes)
