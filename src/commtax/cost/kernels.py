@@ -74,16 +74,17 @@ def _formed(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float)
     return fixed * (1 - kernel.fused), moving
 
 
-def narrow_note(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Note:
-    """What a bill says where 8 bits take longer than 16: which table's rows do."""
-    wide = wide_twin(kernel)
-    if wide is None or np.ndim(kernel.count) or not kernel.count:
+def narrow_note(kernel: Kernel, took: Parts, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Note:
+    """What a bill of one step says where 8 bits took longer than 16: which table's rows do."""
+    taken = took[0] + took[1]
+    wide = None if np.ndim(taken) or not taken else wide_twin(kernel)
+    if wide is None:
         return NO_NOTE
-    times = [float(np.max(sum(seconds(one, chip, constants)))) for one in (kernel, wide)]
-    if times[0] <= times[1] * (1 + NARROW_ROUNDING):
+    times = float(taken / sum(_formed(wide, chip, constants, rate)))
+    if times <= 1 + NARROW_ROUNDING:
         return NO_NOTE
     name, kind = table_of(kernel, constants), kernel_source(kernel, constants).kind
-    told = f"{kernel.what} takes {times[0] / times[1]:.2f} times as long in fp8 as in 16 bits"
+    told = f"{kernel.what} takes {times:.2f} times as long in fp8 as in 16 bits"
     return Note("narrow-slower", f"{told}: measured so, {name} of {constants.family} kernels ({kind})")
 
 

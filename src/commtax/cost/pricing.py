@@ -49,8 +49,7 @@ def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sig
     how = f"{form}, {pass_of(stage)}" if stage else form
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
-    why = NO_NOTE if stage else narrow_note(kernel, t.cluster.chip, t.constants)
-    return Line("compute", item, *times, why=why, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate)
+    return Line("compute", item, *times, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate)
 
 
 class Pricer:
@@ -311,10 +310,12 @@ def served_line(kernel: Kernel, t: Terms, pace: Number) -> Line:
     clock, slow = t.constants.tables["step.bf16"]["clock"], t.settings.slow_rank
     rate = clock * _own_rate(kernel, t.engine.kernels)
     fixed, moving = (0.0, 0.0) if idle else seconds(kernel, t.cluster.chip, t.constants, rate)
+    why = narrow_note(kernel, (fixed, moving), t.cluster.chip, t.constants, rate)
     fixed, moving = fixed * pace, moving * pace
     if not idle and some(np.asarray(pace) < 1):  # a pace is of whole steps, and no kernel of them beats its bytes and FLOPs
         moving = np.maximum(moving, least_s(kernel, t.cluster.chip, t.constants) - fixed)
-    return kernel_line(kernel, kernel.count, (fixed * slow, moving * slow), kernel_sigma(kernel, t.constants), t)
+    line = kernel_line(kernel, kernel.count, (fixed * slow, moving * slow), kernel_sigma(kernel, t.constants), t)
+    return replace(line, why=why) if why else line
 
 
 def _own_rate(kernel: Kernel, runs: KernelHabits) -> float:
