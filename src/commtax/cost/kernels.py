@@ -83,9 +83,18 @@ def narrow_note(kernel: Kernel, took: Parts, chip: Chip, constants: KernelConsta
     times = float(taken / sum(_formed(wide, chip, constants, rate)))
     if times <= 1 + NARROW_ROUNDING:
         return NO_NOTE
-    name, kind = table_of(kernel, constants), kernel_source(kernel, constants).kind
+    name, kind = _measured_table(kernel, constants), kernel_source(kernel, constants).kind
     told = f"{kernel.what} takes {times:.2f} times as long in fp8 as in 16 bits"
     return Note("narrow-slower", f"{told}: measured so, {name} of {constants.family} kernels ({kind})")
+
+
+def _measured_table(kernel: Kernel, constants: KernelConstants) -> str:
+    """The table that prices a kernel; where its format was not timed and has another's constants, that one's."""
+    name = table_of(kernel, constants)
+    form, _, kind = name.partition(".")
+    alike = (f"{form}.{other}" for other in STAND_INS.get(kind, ()))
+    same = (other for other in alike if constants.tables.get(other) == constants.tables[name])
+    return next(same, name) if kind == "fp8-loaded" else name
 
 
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
