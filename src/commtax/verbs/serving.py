@@ -26,6 +26,8 @@ from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 
 MOVING = 0.8  # share of a link's bandwidth that moves caches
+BULK = {"deepep_low_latency": "deepep_high_throughput"}
+"""How prompts reach their experts, by how decodes do."""
 QUEUES = (
     "a queue of prompts stands before their workers",
     "a queue of caches stands before the wire",
@@ -247,7 +249,8 @@ def prompter(asked: Question) -> Question:
     tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
     dp = 1 if wanted.prefill_dp is None else int(positive(wanted.prefill_dp, "prefill_dp"))
     spread = (np.asarray(plan.ep) > 1) | (dp > 1 and asked.model.experts is not None)
-    return laid(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1))
+    backend = asked.what_if.ep_backend
+    return laid(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1), ep_backend=BULK.get(backend, backend))
 
 
 def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Number) -> tuple[Steps, Served, tuple[Bill, Bill]]:
@@ -346,8 +349,10 @@ def _outside_Bps(cluster: Cluster, gpus: Number) -> Number:
 
 
 def step_bill(asked: Question, work: Workload) -> Bill:
-    """One step of one replica, line by line."""
-    return _step(asked.but(what_if=WhatIf(imbalance=asked.what_if.imbalance)).normal(), work)
+    """One step of one replica, line by line; engines send prompts to their experts in bulk, whatever decodes are sent with."""
+    said = asked.what_if
+    backend = BULK.get(said.ep_backend, said.ep_backend) if np.any(np.asarray(work.prefill_tokens) > 0) else said.ep_backend
+    return _step(asked.but(what_if=WhatIf(imbalance=said.imbalance, ep_backend=backend)).normal(), work)
 
 
 @remembered
