@@ -84,7 +84,7 @@ def narrow_note(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Note:
     wide = wide_twin(kernel)
     if wide is None or np.ndim(kernel.count) or not kernel.count:
         return NO_NOTE
-    times = [float(np.max(sum(seconds(one, chip, constants)))) for one in (kernel, wide)]
+    times = [float(np.max(sum(seconds(one, chip, constants)), initial=0.0)) for one in (kernel, wide)]  # of no plan: none
     if times[0] <= times[1] * (1 + NARROW_ROUNDING):
         return NO_NOTE
     name, kind = table_of(kernel, constants), kernel_source(kernel, constants).kind

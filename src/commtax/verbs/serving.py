@@ -300,7 +300,7 @@ def prompting_of(asked: Question, load: Load, workers: Number, kv_tokens: Number
     plan, serves = asked.plan, asked.engine.serves
     (budget, seqs), chunk = step_limits(asked), _chunk(asked, load.input_len)
     fitting = budget / load.input_len if serves.chunked else budget // load.input_len
-    most = np.maximum(1.0, np.minimum(np.minimum(fitting, min(seqs, serves.prompts_per_step)), kv_tokens // load.input_len))
+    most = np.maximum(1.0, np.minimum(np.minimum(fitting, min(seqs, serves.prompts_per_step)), np.floor(kv_tokens / load.input_len)))
     two = np.maximum(2.0, most)
     one, several = (step_bill(asked, asked.seen(_prompt(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
     one_s = one.step_s * load.input_len / chunk
