@@ -300,24 +300,35 @@ def prompting_of(asked: Question, load: Load, workers: Number, kv_tokens: Number
     plan, serves = asked.plan, asked.engine.serves
     (budget, seqs), chunk = step_limits(asked), _chunk(asked, load.input_len)
     fitting = budget / load.input_len if serves.chunked else budget // load.input_len
-    most = np.maximum(1.0, np.minimum(np.minimum(fitting, min(seqs, serves.prompts_per_step)), np.floor(kv_tokens / load.input_len)))
+    held = np.minimum(np.floor(kv_tokens / load.input_len), min(seqs, serves.prompts_per_step))
+    most = np.maximum(1.0, np.minimum(fitting, held))
     two = np.maximum(2.0, most)
     one, several = (step_bill(asked, asked.seen(_prompt(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
     one_s = one.step_s * load.input_len / chunk
     more_s = np.maximum(0.0, several.step_s - one.step_s) / (two - 1)
-    ranks, alike = (plan.dp, 1) if asked.model.experts is not None else (1, plan.dp)  # ranks that share no experts are alone
-    return Prompting(workers * alike, one_s, more_s, most, ranks * plan.pp), one
+    alone = lone_ranks(asked.model, plan)
+    return Prompting(workers * alone, one_s, more_s, most, plan.dp / alone * plan.pp), one
+
+
+def lone_ranks(model: Model, plan: Plan) -> Number:
+    """Ranks of attention data parallelism that share no experts: each is a worker of its own."""
+    return 1 if model.experts is not None else plan.dp
 
 
 def decoding_of(asked: Question, load: Load, room: Number, copies: Number) -> Decoding:
     """Workers that decode, their steps priced for batches of all sizes; the batches are an axis before all others."""
-    sizes = np.broadcast_shapes(
-        *(np.shape(getattr(asked.plan, axis)) for axis in SIZES), *map(np.shape, (load.input_len, load.output_len, room))
-    )
+    counts = (*(getattr(asked.plan, axis) for axis in SIZES), load.input_len, load.output_len, room)
+    sizes = np.broadcast_shapes(*map(np.shape, counts))
     batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
     bill = step_bill(asked, decoding(np.ceil(batches / asked.plan.pp), load))
     steps = np.broadcast_to(bill.step_s, (len(batches), *sizes))
     return Decoding.of(copies, asked.plan.dp, room, steps)
+
+
+def cache_bytes(asked: Question, tokens: Number) -> Number:
+    """Of a request with so many tokens, on all ranks of a worker that decodes it."""
+    model, plan = asked.model, asked.plan
+    return (kv_bytes_per_token(model, plan) * tokens + state_bytes_per_sequence(model, plan)) * plan.tp
 
 
 def wire_of(asked: Question, apart: Apart, tokens: Number) -> Wire:
@@ -327,22 +338,21 @@ def wire_of(asked: Question, apart: Apart, tokens: Number) -> Wire:
     links are those of all its ranks. GPUs of a host that share fewer NICs divide them among those that send, or that take.
     """
     model, cluster, plan, ahead = asked.model, asked.cluster, asked.plan, apart.plan
-    nbytes = (kv_bytes_per_token(model, plan) * tokens + state_bytes_per_sequence(model, plan)) * plan.tp
-    gpus = apart.gpus(plan)
+    nbytes, gpus = cache_bytes(asked, tokens), apart.gpus(plan)
     gpus = cluster.num_gpus if gpus is None else gpus
     crosses, two, rest = np.minimum(gpus, cluster.num_gpus) > cluster.domain, cluster.as_pairs.intra, cluster.intra
     alone = gpus == 2  # one rank each: neighbours
     inside = pick(alone, two.bandwidth_Bps, rest.bandwidth_Bps)
     sent, taken = (
-        pick(crosses, _outside_Bps(cluster, leaving), inside) * MOVING
+        pick(crosses, outside_Bps(cluster, leaving), inside) * MOVING
         for leaving in (ahead.num_gpus * apart.senders, plan.num_gpus * apart.copies)
     )
     latency = pick(crosses, cluster.inter.latency_s, pick(alone, two.latency_s, rest.latency_s))
     alone_s = latency + nbytes / np.minimum(plan.tp * taken, ahead.tp * sent)
-    return Wire(alone_s, nbytes / (ahead.num_gpus * sent), nbytes / (plan.num_gpus * taken))
+    return Wire(alone_s, nbytes * lone_ranks(model, ahead) / (ahead.num_gpus * sent), nbytes / (plan.num_gpus * taken))
 
 
-def _outside_Bps(cluster: Cluster, gpus: Number) -> Number:
+def outside_Bps(cluster: Cluster, gpus: Number) -> Number:
     """Of a GPU that leaves its host, while so many of the cluster do."""
     nics, each = cluster.nics_per_host, cluster.gpus_per_host
     return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
