@@ -18,8 +18,8 @@ from commtax.planner import plan
 from commtax.readers.topology import Topology, place
 from commtax.report.view.state import written as controls
 from commtax.spec import Path, Plan, Profile
+from commtax.verbs.apart import Apart, wire_of
 from commtax.verbs.asking import ask, fabric_of
-from commtax.verbs.serving import Apart, wire_of
 from test_calibrate import TRUE, noisy, output, written
 from test_plan_laws import value
 

@@ -18,7 +18,7 @@ from commtax.planner.splits import BUSY, SAME
 from commtax.readers.launch import parse
 from commtax.spec import Workload
 from commtax.verbs.asking import ask
-from commtax.verbs.serving import step_bill
+from commtax.verbs.steps import step_bill
 from test_planner import command, questions
 
 

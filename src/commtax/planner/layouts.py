@@ -20,9 +20,10 @@ from commtax.planner.splits import full_copy
 from commtax.question import Question
 from commtax.spec.stream import Stream
 from commtax.units import format_seconds
+from commtax.verbs.apart import MOVING, cache_bytes, outside_Bps, prompting_of
 from commtax.verbs.asking import laid, settled
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.serving import MOVING, cache_bytes, outside_Bps, prompting_of, serve
+from commtax.verbs.serving import serve
 
 ALONE = 0.8  # of the closed form's times of a request alone: load may spare it a boundary or a captured graph's padding
 SLACK = 1.25  # times the closed form's throughput: saturated pipelines that were simulated answered up to 1.18 times it

@@ -14,10 +14,12 @@ from commtax.planner.space import Space, beside
 from commtax.question import EVEN, Goal, Question
 from commtax.spec import Cluster, Number
 from commtax.units import plural
+from commtax.verbs.apart import Apart, decoding_of, network_of, prompting_of
 from commtax.verbs.asking import laid
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import state_places, state_tokens, step_limits
-from commtax.verbs.serving import Apart, Simulation, decoding, decoding_of, network_of, prompting_of, step_bill
+from commtax.verbs.serving import Simulation
+from commtax.verbs.steps import decoding, step_bill
 
 COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
 """Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""

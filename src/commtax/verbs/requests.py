@@ -23,10 +23,11 @@ from commtax.sim.serving.running import Fleet, Moves, Run, Workers, run
 from commtax.sim.streams import drawn
 from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
+from commtax.verbs.apart import Apart, lone_ranks, prompter, wire_of
 from commtax.verbs.asking import settled, terms_of
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.loads import chosen, first
-from commtax.verbs.serving import Apart, Simulation, lone_ranks, prompter, wire_of
+from commtax.verbs.serving import Simulation
 from commtax.verbs.serving import serve as closed_loop
 
 Array = np.ndarray

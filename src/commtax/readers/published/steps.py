@@ -15,7 +15,6 @@ from commtax.readers.published.weights import kept, stored
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 
-
 RUNNING = 0.8  # E[L^2] / (2 E[L]^2) of answers whose lengths have a standard deviation of three quarters of their mean
 
 
