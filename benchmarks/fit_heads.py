@@ -91,9 +91,9 @@ def sizes(folder: Path, write: bool) -> None:
 
 
 def _section(file: dict[str, dict[str, dict[str, dict[str, dict[str, float]]]]], engine: str, form: str, kind: str) -> str:
-    """Where an engine's table stands in a file: timed by itself, or the steps' own; "" where it has none."""
-    if kind in file.get("timed", {}).get(engine, {}).get(form, {}):
-        return f"timed.{engine}.{form}.{kind}"
+    """Where an engine's table stands in a file: its own, or the family's; "" where it has none."""
+    if kind in file.get("engine", {}).get(engine, {}).get(form, {}):
+        return f"engine.{engine}.{form}.{kind}"
     return f"{form}.{kind}" if engine == FRAMEWORK and kind in file.get(form, {}) else ""
 
 

@@ -2,9 +2,9 @@
 
 Fitted are rows whose SHA-256 begins with an even byte, tested the others (``readers.published.kernels``): products with n and k of
 512 and more, attention without a window and with a bf16 or fp8 cache each at its own constants. Levenberg-Marquardt on log
-errors with soft-L1 weights from where the constants are. With ``--engines`` instead the tables of kernels as other engines call
-them one at a time, where they differ from the family's by more than ``CLEARLY``, and of formats that only they were measured
-in. With ``--write`` the files under ``catalog/kernels`` are changed in place.
+errors with soft-L1 weights from where the constants are. With ``--engines`` instead the tables of kernels of other
+engines, where they differ from the family's by more than ``CLEARLY``, and of formats that only they were measured in. With
+``--write`` the files under ``catalog/kernels`` are changed in place.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ SISTERS = {"blackwell": ("gb200", "kernels_more/gb200")}
 """A further chip that engines' tables of a family are fitted on."""
 FRAMEWORK = "vllm"  # where a table holds several
 TIMED = ("sglang", "trtllm")
+UNTUNED = ("trtllm", "gemm.nvfp4")  # an engine's table that was timed without its tuner: no step's
 ONLY_TIMED = ("fp8-block", "int4", "int8", "fp8-kv", "fp8-attention")
 """Formats that have no constants for steps, but fp8 in tiles: DeepGEMM's or Triton's products, which tables time in a graph or
 with their launch beside (``gemm-eager``)."""
@@ -156,7 +157,7 @@ def put(path: Path, name: str, values: dict[str, float]) -> None:
 
 
 def engines(folder: Path, write: bool) -> None:
-    """Tables of kernels as engines call them one at a time."""
+    """Tables of engines' own kernels."""
     for name, (key, tables) in TABLES.items():
         places = [(catalog.chip(key), tables.replace("kernels/", "kernels_more/"))]
         places += [(catalog.chip(chip), where) for chip, where in [SISTERS.get(name, ("", ""))] if chip]
@@ -184,7 +185,8 @@ def _engine(name: str, table: str, engine: str, many: list[Rows], usual: KernelC
     values, (_, _, _, own) = min(fits, key=lambda fit: fit[1][2])
     print(f"{name:10s} {engine:7s} {table:15s} tested {shared:6.1%} -> {own:6.1%}", flush=True)
     if write and (shared > own + CLEARLY or kind in ONLY_TIMED):
-        where = IN_STEPS[engine] if kind == "fp8-block" else f"timed.{engine}."
+        own = f"{'timed' if (engine, table) == UNTUNED else 'engine'}.{engine}."
+        where = IN_STEPS[engine] if kind == "fp8-block" else own
         put(FOLDER / f"{name}.toml", f"{where}{table}", {**{n: v for n, v in like.items() if not v}, **values})
 
 

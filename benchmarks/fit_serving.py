@@ -1,15 +1,15 @@
 """Fit what whole published runs teach: ``python benchmarks/fit_serving.py DATA [--write]``.
 
-DATA is a folder with ``serving_runs*.csv`` and ``ml_energy.csv``. Kernels and collectives have constants from their own tables; runs
-teach times of the host (a common value times effects of engine, version and publisher) and one shape of the router's choices.
-Kinds of kernels have an effect of engine and family of chips, narrow and bounded (``catalog.paces.LAW``). All are natural
-logarithms, drawn towards none by a prior. Damped Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it
-strays (Cauchy). Half of the runs are fitted (``commtax.readers.published.serving.may_fit``), the others test; runs that may have
-drafted tokens, do not fit or beat the hardware do neither. A prediction knows no publisher.
+DATA is a folder with ``serving_runs*.csv`` and ``ml_energy.csv``. Kernels and collectives have constants from tables of their own;
+runs teach times of the host (a common value times effects of engine, version, publisher and, to the first token, of mixtures) and
+one shape of the router's choices, never a kernel's time. All are natural logarithms, drawn towards none by a prior. Damped
+Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it strays (Cauchy). Half of the runs are fitted
+(``commtax.readers.published.serving.may_fit``), the others test; runs that may have drafted tokens, do not fit or beat the
+hardware do neither. A prediction knows no publisher.
 
 Then every engine, chip, family, publisher and file is left out in turn, all runs of the others fitted again (around the full
 fit), and what was left out predicted. From those errors come the ranges of ``catalog/transfer.toml``; whether they hold is judged
-on each group with widths from the other groups. ``--write`` writes ``catalog/paces.toml``, ``catalog/transfer.toml``,
+on each group with widths from the other groups. ``--write`` writes ``catalog/transfer.toml``,
 ``validate/transfer.toml`` and the times of engines and versions in ``catalog/engines``.
 """
 
@@ -32,17 +32,16 @@ import numpy as np
 
 import commtax
 from commtax import catalog
-from commtax.catalog.paces import LAW, Setting
+from commtax.catalog.transfer import Setting
 from commtax.catalog.versions import parts
-from commtax.cost.kernels import KINDS
 from commtax.cost.pricing import inference_bill
 from commtax.ledger import Z80
 from commtax.readers.published import steps
 from commtax.readers.published.rows import publisher
 from commtax.readers.published.serving import distinct, may_draft, may_fit, measured, question
-from commtax.spec import Engine
 from commtax.readers.published.tables import Table
 from commtax.readers.published.tables import read as read_table
+from commtax.spec import Engine
 from commtax.validate.floors import holds_weights, least_s
 from commtax.validate.serving import floor
 from commtax.verbs.asking import settled, terms_of, unsettled
@@ -54,25 +53,12 @@ ARRAYS = ("tp", "dp", "ep", "concurrency", "input_len", "output_len", "num_promp
 STEP_ARRAYS = ("tp", "dp", "ep", "batch", "context", "prompts", "prompt_len")
 SCALES = {"tpot": 0.04, "ttft": 0.15}  # errors far above these hardly count
 METRICS = tuple(SCALES)
-LEAST_EFFECT = 0.005  # what is smaller is none
+FEW = 10  # runs that make a group
 HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq", "request_s", "prompt_s")
 ROUTER = "popularity"
-KERNELS = tuple(dict.fromkeys(KINDS.values()))
-OF_EXPERTS = ("experts", "routing", ROUTER)
-FIELDS = (*HOST, ROUTER, *KERNELS)
+FIELDS = (*HOST, ROUTER)
 COMMON = {"host_s": 3e-4, "host_s_per_doubling": 3e-5, "host_s_per_seq": 5e-6, "request_s": 1.5e-2, "prompt_s": 3e-3, ROUTER: 0.7}
 """Where each constant starts from, before its common effect."""
-MECHANISMS = {
-    "products": "products beside other kernels of a step: clock, cache and tuning differ from a product that runs alone",
-    "attention": "attention beside other kernels, on caches in pages",
-    "latent": "latent attention beside other kernels, on caches in pages",
-    "sparse": "selection and sparse attention beside other kernels, on caches in pages",
-    "linear": "scans and states beside other kernels",
-    "experts": "grouped products on the copies that routers really send, not on those that a table draws",
-    "routing": "sorting and permuting on the copies that routers really send; launches that overlap inside a graph",
-    "small": "element-wise kernels that the engine fuses into neighbours, or launches beside those of a plain engine",
-}
-"""Why a kind of kernel may take another time in a step than alone."""
 Level = tuple[str, ...]
 
 
@@ -91,6 +77,11 @@ class Group:
     apart: Any  # drafted, or more than the hardware can
     fitted: Any
     weights: Any
+
+    @property
+    def only_tests(self) -> bool:
+        """Whether it is of steps, not of served requests."""
+        return "prompts" in self.arrays
 
 
 def groups(folder: Path) -> list[Group]:
@@ -180,7 +171,13 @@ def _group(members: list[tuple[dict[str, str], dict[str, Any]]]) -> Group:
         engine=engine,
         version=catalog.nearest(engine.version, known),
         setting=setting,
-        names={"engine": setting.engine, "chip": setting.chip, "family": setting.family, "publisher": publisher(row), "file": file_of(row)},
+        names={
+            "engine": setting.engine,
+            "chip": setting.chip,
+            "family": setting.family,
+            "publisher": publisher(row),
+            "file": file_of(row),
+        },
         mixture=model.experts is not None,
         words=words,
         arrays=arrays,
@@ -202,9 +199,8 @@ def levels(group: Group, field: str) -> list[Level]:
     s = group.setting
     if field == ROUTER:
         return [(field, "all")]
-    if field in KERNELS:
-        return [(field, "e", s.engine), (field, "ef", s.engine, s.chips)]
     own: list[Level] = [(field, "all"), (field, "e", s.engine), (field, "ev", s.engine, group.version)]
+    own += [(field, "x", "mixtures")] if group.mixture and field in ("request_s", "prompt_s") else []
     return [*own, (field, "p", group.names["publisher"])] if field in ("host_s", "request_s") else own
 
 
@@ -214,11 +210,9 @@ WIDTHS: dict[tuple[str, str], float] = {
         "host_s": {"all": 0.3, "e": 0.2, "ev": 0.3, "p": 0.1},
         "host_s_per_doubling": {"all": 0.6, "e": 0.3, "ev": 0.4},
         "host_s_per_seq": {"all": 0.3, "e": 0.5, "ev": 0.2},
-        "prompt_s": {"all": 0.3, "e": 0.4, "ev": 0.2},
-        "request_s": {"all": 2.0, "e": 0.5, "ev": 1.5, "p": 0.5},
-        ROUTER: {"all": 0.5},
-        **{kind: {"e": 0.05, "ef": 0.05} for kind in ("products", "attention")},
-        **{kind: {"e": 0.1, "ef": 0.1} for kind in ("latent", "sparse", "linear", "experts", "routing", "small")},
+        "prompt_s": {"all": 0.3, "e": 0.4, "ev": 0.2, "x": 1.0},
+        "request_s": {"all": 2.0, "e": 0.5, "ev": 1.5, "p": 0.5, "x": 1.0},
+        ROUTER: {"all": 0.2},
     }.items()
     for level, width in levels.items()
 }
@@ -270,7 +264,7 @@ class Pool:
             matrix = np.zeros((len(here), len(self.index)))
             for field in FIELDS:
                 mine = [self.index[level] for level in levels(group, field)]
-                if mine and (group.mixture or field not in OF_EXPERTS):
+                if mine and (group.mixture or field != ROUTER):
                     there = self.errors(group, {**logs, field: logs[field] + step})
                     matrix[:, mine] += ((there - here) / step)[:, None]
             errors.append(here)
@@ -285,8 +279,8 @@ class Pool:
         strayed = np.log1p((np.nan_to_num(errors) / self.scale) ** 2)
         return float(np.sum(self.weight * np.isfinite(errors) * strayed) + np.sum(self.precision * x * x))
 
-    def solve(self, x: Any, errors: Any, slopes: Any, weight: Any) -> tuple[Any, Any]:
-        """The best effects by these slopes with rows of such weights, and their covariance."""
+    def solve(self, x: Any, errors: Any, slopes: Any, weight: Any) -> Any:
+        """The best effects by these slopes with rows of such weights."""
         use = np.isfinite(errors) & (weight > 0)
         m, r, s, w, y = slopes[use], errors[use], self.scale[use], weight[use], x
         for _ in range(4):
@@ -294,14 +288,14 @@ class Pool:
             weights = w / (1 + (strayed / s) ** 2) / s**2
             a = (m * weights[:, None]).T @ m + np.diag(self.precision)
             y = np.linalg.solve(a, m.T @ (weights * (m @ x - r)))
-        return y, np.linalg.inv(a)
+        return y
 
     def fit(self, rounds: int = 10, start: Any = None) -> tuple[Any, Any]:
         x = np.zeros(len(self.index)) if start is None else start
         best = self.loss(self.all_errors(x), x)
         for _ in range(rounds):
             errors, slopes = self.slopes(x)
-            wanted, _ = self.solve(x, errors, slopes, self.weight)
+            wanted = self.solve(x, errors, slopes, self.weight)
             step, share, before = np.clip(wanted - x, -0.7, 0.7), 1.0, best
             while share > 0.05:
                 tried = x + share * step
@@ -314,17 +308,13 @@ class Pool:
             if before - best < 0.003 * before:
                 break
         errors, slopes = self.slopes(x)
-        return x, (errors, slopes, self.solve(x, errors, slopes, self.weight)[1])
+        return x, (errors, slopes)
 
 
 def engine_at(group: Group, logs: Mapping[str, float]) -> Engine:
     """The engine of a group with constants as the effects say, and no paces beside them."""
     values = {field: COMMON[field] * math.exp(min(6.0, max(-6.0, logs[field]))) for field in COMMON}
-    return group.engine.but(pooled=False, paces={kind: lawful(logs[kind]) for kind in KERNELS}, **values)
-
-
-def lawful(log: float) -> float:
-    return min(LAW[1], max(LAW[0], math.exp(log)))
+    return group.engine.but(pooled=False, of_mixtures=True, **values)
 
 
 KINDS_LEFT = ("engine", "chip", "family", "publisher", "file")
@@ -352,9 +342,11 @@ def left_out(pool: Pool, x: Any, errors: Any, slopes: Any) -> list[Left]:
     """Every group predicted from the others: fitted by the slopes around the full fit, predicted in full."""
     found = []
     for kind, name, rows in folds(pool):
-        y, _ = pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every))
+        y = pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every))
         parts = [
-            pool.errors(group, pool.logs(group, y, stranger=True)) if np.any(rows[pool.group_of == i]) else errors[pool.group_of == i]
+            pool.errors(group, pool.logs(group, y, stranger=True))
+            if np.any(rows[pool.group_of == i])
+            else errors[pool.group_of == i]
             for i, group in enumerate(pool.groups)
         ]
         found.append(Left(kind, name, rows, np.concatenate(parts)))
@@ -368,13 +360,14 @@ def quantile(errors: Any) -> float:
 
 def choose(pool: Pool, metric: str, mixture: bool) -> Any:
     kinds = np.array([group.mixture for group in pool.groups])[pool.group_of] == mixture
-    return kinds & (pool.metric_of == METRICS.index(metric)) & ~pool.apart
+    return kinds & (pool.metric_of == METRICS.index(metric)) & ~pool.apart & ~pool.only_tests
 
 
 def sigmas(pool: Pool, errors: Any, left: Sequence[Left], without: Left | None = None) -> dict[str, dict[str, dict[str, float]]]:
     """Widths by metric, dense or mixture, and what was left out; ``without`` one group.
 
-    There are two to eight groups of a kind, too few to call one kind surer than the rest: none is narrower than all together.
+    There are one to eight groups of a kind, too few to call one kind surer than the rest: none is narrower than all together, and
+    a next group lies as far out as n groups say, times sqrt(1 + 1/n).
     """
     table: dict[str, dict[str, dict[str, float]]] = {}
     for metric in METRICS:
@@ -384,8 +377,10 @@ def sigmas(pool: Pool, errors: Any, left: Sequence[Left], without: Left | None =
             others = here if without is None else here & ~without.rows
             floor = quantile(np.concatenate([one.errors[others & one.rows] for one in left]))
             for kind in KINDS_LEFT:
-                own = quantile(np.concatenate([one.errors[others & one.rows] for one in left if one.kind == kind]))
-                known[kind] = float(np.fmax(floor, own))
+                parts = [one.errors[others & one.rows] for one in left if one.kind == kind]
+                groups = sum(len(part) >= FEW for part in parts)
+                next_one = math.sqrt(1 + 1 / max(1, groups))
+                known[kind] = float(np.fmax(floor, quantile(np.concatenate(parts)))) * next_one
             known["dtype"] = min(known["chip"], known["family"])  # no format was left out alone: formats come with chips and models
             table.setdefault(metric, {})["mixtures" if mixture else "dense"] = known
     return table
@@ -432,6 +427,8 @@ def engine_times(pool: Pool, x: Any) -> dict[tuple[str, str], dict[str, float]]:
             keys = [(field, "all"), (field, "e", engine), (field, "ev", engine, version)]
             log = sum(x[pool.index[key]] for key in keys if key in pool.index)
             found.setdefault((engine, version), {})[field] = COMMON[field] * math.exp(log)
+        for field, name in (("prompt_s", "mixture_prompt"), ("request_s", "mixture_request")):
+            found[engine, version][name] = math.exp(x[pool.index[field, "x", "mixtures"]])
     return found
 
 
@@ -448,23 +445,10 @@ def write_times(times: Mapping[tuple[str, str], Mapping[str, float]]) -> None:
         path.write_text("".join(sections), encoding="utf-8")
 
 
-def effect_lines(pool: Pool, x: Any, covariance: Any) -> Iterator[str]:
-    """``catalog/paces.toml``."""
-    yield "# Kinds of kernels in whole runs over what their tables add up to: natural logarithm of the factor and its standard"
-    yield "# deviation, by engine and family of chips (benchmarks/fit_serving.py). All effects on a kernel together lie within the"
-    yield "# law of parts, and none belongs to a model."
-    for (kernel, letters, *names), i in sorted(pool.index.items()):
-        if kernel in KERNELS and abs(x[i]) >= LEAST_EFFECT:
-            yield "\n[[effect]]"
-            yield from (f'{level} = "{name}"' for level, name in zip(("engine", "chips"), names, strict=False))
-            yield f'kernel = "{kernel}"\nlog = [{x[i]:.3f}, {math.sqrt(covariance[i, i]):.3f}]'
-            yield f'mechanism = "{MECHANISMS[kernel]}"'
-
-
 def transfer_lines(pool: Pool, errors: Any, left: Sequence[Left]) -> Iterator[str]:
     """``catalog/transfer.toml``."""
     yield "# How far predictions are off where nothing was fitted: standard deviations of log errors, by what no run had."
-    yield "# From benchmarks/fit_serving.py: each engine, chip, family of models, publisher and file left out of the fit and predicted."
+    yield "# From benchmarks/fit_serving.py: each engine, chip, family, publisher and file left out of the fit and predicted."
     for metric, kinds in sigmas(pool, errors, left).items():
         for kind, known in kinds.items():
             yield f"\n[sigma.{metric}.{kind}]"
@@ -479,7 +463,7 @@ def transfer_lines(pool: Pool, errors: Any, left: Sequence[Left]) -> Iterator[st
 
 def board_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """``validate/transfer.toml``."""
-    yield "# Errors and ranges at home and abroad, by benchmarks/fit_serving.py: each engine, chip, family, publisher and file left out."
+    yield "# Errors and ranges at home and abroad (benchmarks/fit_serving.py): each engine, chip, family, publisher, file left out."
     for row in rows:
         yield "\n[[fold]]"
         yield f'left_out = "{"" if row["fold"] == "seen" else row["fold"]}"'
@@ -499,21 +483,28 @@ def main() -> None:
     asked = parser.parse_args()
     pool = Pool(groups(asked.data))
     print(f"{len(pool.groups)} groups, {len(pool.weight) // 2} runs, {len(pool.index)} effects")
-    x, (errors, slopes, covariance) = pool.fit()
+    x, (errors, slopes) = pool.fit()
     left = left_out(pool, x, errors, slopes)
     errors = pool.all_errors(x, stranger=True)
     rows = list(report(pool, errors, left))
     for row in rows:
         what = f"{row['fold']:10s}{row['models']:9s}{row['metric']:5s}"
         print(f"{what:24s} n {row['n']:4d}  median {row['median']:6.1%}  covered {row['covered']:5.0%}  +-{row['half_width']:6.1%}")
+    for one in left:
+        here = one.rows & ~pool.apart & ~pool.only_tests & np.isfinite(one.errors)
+        medians = [np.median(np.abs(np.expm1(one.errors[here & (pool.metric_of == i)]))) for i in range(len(METRICS))]
+        print(f"  without {one.kind} {one.name}: n {here.sum() // 2}  " + "  ".join(f"{m:.1%}" for m in medians))
+    for mixture in (False, True):
+        kind = np.array([group.mixture for group in pool.groups])[pool.group_of] == mixture
+        off = np.abs(np.expm1(errors[pool.only_tests & ~pool.apart & np.isfinite(errors) & kind]))
+        print(f"steps of {'mixtures' if mixture else 'dense models'}, not fitted: n {len(off)}  median {np.median(off):.1%}")
     for level, i in sorted(pool.index.items()):
-        if level[0] in KERNELS or level[1] == "p":
+        if level[1] in "px":
             print(*level, f"{x[i]:+.3f}")
     for (engine, version), times in engine_times(pool, x).items():
         print(engine, version, *(f"{name} {value:.4g}" for name, value in times.items()))
     if asked.write:
         write_times(engine_times(pool, x))
-        write("catalog/paces.toml", effect_lines(pool, x, covariance))
         write("catalog/transfer.toml", transfer_lines(pool, errors, left))
         write("validate/transfer.toml", board_lines(rows))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ import fit_network
 import numpy as np
 
 import commtax
-from commtax.catalog import cluster, fabric
+from commtax.catalog import cluster
 from commtax.files import MiB
 from commtax.readers.published.kernel_kinds import KINDS
+from commtax.readers.published.spellings import chip_named
+from commtax.readers.published.tables import in_folder
 from commtax.validate import check
 from commtax.validate.records import Records, joined
 from commtax.verbs.expecting import expect
@@ -35,8 +38,18 @@ XGMI = """[[spread]]
 where = "assumed xgmi"
 factor = 0.463
 source = "residuals"  # 34 rows of MI300X and MI325X, before they had constants of their own"""
-PUBLISHED = {"8xrtx-pro-6000": (41.1, 39.4, 40.1, 37.6, 22.2), "4xrtx-5090": (35.0,), "8xrtx-5090": (28.0,), "4xrtx-4090": (25.95,)}
-"""All-reduce over PCIe in GB/s: voipmonitor/rtx6kpro (pcie-bandwidth.md), NVIDIA/nccl 1639, tinygrad/open-gpu-kernel-modules 36."""
+SMALL_PCIE = 1.4  # of small tensors: 8 KiB on eight ranks take 24 us in the L40S host and 57 in that of the A800
+PCIE4, PCIE5, PCIE4_BPS = 31.508e9, 63.015e9, 40e9
+HOSTS: dict[tuple[float, int], dict[str, float]] = {
+    (PCIE4, 2): {"l40s": 20.1, "rtx-2080-ti": 4.0 * 2, "a100 in pairs": 23.7},  # PCIe 3 has half the rate
+    (PCIE4, 4): {"l40s": 5.16, "rtx-4090": 25.95},
+    (PCIE4, 8): {"l40s": 1.3, "a800": 8.9},
+    (PCIE5, 4): {"rtx-5090": 35.0, "h200-nvl in pairs": 69.0, "h100-nvl in pairs": 48.8},
+    (PCIE5, 8): {"rtx-pro-6000": 35.2, "rtx-5090": 28.0},
+}
+"""All-reduce over PCIe in GB/s of bus bandwidth, by the link's rate and the ranks that send over it (``sources.hosts`` of NCCL)."""
+NEXT = {"a100_sxm": ("ada",), "h100_sxm": ("volta", "blackwell"), "b200_sxm": ("ada",)}
+"""Chips' tables, and families whose constants a library takes of the generation before or after (``kin``)."""
 
 
 def width(records: Records, mask: Any) -> tuple[float, int]:
@@ -52,19 +65,52 @@ def unseen(records: Records, mask: Any) -> tuple[float, int]:
     return (max(beside, elsewhere) if m >= LEAST else beside), n + m
 
 
-def pcie_hosts(r: Records, assumed: Any) -> float:
-    """The width over PCIe hosts of equal weight. The L40S host counts with its contention, as strangers to it would meet it."""
-    here = assumed & (r.where == "pcie") & r.priced
-    slow = fabric("nccl", cluster("8xl40s")).paths["all-reduce"][0].contention
-    hosts = [np.abs(r.log_error[here & (r.system == s)]) for s in sorted(set(r.system[here]))]
-    hosts.append(np.log([times for _, times in slow]))
-    for name, busbw in PUBLISHED.items():
-        hosts.append(np.abs(np.log(np.array(busbw) * 1e9 / float(expect("all-reduce", name, nbytes=2**30).busbw_Bps))))
-    errors = np.concatenate(hosts)
-    weights = np.concatenate([np.full(len(x), 1 / len(x)) for x in hosts])
-    order = np.argsort(errors)
-    at = np.searchsorted(np.cumsum(weights[order]), QUANTILE * len(hosts))
-    return float(np.expm1(errors[order][at]))
+def pcie_hosts() -> list[str]:
+    """Widths over PCIe, each host foretold by the geometric mean of the others of its generation and size.
+
+    Those of PCIe 5 lie within a factor of two of what is priced; of PCIe 4 there are few, and the width is that of all hosts.
+    """
+    errors: list[float] = []
+    for hosts in HOSTS.values():
+        shares = np.log(list(hosts.values()))
+        errors += list(np.abs(shares - (shares.sum() - shares) / (len(shares) - 1)))
+    widths = (
+        (SMALL_PCIE, "max_bytes = 131072"),
+        (float(np.expm1(np.quantile(errors, QUANTILE))), f"most_Bps = {PCIE4_BPS:.0e}"),
+        (1.0, ""),
+    )
+    return [_block("assumed pcie", factor, limit, "hosts") for factor, limit in widths]
+
+
+def pairs(folder: Path) -> list[str]:
+    """Widths of an engine's all-reduce on a chip that it was not measured on: each pair of library and chip left out."""
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for row in (r for table in in_folder(folder, "collectives") for r in table.dicts()):
+        if (
+            row["op"] != "all_reduce"
+            or not row["source_id"].startswith("aic-")
+            or "eager" in row["method"]
+            or "int" in row["dtype"]
+        ):
+            continue
+        for family in NEXT.get(row["system"], ()):
+            place = cluster(f"8x{chip_named(row['system'])}")
+            moved = replace(place, chip=replace(place.chip, key=f"{place.chip.key} as {family}", family=family))
+            size, name = float(row["bytes"]), row["library"].lower()
+            took = float(expect("all-reduce", moved, nbytes=size, ranks=int(row["gpus"]), library=name).seconds)
+            errors[size <= MiB].append(abs(np.log(took / float(row["time_us"]) * 1e6)))
+    small, large = (float(np.expm1(np.quantile(errors[which], QUANTILE))) for which in (True, False))
+    made = [
+        ("transferred nvlink", small, f"max_bytes = {MiB}"),
+        ("transferred nvlink", large, ""),
+        ("transferred eager", small, ""),
+    ]
+    return [_block(*one, "pairs") for one in made]
+
+
+def _block(where: str, factor: float, limit: str, source: str) -> str:
+    lines = ("[[spread]]", f'where = "{where}"', *([limit] if limit else []), f"factor = {factor:.3f}", f'source = "{source}"')
+    return "\n".join(lines)
 
 
 def across_blocks(folder: Path) -> list[str]:
@@ -115,10 +161,10 @@ def spread_blocks(r: Records, library: str, folder: Path) -> str:
     if library == "nccl":
         add("assumed nvlink", assumed & (r.where == "nvlink") & ~reduce)  # all-reduces are nearer, on the two chips that there are
         out.append(XGMI)
-        out.append(f'[[spread]]\nwhere = "assumed pcie"\nfactor = {pcie_hosts(r, assumed):.3f}\nsource = "residuals"  # by host')
+        out += pcie_hosts()
         add("assumed", assumed)
         out += across_blocks(folder)
-    return "\n\n".join(out)
+    return "\n\n".join(out if library == "nccl" else pairs(folder) + out)
 
 
 def write_library(r: Records, library: str, folder: Path) -> None:

@@ -101,8 +101,10 @@ def test_rules(options, argument, nearest):
     assert tuple(refused.value.nearest) == nearest
 
 
-def test_training_has_no_adapters():
-    assert run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", "--lora-rank", "8").returncode == 2
+def test_training_has_one_set_of_adapters():
+    asked = ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", "--lora-rank", "8")
+    assert "LoRA rank 8" in run_here(*asked).stdout
+    assert run_here(*asked, "--max-loras", "2").returncode == 2
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ FASTER = {"nvidia": ("pcie", "nvlink"), "amd": ("pcie", "xgmi"), "intel": ("pcie
 def links_of(chip):
     """All links that such a chip may have inside a host; Blackwell never had the NVLink of Volta or of consumer cards."""
     found = [catalog.link(key) for key in catalog.keys("links")]
-    found = [x for x in found if x.scope == "intra" and x.kind in FASTER[chip.vendor]]
+    found = [x for x in found if x.scope == "intra" and x.kind in FASTER[chip.vendor] and x.key != "pcie4-contended"]
     return [x for x in found if not (chip.family.startswith("blackwell") and x.key in ("nvlink2", "nvlink-bridge-3090"))]
 
 
@@ -151,10 +151,14 @@ PUBLISHED = [  # what nobody here measured and no constant was fitted on: GB/s o
 
 @pytest.mark.parametrize(("cluster", "ranks", "nbytes", "busbw", "source"), PUBLISHED, ids=[f"{x[0]}: {x[4]}" for x in PUBLISHED])
 def test_other_hosts_than_the_measured_ones_lie_in_their_range(cluster, ranks, nbytes, busbw, source):
-    """The contention of one L40S host is not everybody's: published bandwidths lie in the range, and within a factor of two."""
+    """The contention of one L40S host is not everybody's: published bandwidths lie in the range, and mostly within a factor of two.
+
+    Hosts on PCIe 4 differ by seven times; what is priced is their geometric mean.
+    """
     found = commtax.expect("all-reduce", cluster, ranks=ranks, nbytes=nbytes)
     assert found.low_s <= found.seconds_of_busbw(busbw) <= found.high_s
-    assert found.busbw_Bps == pytest.approx(busbw, rel=0.5)
+    differ = catalog.cluster(cluster).intra.key == "pcie4"
+    assert differ or found.busbw_Bps == pytest.approx(busbw, rel=0.5)
     assert found.source.startswith("assumed")
 
 
@@ -207,9 +211,16 @@ def test_fewer_bits_on_the_wire_are_never_slower_for_large_tensors(level, ranks,
         assert seconds(f"quickreduce-{level}") <= seconds("vllm")
 
 
-def test_l40s_keeps_the_contention_that_was_measured_on_it():
-    two, eight = (commtax.expect("all-reduce", "8xl40s", ranks=n, nbytes=1 << 30).busbw_Bps for n in (2, 8))
-    assert two / eight > 10
+def test_one_l40s_host_keeps_its_contention_and_others_are_ranged_between_hosts():
+    """Eight L40S were measured in one host; others with such cards reach ten times its bandwidth."""
+    two, eight = (commtax.expect("all-reduce", "8xl40s-contended", ranks=n, nbytes=1 << 30) for n in (2, 8))
+    assert two.busbw_Bps / eight.busbw_Bps > 10
+    assert eight.source.kind == "calibrated"
+    for library in ("nccl", "vllm", "sglang", "trtllm"):
+        other = commtax.expect("all-reduce", "8xl40s", ranks=8, nbytes=1 << 30, library=library)
+        assert other.source.kind == "assumed"
+        assert "one host" in other.source
+        assert all(other.low_s <= other.seconds_of_busbw(busbw) <= other.high_s for busbw in (1.3e9, 8.9e9, 12e9))
 
 
 @given(sizes, st.integers(2, 512), st.sampled_from(["nvlink4", "pcie4", "10gbe", "ib-ndr"]))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.cost.training import power_clock
+from commtax.cost.kernels import power_clock
 from commtax.readers.published import training
 from commtax.readers.published.rows import read
 from commtax.readers.published.tables import shipped
@@ -106,15 +106,15 @@ def test_repeated_keys_travel_for_every_query_head():
 
 @given(st.floats(50, 2000), st.floats(0.05, 4))
 def test_the_clock_follows_watts_a_flop(watts, share):
-    chip, constants = catalog.chip("h100-sxm"), CONSTANTS
+    chip, table = catalog.chip("h100-sxm"), CONSTANTS.tables["train.bf16"]
     limited = replace(chip, tdp_w=watts)
-    assert 0 < power_clock(limited, constants) <= 1
-    assert power_clock(limited, constants) <= power_clock(replace(chip, tdp_w=watts * 1.1), constants)
+    assert 0 < power_clock(limited, table) <= 1
+    assert power_clock(limited, table) <= power_clock(replace(chip, tdp_w=watts * 1.1), table)
     smaller = replace(limited, tdp_w=watts * share, flops_per_s={k: v * share for k, v in chip.flops_per_s.items()})
-    assert power_clock(smaller, constants) == pytest.approx(power_clock(limited, constants))
+    assert power_clock(smaller, table) == pytest.approx(power_clock(limited, table))
     for engine in ("fsdp", "megatron"):
         own = catalog.kernel_constants(catalog.engine(engine), catalog.chip("h20"))
-        assert power_clock(catalog.chip("h20"), own) == 1, "few multipliers, watts enough"
+        assert power_clock(catalog.chip("h20"), own.tables["train.bf16"]) == 1, "few multipliers, watts enough"
 
 
 @given(st.sampled_from(("llama-3.1-8b", "llama-3.1-70b")), st.sampled_from((1, 8)))

@@ -1,7 +1,7 @@
 """Narrow numbers: fp4 arithmetic where chips have it and it was measured, unpacked weights elsewhere, fp8 in the KV cache."""
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import commtax
@@ -125,17 +125,79 @@ def test_a_checkpoint_says_whether_its_activations_are_quantised(inputs, weight_
     assert quant.weight_only is weight_only
 
 
+def kernels_s(model, cluster, engine, **asked):
+    """A bill of kernels as they are, without what whole runs taught."""
+    bill = commtax.bill(model, cluster, engine=catalog.engine(engine).but(pooled=False), **asked)
+    return bill, sum(float(line.total_s) for line in bill.lines if line.kind == "compute")
+
+
+CHIPS = ("h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "l40s", "a100-80-sxm", "mi300x", "rtx-4090")
+
+
+@settings(max_examples=60)
 @given(
     st.sampled_from(["fused", "torch", "vllm", "sglang", "trtllm"]),
-    st.sampled_from(["h100-sxm", "h200-sxm", "b200-sxm", "l40s", "a100-80-sxm"]),
-    st.sampled_from(["llama-3.2-1b", "llama-3.1-8b", "qwen3-32b"]),
+    st.sampled_from(CHIPS),
+    st.sampled_from(catalog.keys("models")),
     st.sampled_from([1, 2, 8]),
+    st.sampled_from(["decode", "prefill"]),
     st.integers(1, 256),
     st.integers(1, 8192),
+    st.booleans(),
 )
-def test_an_fp8_cache_is_no_slower_than_bf16_but_for_what_kernels_were_measured_to_lose(engine, chip, model, tp, batch, context):
-    """Attention kernels that were measured take up to a tenth longer with fp8 where the cache is short: 3 % of a step."""
-    asked = {"tp": tp, "batch": batch, "context": context, "engine": engine}
-    wide, narrow = (commtax.bill(model, f"8x{chip}", kv_dtype=d, **asked) for d in ("bf16", "fp8"))
-    own = engine in ("fused", "torch") and chip in ("h100-sxm", "h200-sxm")  # where these engines have kernels of their own
-    assert narrow.step_s <= wide.step_s * (1 + 1e-12 if own else 1.03)
+def test_fp8_is_no_slower_than_bf16_unless_a_measured_table_is_named(engine, chip, model, tp, phase, batch, context, weights):
+    stored = catalog.model(model).quant
+    assume(not (weights and stored and any(q.dtype != "fp8" for q in stored.formats)))  # 4-bit parts stay what they are
+    asked = {"tp": tp, "batch": batch if phase == "decode" else 1, "context": context, "phase": phase}
+    kinds = [
+        {"dtype": "fp8" if weights else "bf16", "kv_dtype": "bf16" if weights else "fp8"},
+        {"dtype": "bf16", "kv_dtype": "bf16"},
+    ]
+    try:
+        (bill, narrow), (_, wide) = (kernels_s(model, f"8x{chip}", engine, **asked, **kind) for kind in kinds)
+    except ValueError:  # a plan that this model or engine refuses
+        assume(False)
+    named = [line for line in bill.lines if line.why.code == "narrow-slower"]
+    assert narrow <= wide * 1.001 or named
+    assert all(line.source.kind in ("calibrated", "transferred") for line in named)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "engine", "table"),
+    [
+        ("kimi-k3", "16x8xh100-sxm", "sglang", "latent-decode.fp8"),  # FlashAttention 3 unpacks a latent cache: 5 times as long
+        ("nemotron-4-340b", "8xb200-sxm", "vllm", "decode.fp8"),  # heads of 192: Triton's kernel
+    ],
+)
+def test_a_cache_that_is_slower_in_fp8_names_its_table(model, cluster, engine, table):
+    laid = {"tp": 8, "pp": 16} if model == "kimi-k3" else {"tp": 8}
+    (bill, narrow), (_, wide) = (
+        kernels_s(model, cluster, engine, batch=64, context=32768, kv_dtype=kind, **laid) for kind in ("fp8", "bf16")
+    )
+    assert narrow > wide
+    assert any(table in line.why for line in bill.lines)
+
+
+@pytest.mark.parametrize("batch", [16, 64, 256])
+def test_fp8_experts_gain_on_hopper(batch):
+    """Tuned fp8 is 10 to 17 % faster than bf16 (vLLM pull request 35457)."""
+    (_, fp8), (_, bf16) = (
+        kernels_s("qwen3-235b-a22b", "8xh200-sxm", "vllm", tp=8, batch=batch, dtype=kind) for kind in ("fp8", "bf16")
+    )
+    assert 0.6 < fp8 / bf16 < 0.95
+
+
+def test_inputs_are_quantised_apart_where_an_engine_does():
+    for engine, launches in (("trtllm@1.0", 128), ("vllm", 0)):
+        bill, _ = kernels_s("qwen3-32b", "8xh100-sxm", engine, tp=4, batch=8, dtype="fp8")
+        assert sum(line.item.count for line in bill.lines if line.item.op == "quantise") == launches
+
+
+def test_mxfp4_experts_run_with_the_activations_that_an_engine_gives_them():
+    """gpt-oss, a prompt of 8,192 tokens on B200: mxfp8 in SGLang and TensorRT-LLM, bf16 in vLLM."""
+    each = {}
+    for engine in ("vllm", "sglang", "trtllm"):
+        bill, _ = kernels_s("gpt-oss-120b", "8xb200-sxm", engine, tp=1, batch=1, context=8192, phase="prefill")
+        each[engine] = sum(float(line.each_s) for line in bill.lines if line.item.op == "experts")
+    assert max(each["sglang"], each["trtllm"]) < 2.5e-3
+    assert each["vllm"] > 1.5 * each["sglang"]

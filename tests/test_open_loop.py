@@ -79,12 +79,15 @@ def run_of(row):
 
 
 @here
-def test_every_row_of_the_larger_table_is_read():
-    (table,) = in_folder(SHARED)
+@pytest.mark.parametrize(("name", "least"), [("open_loop_runs.csv", 0.75), ("open_loop_runs_v6.csv", 0.69)])
+def test_every_row_of_the_larger_tables_is_read(name, least):
+    table = next((table for table in in_folder(SHARED) if table.name == name), None)
+    if table is None:
+        pytest.skip("this table is not here")
     asked = open_loop.read(table.dicts(), table.folder)
     assert len(asked) == len(table.rows)
     told = [one for one in asked if one.question]
-    assert len(told) >= 0.75 * len(asked)
+    assert len(told) >= least * len(asked)
     for one in asked:
         kinds = [entry.kind for entry in one.entries]
         assert len(kinds) == len(set(kinds))
@@ -93,7 +96,7 @@ def test_every_row_of_the_larger_table_is_read():
         assert catalog.cluster(server.cluster).num_gpus == server.tp * server.pp * server.dp
         assert catalog.engine(server.engine).key == server.engine.partition("@")[0]
         assert catalog.model(server.model).key == server.model
-    assert {table.name for table in in_folder(SHARED.parent, "open_loop_runs")} == {"open_loop/open_loop_runs.csv"}
+    assert f"open_loop/{name}" in {table.name for table in in_folder(SHARED.parent, "open_loop_runs")}
 
 
 def test_what_a_row_says():
@@ -114,6 +117,27 @@ def test_one_replica_has_its_share():
     assert (run.slo_ttft_s, run.slo_tpot_s) == (2.0, 0.2)
     assert beyond(run).load.request_rate == 15.0
     assert "one of 4 replicas, 12,000 requests after 1,200" in open_loop.said(run)
+
+
+@pytest.mark.parametrize(
+    ("version", "entered", "engine"),
+    [
+        ("TensorRT 10.11.0.33", "v6.0", "trtllm-mlperf@5.1"),
+        ("TensorRT 10.14", "v6.0", "trtllm-mlperf@6.0"),
+        ("TensorRT 10.13", "v5.1", "trtllm-mlperf@5.1"),
+        ("TensorRT 10.11", "v4.1", "trtllm-mlperf@4.1"),
+    ],
+)
+def test_a_submission_may_run_the_software_of_an_older_round(version, entered, engine):
+    row = {**MLPERF, "source_group": f"mlperf-{entered}", "engine_version": version}
+    assert run_of(row).server.engine == engine
+
+
+def test_context_and_generation_workers_are_known_by_their_settings():
+    note = "config (name+qps match): closed/NVIDIA/configs/GB300-NVL72_GB300-288GB_aarch64x72/Server/llama2-70b.py"
+    (asked,) = open_loop.read([{**MLPERF, "note": note}], None)
+    assert asked.question is None
+    assert "disaggregated" in asked.entries[0].skipped
 
 
 def test_latent_attention_with_spread_experts_is_whole_on_each_gpu():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.catalog.paces import FACTORS, LEVELS, Setting, concerning, effects, fitted_runs, is_measured, paced, sigma, unseen
+from commtax.catalog.transfer import FACTORS, LEVELS, Setting, concerning, effects, fitted_runs, is_measured, paced, sigma, unseen
 from commtax.files import table
 from commtax.readers.published.serving import HABITS, Run, question
 from commtax.validate.scoreboard import abroad

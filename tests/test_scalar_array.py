@@ -15,9 +15,11 @@ from commtax import catalog
 from commtax.arrays import pick
 from commtax.catalog.fabric import fabric
 from commtax.catalog.kernel_constants import kernel_constants
+from commtax.cost.applied import Applied
 from commtax.cost.collectives import Choice
 from commtax.cost.compute import step_kernels
 from commtax.cost.crossing import Crossing
+from commtax.cost.forms.form import Table
 from commtax.cost.inventory import Tensor, inventory
 from commtax.cost.kernel import Kernel, Step
 from commtax.cost.placement import Span
@@ -80,6 +82,10 @@ SAMPLES = {
     Fabric: fabric("vllm", CLUSTER),
     KernelConstants: kernel_constants(ENGINE, CLUSTER.chip),
     WhatIf: WhatIf(async_axes=("dp", "cp", "ep")),
+    Table: kernel_constants(ENGINE, CLUSTER.chip).tables["gemm.bf16"],
+    Applied: Applied((("step.clock", 0.9),), ("pace of products", 0.8), 1.1),
+    Item: Item("sums", "tp", "all-reduce", NUMBERS * 1e6, NUMBERS, NUMBERS),
+    list[Line]: [],
     Terms: Terms(MODEL, PLAN, CLUSTER, ENGINE, fabric("vllm", CLUSTER), kernel_constants(ENGINE, CLUSTER.chip)),
     list[Kernel]: [KERNEL],
     Load: Load(
@@ -105,6 +111,9 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("tp_item", "op"): "all-reduce",
     ("tp_item", "part"): "layers",
     ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",
+    ("wide_twin", "kernel"): replace(KERNEL, form="gemm", dtype="fp8", weight_bytes=1.0),
+    ("quantising", "s"): Step(MODEL, PLAN, WORK, WORK.rows, catalog.engine("trtllm@1.0")),
+    ("quantising", "product"): replace(KERNEL, static_scales=True),
     ("held", "stage"): 0,
     ("held", "pp"): 1,
     ("weights", "stage"): 0,
@@ -139,10 +148,11 @@ SCALAR = {
         "notes",
     ),
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
-    *("widened", "num_launches", "choosing"),
+    *("widened", "num_launches", "choosing", "narrow_note"),
     *("tower_kernels", "tower_items"),  # of a model that has one: tests/test_pictures.py
     *("projections", "selector", "decode", "prefill", "attention", "trained", "head_products", "scans"),  # tests/test_latent.py
     *("read", "choose", "seen_in_decode", "prompt_sizes", "pairs", "entry_bytes"),  # of its kinds of attention
+    *("terms", "fused_by", "equation", "stated", "reduced", "charged_as"),  # of one kernel or collective that is explained
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 
@@ -179,6 +189,7 @@ def at(value, i):
             "Served",
             "Terms",
             "Step",
+            "Item",
         )
     ):
         return replace(value, **{f.name: at(getattr(value, f.name), i) for f in fields(value)})

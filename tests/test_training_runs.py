@@ -93,7 +93,7 @@ def test_gpus_are_known_by_any_spelling(gpu, chip):
 def test_a_row_says_what_was_run():
     asked = training.asked([ROW])[0]
     run = asked.question
-    assert (run["engine"], run["dtype"], run["zero"], run["chunks"]) == ("megatron-bridge", "mxfp8", 1, 5)
+    assert (run["engine"], run["dtype"], run["zero"], run["chunks"]) == ("megatron-bridge@26.04", "mxfp8", 1, 5)
     assert asked.entries[0].measured == 9.07
 
 
@@ -195,12 +195,13 @@ def test_a_token_goes_once_to_a_rank_and_a_host():
 
 
 def test_hosts_wait_for_many_experts_and_few_tokens():
-    def waits(micro):
-        asked = {"dp": 8, "ep": 8, "batch": 8, "micro_batch": micro, "context": 4096, "dtype": "mxfp8", "engine": "megatron-bridge"}
+    def waits(micro, version="26.04"):
+        asked = {"dp": 8, "ep": 8, "batch": 8, "micro_batch": micro, "context": 4096, "dtype": "mxfp8"}
+        asked["engine"] = f"megatron-bridge@{version}"
         lines = commtax.train_bill("qwen3-30b-a3b", "8xb200-sxm", **asked).lines
         return sum(float(x.total_s) for x in lines if x.kind == "host")
 
-    assert waits(1) > waits(4) >= waits(8) == 0
+    assert waits(1) > waits(4) > waits(8) > waits(1, "26.06") == 0
 
 
 def test_an_unknown_way_to_experts_is_refused():

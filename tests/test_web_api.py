@@ -228,6 +228,16 @@ def test_the_normal_state_asks_the_same_question(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_a_line_is_explained_under_its_place_in_the_bill(name):
+    """The page asks by the place of a line in the table: parts add up to what that line takes."""
+    lines = get("view", **CASES[name])["bill"]
+    for place in (1, len(lines)):
+        found = get("why", **CASES[name], line=place)
+        assert lines[place - 1]["what"] in found["line"]
+        assert sum(part["seconds"] for part in found["parts"]) == pytest.approx(lines[place - 1]["each_s"], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", ["tp-link", "tp-batch"])
 def test_grids_hold_this_state_and_load_their_cells(name, kind):
     shown, found = get("view", **CASES[name]), get("compare", **CASES[name], grid=kind)
@@ -348,7 +358,7 @@ def test_the_schema_tells_the_same_keys():
     status, _, body = ask("/openapi.json")
     told = json.loads(body)
     assert status == 200
-    assert set(told["paths"]) == {f"/api/{n}" for n in ("view", "bill", "fit", "compare", "pipeline", "plan", "catalog")}
+    assert set(told["paths"]) == {f"/api/{n}" for n in ("view", "bill", "why", "fit", "compare", "pipeline", "plan", "catalog")}
     assert [p["name"] for p in told["paths"]["/api/view"]["get"]["parameters"]] == [key.name for key in KEYS]
     assert {"200", "400", "422"} <= set(told["paths"]["/api/bill"]["get"]["responses"])
 

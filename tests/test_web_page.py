@@ -200,6 +200,23 @@ def test_buttons_that_change_the_answer(visit: Callable[..., Any]) -> None:
 
 
 @needs_browser
+def test_a_click_on_a_line_explains_it(visit: Callable[..., Any]) -> None:
+    """One at a time, below the line; another click closes it, and the keyboard does the same."""
+    page = visit("m=llama-3.1-8b&c=8xh100-sxm&tp=8&b=32")
+    page.click("[data-k=why-1]")
+    until(page, "document.querySelector('.why-row strong') !== null")
+    assert "of the step" in page.inner_text(".why strong")
+    assert page.locator(".why tbody tr").count() >= 2
+    page.focus("[data-k=why-2]")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('[data-k=why-2]').closest('tr').nextSibling?.querySelector('strong') != null")
+    assert page.locator(".why-row").count() == 1
+    page.click("[data-k=why-2]")
+    assert page.locator(".why-row").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@needs_browser
 def test_maps_and_plans_load(visit: Callable[..., Any]) -> None:
     page = visit("m=llama-3.1-8b&c=8xh100-sxm&tp=8&b=16", viewport={"width": 1280, "height": 4200})
     page.wait_for_selector(".map")
@@ -414,6 +431,8 @@ def test_the_file_that_needs_no_server(visit: Callable[..., Any], tmp_path: Path
     assert page.is_hidden("#inputs")
     if command.startswith("bill"):
         assert page.inner_text("#the-sentence") in done.stdout.replace("\n", " ")
+        page.click("[data-k=why-1]")
+        page.wait_for_selector(".why strong")
     assert page.evaluate("performance.getEntriesByType('resource').length") == 0
 
 

@@ -119,6 +119,7 @@ class Line:
     window_s: Number = 0.0  # compute that the collective may run beside, in total
     sigma: Number = 0.0  # standard deviation of the logarithm of its time, from the residuals of its source
     peak_flops_per_s: float = math.inf  # the datasheet's rate of the arithmetic that a kernel runs in
+    priced_from: Any = None  # a kernel's record (``cost.kernel``), or the field of an engine that says the host's seconds
 
     @property
     def each_s(self) -> Number:
@@ -158,8 +159,8 @@ class Bill:
     def sigma(self) -> Number:
         """Standard deviation of the logarithm of the step: lines of one basis err together, others independently.
 
-        Where whole steps were measured they may be surer: errors of many kernels even out. Such steps tell nothing of lines that
-        are assumed, which err on top of them: s = min(s of all lines, sqrt(known^2 + s of assumed lines^2)).
+        Whole runs of groups that constants were not fitted on say how far off whole steps are: no step is surer. Where this one's
+        kind was measured they say it all, but for lines that are assumed, which err on top: s = sqrt(known^2 + s of those^2).
         """
         parts: dict[tuple[str, str], Number] = {}
         for x in self.lines:

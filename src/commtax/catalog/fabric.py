@@ -5,6 +5,7 @@ A library's file tells what was measured on which chips and links; what it does 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -19,6 +20,7 @@ OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", 
 BY_DEFINITION = Source("by definition")
 CALIBRATED = Source("calibrated")
 SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residuals: on links that were measured, and on others
+MOVED = "transferred "  # what widths of pairs of library and chip begin with that were left out
 LATENCIES = ("launch_s", "hop_s", "sqrt_s")
 BY_WORLD = ("max_bytes", "min_bytes", "contention")  # fields of a path that are pairs of a group's size and a number
 
@@ -54,6 +56,18 @@ class PathRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Hosts:
+    """How much slower bytes move in hosts that were not measured, by group size, on links of a kind up to a rate."""
+
+    kind: str
+    contention: tuple[tuple[int, float], ...]
+    most_Bps: float = math.inf
+
+    def serves(self, link: Link) -> bool:
+        return self.kind == link.kind and link.bandwidth_Bps <= self.most_Bps
+
+
+@dataclass(frozen=True, slots=True)
 class FittedTable:
     """A published table that the constants were fitted on, half of its sizes."""
 
@@ -74,6 +88,7 @@ class Library:
     aliases: tuple[str, ...] = ()
     note: str = ""
     fallback: str = ""  # the library that does what this one does not
+    elsewhere: tuple[str, ...] = ()  # chips of measured families in hosts that it was not measured on
     kin: Mapping[str, str] = field(default_factory=dict)  # whose constants serve a generation, or a kind of link
     ops: tuple[str, ...] = OPS
     launch_s: float = 10e-6  # of a ring that nobody measured …
@@ -82,6 +97,7 @@ class Library:
     networks: Mapping[str, Network] = field(default_factory=dict)  # … of generations that cross hosts otherwise
     eager_floor_s: Mapping[str, float] = field(default_factory=dict)
     path: tuple[PathRow, ...] = ()
+    hosts: tuple[Hosts, ...] = ()
     spread: tuple[Spread, ...] = ()
     fitted: tuple[FittedTable, ...] = ()
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -129,7 +145,8 @@ def read_library(kind: str, key: str) -> Library:
     where = f"{kind}/{key}"
     facts: Table = dict(table(kind, key))
     facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]
-    for name, cls in (("spread", Spread), ("fitted", FittedTable)):
+    facts["hosts"] = [{**row, "contention": _by_world(row["contention"])} for row in facts.get("hosts", ())]
+    for name, cls in (("spread", Spread), ("fitted", FittedTable), ("hosts", Hosts)):
         facts[name] = [plain(cls, row, f"{where}.{name}") for row in facts.get(name, ())]
     facts["network"] = _network(facts.get("network", {}), f"{where}.network")
     facts["networks"] = {who: _network(one, f"{where}.networks.{who}") for who, one in facts.get("networks", {}).items()}
@@ -147,9 +164,13 @@ def _path_row(row: Table, where: str) -> PathRow:
     """What a row serves, and its constants as a path of no collective yet; sizes by group are pairs there."""
     served = {f.name for f in fields(PathRow)}
     facts: Table = {"op": "", **{key: value for key, value in row.items() if key not in served}}
-    facts |= {key: sorted((int(n), float(x)) for n, x in facts[key].items()) for key in BY_WORLD if key in facts}
+    facts |= {key: _by_world(facts[key]) for key in BY_WORLD if key in facts}
     facts["source"] = Source("assumed" if row.get("transferred") else "measured", facts["source"], facts["source"])
     return plain(PathRow, {"path": plain(Path, facts, where), **{k: row[k] for k in served if k in row}}, where)
+
+
+def _by_world(numbers: Mapping[str, float]) -> list[tuple[int, float]]:
+    return sorted((int(n), float(x)) for n, x in numbers.items())
 
 
 def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) -> Fabric:
@@ -170,15 +191,32 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
     return _MADE[key]
 
 
+def cited(name: str, source: str) -> str:
+    """What a source of a library's constants is, or of an exchange's; "" where it has none of that name."""
+    key = name.partition("@")[0]
+    files = (read_library("exchanges", key),) if key in stems("exchanges") else library(key).chain
+    return next((str(one.sources[source]["title"]) for one in files if source in one.sources), "")
+
+
 def exchange(key: str, cluster: Cluster) -> Fabric:
     """The paths of kernels that carry tokens to experts and back: ``dispatch`` and ``combine``."""
     return _make(read_library("exchanges", key), cluster)
 
 
+def _half_as_many(host: Fabric) -> Fabric:
+    """The host of bridged pairs: of their ranks every other one sends over PCIe."""
+
+    def spared(path: Path) -> Path:
+        return path if path.own else replace(path, contention=tuple((2 * n, slower) for n, slower in path.contention))
+
+    paths, beyond = ({op: tuple(map(spared, some)) for op, some in found.items()} for found in (host.paths, host.network_paths))
+    return replace(host, paths=paths, network_paths=beyond)
+
+
 def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
     """A host's paths with those of the bridged pairs in it; what is assumed of either is said."""
     notes = [note for note in (host.note, pairs.note) if note]
-    return replace(host, pairs=pairs, note=Note("assumed links", "; ".join(notes)) if notes else "")
+    return replace(_half_as_many(host), pairs=pairs, note=Note("assumed links", "; ".join(notes)) if notes else "")
 
 
 def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyType({}), version: str = "") -> Fabric:
@@ -193,9 +231,9 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
     chip = cluster.chip
     network = last.networks.get(chip.family, last.network)
     network = replace(network, label=_between(last.key, network, cluster.inter))
-    spreads = tuple(s for one in (asked, last) for s in one.spread if not s.families or chip.family in s.families)
+    spreads = tuple(s for one in (asked, last) for s in _spreads(one, cluster))
     where = f"{cluster.intra.key} with {chip.key} are assumed"
-    never = f"{asked.key} was never measured on {chip.key} with {cluster.intra.key}"
+    never = _never(last, asked.key, cluster)
     never_basis = f"{asked.key} {chip.key} {cluster.intra.key}"
     said = any(p.op == "all-reduce" for one in asked.chain for p in measured.get(one.key, ()))
     return Fabric(
@@ -212,9 +250,29 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
     )
 
 
+def _never(last: Library, key: str, cluster: Cluster) -> str:
+    """Why a price is assumed."""
+    chip, link = cluster.chip.key, cluster.intra
+    if one := next((r for r in last.path if chip in r.measured_on and link.kind in r.links), None):
+        return f"one host of {chip} was measured ({one.reference}); hosts on {link.kind} differ 2 to 8 times"
+    return f"{key} was never measured on {chip} with {link.key}"
+
+
+def _spreads(one: Library, cluster: Cluster) -> tuple[Spread, ...]:
+    """Widths of a library on a chip and link; in hosts that it was not measured on those of pairs that were left out."""
+    chip, rate = cluster.chip, cluster.intra.bandwidth_Bps
+    mine = [s for s in one.spread if (not s.families or chip.family in s.families) and rate <= s.most_Bps]
+    moved = tuple(replace(s, where=s.where.removeprefix(MOVED)) for s in mine if s.where.startswith(MOVED))
+    usual = tuple(s for s in mine if not s.where.startswith(MOVED))
+    return moved + usual if chip.key in one.elsewhere else usual
+
+
 def _inside(asked: Library, cluster: Cluster, version: str) -> Source:
     """Calibrated with the version that is asked for, or transferred from the nearest that was measured."""
     known = {r.version for r in asked.rows(cluster.chip.family, cluster.intra.kind, version) if r.version}
+    if cluster.chip.key in asked.elsewhere:
+        chip = cluster.chip
+        return Source("transferred", f"transferred from {asked.key} on {chip.family} in other hosts", f"{asked.key} {chip.key}")
     if not version or not known or any(same(version, one) for one in known):
         return CALIBRATED
     return Source("transferred", f"transferred from {asked.key} {max(known, key=parts)} to {version}", f"{asked.key} {version}")
@@ -260,17 +318,18 @@ def _usual_paths(one: Library, cluster: Cluster, version: str) -> tuple[Path, ..
     family = cluster.chip.family
     measured = one.rows(family, cluster.intra.kind, version)
     rows = [r for r in measured if r.path.algorithm != "in-switch" or cluster.intra.switched]
-    paths = ((_path(row, op, cluster), family in row.families) for row in rows for op in row.ops)
+    hosts = next((h.contention for h in one.chain[-1].hosts if h.serves(cluster.intra)), ())
+    paths = ((_path(row, op, cluster, hosts), family in row.families) for row in rows for op in row.ops)
     return tuple(path if own else _bounded(path, one, cluster) for path, own in paths)
 
 
-def _path(row: PathRow, op: str, cluster: Cluster) -> Path:
+def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float], ...]) -> Path:
     here, rate = row.measured_with(cluster), cluster.intra.bandwidth_Bps / row.link.bandwidth_Bps
     return replace(
         row.path,
         op=op,
         bandwidth_Bps=row.path.bandwidth_Bps * rate,
-        contention=row.path.contention if row.of_chip(cluster.chip.key) else (),
+        contention=row.path.contention if here else hosts,
         mesh=cluster.intra.mesh,
         spread=row.path.spread if here else 0.0,
         ranks=row.path.ranks if here else (),

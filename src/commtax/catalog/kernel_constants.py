@@ -22,7 +22,8 @@ PLAIN = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
 """Forms whose constants a chip's label is about."""
 STREAMS = ("conv", "gdn", "kda", "ssd", "mhc", "scales", "quantise", "encoder")
 """What forms of linear attention and other streams begin with."""
-NO_FORMS = ("key", "like", "paced_as", "measured_on", "fitted_on", "sisters", "transferred", "engine", "timed", "sources")
+SUBTABLES = ("engine", "timed", "fallback")
+NO_FORMS = ("key", "like", "paced_as", "measured_on", "fitted_on", "sisters", "transferred", "sources", *SUBTABLES)
 LATENCIES = ("t0", "te", "tl", "kl", "kb")
 """Seconds that are cycles: of a launch, an expert's bookkeeping, a turn of a loop."""
 SHARED = ("tb", "tc", "tm", "tq", "tr", "ts", "token", "head")
@@ -43,8 +44,8 @@ Ratio = tuple[float, float]
 def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelConstants:
     """Kernel constants of the chip's family, or the generic ones; ``textbook`` runs every kernel at the datasheet's rate.
 
-    ``timed``: of kernels as an engine calls them one at a time, quantising what they take and without its tuner, instead of
-    those of a step.
+    ``timed``: of kernels as tables have them and no step does: launched by a host, without an engine's tuner, in an engine's other
+    setting.
     """
     return _kernel_constants(engine.key, chip.key, chip.family, _pace(chip), timed)
 
@@ -64,7 +65,8 @@ def _kernel_constants(engine: str, chip: str, wanted: str, pace: Pace, timed: bo
         tables = _with_own(tables | usual, own) | (alone if timed else {})
     elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
     assumed = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
-    tables |= {name: _wide(name, tables[name]) for name in (tables if family == "generic" else assumed)}
+    borrowed = family == "generic" or "like" in table("kernels", family)
+    tables |= {name: _wide(name, tables[name]) for name in (tables if borrowed else assumed)}
     return KernelConstants(family, _kernel_label(wanted, chip, engine, layers), tables, _moved(chip, layers, tables) | assumed)
 
 
@@ -97,6 +99,11 @@ def _ratio(there: Pace, here: Pace) -> Ratio:
     cycle = there[0] / here[0] if there[0] and here[0] else 1.0
     cycle = cycle if abs(cycle - 1) > ROUNDING else 1.0
     return cycle, cycle * (there[1] / here[1] if there[1] and here[1] else 1.0)
+
+
+def measured_on(family: str) -> tuple[str, ...]:
+    """Chips that a family's constants were measured on."""
+    return tuple(table("kernels", family).get("measured_on", ()))
 
 
 def reference() -> Chip:
@@ -138,12 +145,19 @@ def _layers(family: str, chip: str) -> list[Table]:
 
 def _kernel_label(wanted: str, chip: str, engine: str, layers: list[Table]) -> Source:
     """Calibrated on a chip that was measured; on others of its family the constants are transferred to the chip's datasheet."""
-    home = layers[0]["measured_on"]
+    home = _home(layers)
     if chip in home or (layers[-1]["key"] == chip != wanted and _has_products(layers[-1], layers[0], engine)):
         return CALIBRATED
     if not home:
-        return Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
+        kin = "" if layers[0]["key"] in ("generic", wanted) else f", these are {layers[0]['key']}'s at its datasheet"
+        return Source("assumed", f"assumed: no kernels were measured on {wanted} chips{kin}", f"kernels of {wanted}")
     return _transferred(layers[0]["key"], home, chip)
+
+
+def _home(layers: list[Table]) -> list[str]:
+    """Chips that a family was measured on; none where it only has another family's constants."""
+    home: list[str] = [layer for layer in layers if "measured_on" in layer][-1]["measured_on"]
+    return home
 
 
 def _has_products(own: Table, family: Table, engine: str) -> bool:
@@ -162,7 +176,7 @@ def _moved(chip: str, layers: list[Table], tables: Mapping[str, Mapping[str, flo
     ``fitted_on``: the chips of a family whose tables decided forms beyond products and plain attention.
     """
     home: list[str] = layers[0].get("fitted_on") or layers[0]["measured_on"]
-    if chip in home or not home:
+    if chip in home or not home or not _home(layers):
         return {}
     own = {name for layer in layers if layer["key"] == chip for name in _tables(layer)}
     names = (name for name in tables if name.partition(".")[0] not in PLAIN and name not in own)
@@ -180,6 +194,10 @@ def _other_forms(family: Table, engine: str, pace: Pace) -> Tables:
     """Constants of other chips for the forms that nobody measured on this family."""
     other = table("kernels", "generic")
     tables = _tables(other) | _tables(other.get("engine", {}).get(engine, {}))
+    if family["key"] in other["fallback"]["families"]:  # no engine's own kernels run there
+        instead = _tables({form: c for form, c in other["fallback"].items() if form != "families"})
+        replaced = tuple(f"{name.partition('.')[0]}." for name in instead)
+        tables = {name: c for name, c in tables.items() if not name.startswith(replaced)} | instead
     known = {form.partition("_")[0] for form in family}  # experts_triton: an implementation of the form experts
     unknown = {name: c for name, c in tables.items() if re.split(r"[._]", name)[0] not in known}
     return _paced(unknown, _slower(other, "", pace))

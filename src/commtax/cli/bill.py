@@ -16,8 +16,8 @@ TIMED = {False: (*ALWAYS, "overlap"), True: (*ALWAYS, "eager", "async_axes", "fl
 
 
 @click.command("bill", cls=Verb)
-@taking(*WHERE, *PASTED, *LAID, *COPIES, *LORA, *STEP, *PICTURES, *TRAINED, "exact", "profile", "emit", "html", "as_json")
-@ordered(About.STEP, (*SERVED_STEP, *COPIES, *LORA))
+@taking(*WHERE, *PASTED, *LAID, *COPIES, *LORA, *STEP, *PICTURES, *TRAINED, "exact", "profile", "why", "emit", "html", "as_json")
+@ordered(About.STEP, (*SERVED_STEP, *COPIES, "max_loras"))
 def bill_command(order: Order) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 
@@ -39,6 +39,11 @@ def bill_command(order: Order) -> None:
         from commtax.report.view.pictures import bill_page
 
         write_page(given["html"], bill_page, explained)
+    if given["why"]:
+        from commtax.report.whys import show_why, why_document
+        from commtax.verbs.why import why
+
+        order.output.answer(why_document, show_why, explained.bill, why(explained.bill, given["why"]))
     order.output.answer(bills.bill_document, bills.show_bill, explained, tokens, measured)
 
 
@@ -49,6 +54,7 @@ def _exact(order: Order) -> None:
     given, q = order.given, order.question
     if q.profile or given["html"]:
         raise Refusal("profile: holds seconds, and --exact has none" if q.profile else "html: draws seconds, and --exact has none")
+    refuse(given, ["why"], "explains seconds, and --exact has none")
     refuse(given, ["emit"], "comes with a priced step; leave --exact out")
     refuse(given, ("tokens", "measured_mfu"), "needs seconds, and --exact has none")
     refuse(given, TIMED[q.trains], "changes seconds, and --exact has none")

@@ -24,7 +24,7 @@ SERVED = (
     batch={"help": "Training: sequences a replica and step."},
     context={"help": "Training: sequence length.  [default: 4096]"},
 )
-@ordered(About.SERVER, (*SERVED, "kv_dtype", *LORA))
+@ordered(About.SERVER, (*SERVED, "kv_dtype", "max_loras"))
 def fit_command(order: Order) -> None:
     """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits.
 

@@ -1,4 +1,5 @@
-"""LoRA adapters beside a served model: bytes of their slots on each rank, and the products that they add to a step.
+"""LoRA adapters beside a model: bytes of their slots on each rank of a server, the products that they add to a step, and the
+parameters that training has left where all others are frozen.
 
 Every linear module W (out x in) gets A (rank x in) and B (out x rank), kept for ``max_loras`` adapters at once in the type of the
 activations. As vLLM lays them out (vllm/lora/layers): where the output is split (query, gate, up …) A is whole on every rank
@@ -15,7 +16,7 @@ from commtax.arrays import pick
 from commtax.cost.inventory import Tensor, inventory
 from commtax.cost.kernel import Kernel, Step
 from commtax.cost.placement import expert_tp
-from commtax.cost.tensors import Held, share
+from commtax.cost.tensors import Held, fullest_of, share, stage_params
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan
 
 SPLIT_INPUT = ("o_proj", "out_proj", "down_proj", "wo_b")
@@ -60,6 +61,23 @@ def adapter_bytes(model: Model, plan: Plan, engine: Engine, rows: list[Held]) ->
     """Bytes of all slots on a rank that holds these tensors: rank x max_loras x the sum over its modules of (in + out)."""
     each = sum((pair(r.tensor, model, plan, engine).size * r.copies for r in rows if r.tensor.linear), start=0.0)
     return each * plan.lora_rank * plan.max_loras * DTYPE_BYTES[plan.activations_dtype]
+
+
+def trained_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
+    """Parameters of the fullest stage that one rank trains, grouped as ``stage_params``: all of them, or those of adapters.
+
+    Adapters of experts belong to the ranks that hold the experts.
+    """
+    if not plan.lora_rank:
+        return stage_params(model, plan, engine)
+    total: dict[str, Number] = {"layers": 0.0 * plan.pp, "experts": 0.0 * plan.pp, "ends": 0.0 * plan.pp}
+    layers = fullest_of(model, plan)
+    for tensor in inventory(model):
+        if tensor.linear and tensor.where >= 0:
+            group = "experts" if tensor.split == "expert" else "layers"
+            each = plan.lora_rank * pair(tensor, model, plan, engine).size
+            total[group] = total[group] + each * layers[tensor.where]
+    return total
 
 
 def adapter_kernels(s: Step) -> list[Kernel]:

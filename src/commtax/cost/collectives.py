@@ -29,39 +29,50 @@ def ring_factor(op: str, ranks: Number) -> Number:
 
 
 def ring(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Neighbours pass shares round: one hop a further rank; a pipelining loss that grows as the root of the bytes."""
+    """Neighbours pass shares round: one hop a further rank; a pipelining loss that grows as the root of the bytes.
+
+    t = launch + hop (N - 1) + sent / bandwidth + sqrt_s sqrt(sent) seconds.
+    """
     sent = ring_factor(p.op, ranks) * nbytes
     wire = sent / p.bandwidth_Bps + p.sqrt_s * np.sqrt(sent)
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), wire
 
 
 def ring_simple(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """A ring whose hops overlap its bytes: the root of the sum of squares of both."""
+    """A ring whose hops overlap its bytes: t = launch + [ (hop (N - 1))^2 + (sent / bandwidth)^2 ]^(1/2) seconds."""
     hops = p.hop_s * (ranks - 1)
     wire = np.maximum(ring_factor(p.op, ranks), p.copied * (ranks > 1)) * nbytes / p.bandwidth_Bps
     return (p.launch_s + hops) * (ranks > 1), np.hypot(hops, wire) - hops
 
 
 def tree(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Double binary tree: up and down log2 N levels; every byte goes up once and down once."""
+    """Double binary tree, every byte up once and down once: t = launch + 2 hop log2 N + 2 bytes / bandwidth seconds."""
     levels = np.ceil(np.log2(ranks))
     return (p.launch_s + 2 * p.hop_s * levels) * (ranks > 1), 2 * nbytes * (ranks > 1) / p.bandwidth_Bps
 
 
 def one_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Each rank reads the whole tensor from every other and adds: one step, (N-1) times the bytes."""
+    """Each rank reads the whole tensor from every other and adds: one step, (N-1) times the bytes.
+
+    t = launch + hop (N - 1) + (N - 1) bytes / bandwidth + sqrt_s sqrt((N - 1) bytes) seconds.
+    """
     read = (ranks - 1) * nbytes
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), read / p.bandwidth_Bps + p.sqrt_s * np.sqrt(read)
 
 
 def two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Each rank reduces its share, then reads the others' results: two steps, the ring's bytes (fewer if quantised)."""
+    """Each rank reduces its share, then reads the others' results: two steps, the ring's bytes (fewer if quantised).
+
+    t = launch + extra + hop (N - 1) + 2 (N - 1)/N bytes wire_share / bandwidth seconds.
+    """
     fixed = p.launch_s + p.extra_s + p.hop_s * (ranks - 1)
     return fixed * (ranks > 1), ring_factor("all-reduce", ranks) * nbytes * p.wire_share / p.bandwidth_Bps
 
 
 def in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """The switch adds (NVLS, multimem): a rank sends its tensor once and 1/N of the result, near-constant in N.
+
+    t = launch + extra + each (N - 1) + (1 + 1/N) bytes / bandwidth seconds, of an all-reduce.
 
     Each rank works on its own share, so that a pipeline over more of them takes longer to fill. Where ranks copy between
     buffers as fast as the link is, what they copy (``copied``) decides and not what leaves them.
@@ -74,6 +85,8 @@ def in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
 def pairwise(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Every rank sends each other one its part, (N-1)/N of the tensor, and copies its own part beside it (all-to-all).
 
+    t = launch + hop (N - 1) + max(sent, copied bytes) / bandwidth + sqrt_s sqrt(sent) seconds.
+
     The copy runs beside the sends on the same processors: two ranks send half of the tensor, but move all of it.
     """
     sent = ring_factor(p.op, ranks) * nbytes
@@ -82,7 +95,10 @@ def pairwise(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 
 def per_peer(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Small parts of an all-to-all: one channel for each peer, all at a time, so that only a peer's own part counts."""
+    """Small parts of an all-to-all: one channel for each peer, all at a time, so that only a peer's own part counts.
+
+    t = launch + hop (N - 1) + bytes / N / bandwidth seconds.
+    """
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), nbytes / ranks * (ranks > 1) / p.bandwidth_Bps
 
 

@@ -117,7 +117,8 @@ def decode_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     length = np.minimum(length, a.window) if a.window else length
     flops = 2 * seqs * work.rows_per_seq * heads * length * (a.head_dim + a.v_head_dim)
     shape = (seqs, heads * work.rows_per_seq, kv_heads, a.head_dim, length, 0)
-    yield s.attention("decode", seqs, count, flops, seqs * length * per_token, shape, DTYPE_BYTES[s.plan.kv_dtype])
+    stored, moved = DTYPE_BYTES[s.plan.kv_dtype], seqs * length * per_token
+    yield s.attention("decode", seqs, count, flops, moved, shape, stored, a.window)
 
 
 def prefill_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
@@ -129,7 +130,7 @@ def prefill_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     moved = tokens * (heads * width) * DTYPE_BYTES[s.plan.activations_dtype]
     flops = 2 * seqs * heads * _pairs(new, past, a) * width
     shape = (seqs, heads, kv_heads, a.head_dim, new, past)
-    yield s.attention("prefill", tokens, count, flops, moved + seqs * (new + past) * per_token, shape)
+    yield s.attention("prefill", tokens, count, flops, moved + seqs * (new + past) * per_token, shape, window=a.window)
 
 
 def _pairs(new: Number, past: Number, a: Attention) -> Number:

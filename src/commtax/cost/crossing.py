@@ -68,6 +68,8 @@ class Crossing:
 def across(crossing: Crossing, inside: Choice, paths: tuple[Path, ...], network: Network) -> Choice:
     """A collective over several domains: the cheapest protocol of the network, or one pipeline where none were measured.
 
+    t = latency inside + hops of the network + what fills the pipeline + [ inside^norm + wire^norm ]^(1/norm) seconds.
+
     ``inside`` is its stage inside the domains, chosen from ``paths``.
     """
     if not network.protocols:

@@ -19,6 +19,8 @@ FP8_TILE = (128, 128)
 """… and of DeepSeek's fp8, whose activations have one for each 128 columns of a row."""
 SINGLE = "single"
 """What decode attention is called whose query heads each have keys of their own: some libraries run another kernel on it."""
+WINDOWED = "windowed"
+"""… and whose window is set: FlashAttention 2 then packs no query heads that share keys, and runs as if each had its own."""
 NARROW_PROMPTS, NARROW_CACHE = "fp8-attention", "fp8-kv"
 """What attention of prompts over an fp8 cache is called: in fp8 arithmetic, and in 16 bits."""
 WIDE_BYTES = 2.0  # of an element of a cache that is not narrowed
@@ -45,18 +47,20 @@ class Kernel:
     k: Number = 0
     dtype: str = "bf16"  # of the arithmetic
     weight_bytes: float = 2.0  # of one element of the matrix
-    batch: Number = 0
+    batch: Number = 0  # sequences of attention; experts of a grouped product, each with m rows
     heads: Number = 0
     kv_heads: Number = 0
     head_dim: int = 128
     length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
     past: Number = 0
+    window: int = 0  # keys that a prompt's query sees at most; 0: all before it
     grouped: bool = False  # a grouped product over experts
     fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
     stored: str = ""  # format of a product's weights where the arithmetic does not tell it
     shape: Any = None  # sizes of a form that has more than the fields above: a record of its module in ``forms``
-    casts: bool = False  # an element-wise kernel that casts the input (n x k: of its matrix) of a product
+    kept: Number = 0.0  # bytes that a repeated measurement finds in the chip's cache; a step finds none
+    casts: bool = False  # an element-wise kernel that casts the input of a product; n: bytes of the same cast in backward
     part: Part = ""
     place: Place = ""
     stage: Stage = ""
@@ -99,19 +103,29 @@ class Step:
         return replace(kernel, stored=_unlike(quant)) if quant else kernel
 
     def attention(
-        self, form: Place, tokens: Number, count: int, flops: Number, nbytes: Number, shape: Attended, stored: float = 2.0
+        self,
+        form: Place,
+        tokens: Number,
+        count: int,
+        flops: Number,
+        nbytes: Number,
+        shape: Attended,
+        stored: float = 2.0,
+        window: int = 0,
     ) -> Kernel:
         """Attention of so many tokens; without any there is none."""
         low = form == "prefill" and self.engine.kernels.prefill_fp8 and self.plan.kv_dtype == "fp8"
         product = (0, 0, 0, "fp8" if low else self.plan.activations_dtype, stored)
         runs = pick(np.asarray(tokens) > 0, count, 0)
-        kind = self._attended(form, low, stored == WIDE_BYTES and bool(np.all(shape[1] == shape[2])))
-        return Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, stored=kind, part="attention", place=form)
+        single = stored == WIDE_BYTES and bool(np.all(shape[1] == shape[2]))
+        kind = self._attended(form, low, SINGLE if single else WINDOWED if window else "")
+        plain = Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
+        return replace(plain, stored=kind, window=window)
 
-    def _attended(self, form: Place, low: bool, single: bool) -> str:
+    def _attended(self, form: Place, low: bool, decoding: str) -> str:
         """Which of a library's kernels attends: prompts over a narrow cache have their own, and heads with keys of their own."""
         if form == "decode":
-            return SINGLE if single else ""
+            return decoding
         return NARROW_PROMPTS if low else NARROW_CACHE if self.plan.kv_dtype == "fp8" else ""
 
     def small(self, what: str, part: Part, place: Place, count: Number, elements: Number, fusable: bool = True) -> Kernel:

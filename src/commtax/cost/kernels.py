@@ -1,6 +1,7 @@
 """How long a kernel takes on a chip: its form (``forms``) with the constants of the chip's family, their source and spread."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -9,8 +10,7 @@ from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
-from commtax.cost.forms.latent import FORMS as LATENT
-from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, Kernel
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WINDOWED, Kernel
 from commtax.cost.narrow import wide_twin
 from commtax.ledger import NO_NOTE
 from commtax.spec import Chip, KernelConstants, Number
@@ -34,13 +34,6 @@ STAND_INS = {
     "int4": ("mxfp4",),
 }
 """Number formats whose constants serve one that was not measured, nearest first."""
-ROUTING, EXPERTS = "routing", "experts"
-KINDS = {"gemm": "products", "decode": "attention", "prefill": "attention", "encoder": "attention", "small": "small"}
-KINDS |= dict.fromkeys(("elementwise", "scales", "quantise", "mhc-pre", "mhc-post"), "small")
-KINDS |= {form: ROUTING if form.startswith(ROUTING) else EXPERTS for form in ROUTED}
-KINDS |= {form: "latent" if form.startswith(("latent", "absorbed", "head")) else "sparse" for form in LATENT}
-KINDS |= {form: "linear" for form in CHIP_FORMS if form not in KINDS}
-"""Kinds of kernels, by form: what effects of whole runs belong to."""
 TIMED = ("calibrated", "transferred")
 """Where a price comes from whose kernel somebody timed, on this chip or another of its family."""
 NARROW_ROUNDING = 1e-3
@@ -51,6 +44,12 @@ TRANSFERRED_SIGMA = 0.16
 attain there over that of the measured chip, H20 1.20, RTX 4090 1.35, RTX 3090 1.27, RTX A6000 0.93 (one public script), B300 1.05,
 GB200 1.00 (rows not fitted), H200 1.01."""
 
+CLOCK_OF_POWER = 0.7
+"""The clock under load goes with this power of the watts that a FLOP/s may draw: fitted on torchao's runs of Llama 3 8B on H100s
+of 500 W (``benchmarks/fit_fsdp.py``), transferred to other parts. A third would hold where voltage follows the clock; large
+products run near the lowest voltage already (1,450 of 1,980 MHz on an H200 at 690 W, benchmarks/h200), where power is nearly
+linear in the clock."""
+
 
 def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Parts:
     """Time of one launch on this chip, with the constants of its family and arithmetic.
@@ -58,25 +57,52 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
     ``rate``: arithmetic over that of the constants (sustained clocks, other kernels). Weights or a cache of 8 bits take no longer
     than of 16 where nobody timed them on this family.
     """
-    fixed, moving = _formed(kernel, chip, constants, rate)
-    wide = wide_twin(kernel)
-    if wide is None or kernel_source(kernel, constants).kind in TIMED:
+    fixed, moving = _one(kernel, chip, constants, rate)
+    wide = _unmeasured_twin(kernel, constants)
+    if wide is None:
         return fixed, moving
-    most_fixed, most = _formed(wide, chip, constants, rate)
+    most_fixed, most = _one(wide, chip, constants, rate)
     longer = np.asarray(fixed + moving) > most_fixed + most
     return pick(longer, most_fixed, fixed), pick(longer, most, moving)
 
 
-def _formed(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
-    """As the kernel's form has it."""
+def charged_as(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Kernel:
+    """The kernel whose constants price this one: of 16 bits where 8 would take longer and nobody timed them."""
+    wide = _unmeasured_twin(kernel, constants)
+    slower = wide is not None and sum(_one(kernel, chip, constants, rate)) > sum(_one(wide, chip, constants, rate))
+    return _alone(wide if wide is not None and slower else kernel, constants)
+
+
+def _unmeasured_twin(kernel: Kernel, constants: KernelConstants) -> Kernel | None:
+    return None if kernel_source(kernel, constants).kind in TIMED else wide_twin(kernel)
+
+
+def _one(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
+    kernel = _alone(kernel, constants)
+    fixed, moving = formed(kernel, constants_of(kernel, constants), chip, constants, rate)
+    return fixed * (1 - kernel.fused), moving
+
+
+def _alone(kernel: Kernel, constants: KernelConstants) -> Kernel:
+    """Attention in a window by a kernel that serves each head by itself reads the keys of a group once for each head."""
+    if kernel.stored == WINDOWED and table_of(kernel, constants).endswith(SINGLE):
+        return replace(kernel, kv_heads=kernel.heads)
+    return kernel
+
+
+def formed(kernel: Kernel, table: Table, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
+    """What a kernel's form says with these constants on this chip."""
+    if kernel.form in CHIP_FORMS:
+        return CHIP_FORMS[kernel.form](kernel, table, chip, rate)
+    return FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
+
+
+def constants_of(kernel: Kernel, constants: KernelConstants) -> Table:
+    """The constants that price a kernel."""
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
-        table = _static(table, constants.tables["gemm.bf16"])
-    if kernel.form in CHIP_FORMS:
-        fixed, moving = CHIP_FORMS[kernel.form](kernel, table, chip, rate)
-    else:
-        fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
-    return fixed * (1 - kernel.fused), moving
+        return _static(table, constants.tables["gemm.bf16"])
+    return table
 
 
 def narrow_note(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Note:
@@ -94,7 +120,7 @@ def narrow_note(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Note:
 
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
     """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
-    moved = kernel.nbytes
+    moved = kernel.nbytes - kernel.kept
     if kernel.form in CHIP_FORMS:
         cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)
         moved = np.maximum(cold_bytes, moved - chip.l2_bytes)
@@ -114,6 +140,8 @@ def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
         return plain
     if kernel.dtype == "nvfp4":
         return peaks.get("fp4", plain) if table_of(kernel, constants).endswith(".nvfp4") else plain
+    if kernel.stored == "mxfp4" and table_of(kernel, constants) == "gemm.mxfp4":
+        return peaks.get("fp4", plain)
     return peaks.get(kernel.dtype) or plain
 
 
@@ -129,6 +157,8 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     if kernel.stored == NARROW_PROMPTS and (wide := f"{kernel.form}.{NARROW_CACHE}") in constants.tables:
         return wide  # an engine that attends in fp8 on other chips
     narrow = kernel.form == "decode" and kernel.weight_bytes == 1
+    if kernel.stored == WINDOWED and not narrow and (single := f"decode.{SINGLE}") in constants.tables:
+        return single
     if kernel.form == "decode" and not narrow and (sized := f"decode.{kernel.head_dim}") in constants.tables:
         return sized  # heads that a kernel of their own serves
     kind = "fp8" if narrow else "bf16" if kernel.form in ANY_ARITHMETIC else kernel.dtype
@@ -169,6 +199,17 @@ def kernel_sigma(kernel: Kernel, constants: KernelConstants) -> float:
 def widened(sigma: float, source: Source) -> float:
     """A deviation on the chip that was measured, as it is on another one of the family."""
     return math.hypot(sigma, TRANSFERRED_SIGMA) if source.kind == "transferred" else sigma
+
+
+def power_clock(chip: Chip, table: Table) -> float:
+    """The clock of a part with fewer watts for its arithmetic than the one its family's constants were measured on, at most 1.
+
+    Watts a FLOP/s decide, not watts: a part with few multipliers (H20) holds its clock with less. 1 where a table names none.
+    """
+    usual, peak = table.get("tdp_w", 0.0), chip.flops_per_s.get("bf16") or chip.flops_per_s.get("fp16", 0.0)
+    if not (chip.tdp_w and usual and peak):
+        return 1.0
+    return float(min(1.0, (chip.tdp_w / usual * table.get("flops_per_s", peak) / peak) ** CLOCK_OF_POWER))
 
 
 def _static(fp8: Table, bf16: Table) -> Table:

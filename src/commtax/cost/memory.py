@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.adapters import adapter_bytes
+from commtax.cost.adapters import adapter_bytes, trained_params
 from commtax.cost.placement import expert_tp, holders, over_replicas
 from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
@@ -154,23 +154,27 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     """ZeRO 1 divides the optimiser state over the data-parallel ranks, 2 the gradients too, 3 the parameters too.
 
     With a pipeline the parameters of ZeRO 3 stay gathered while microbatches pass, and gradients of ZeRO 2 and 3 add up whole
-    until the last of them has passed a chunk.
+    until the last of them has passed a chunk. Frozen parameters (LoRA) have neither gradients nor state nor a master copy.
     """
     params = stage_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine)
     ends = _ends(model, plan, params)
-    dense, experts = params["layers"] + ends, params["experts"]
-    piped = np.asarray(plan.pp) > 1
+    held = (params["layers"] + ends, params["experts"])
+    experts, piped = held[1], np.asarray(plan.pp) > 1
+    own = trained_params(model, plan, engine)
+    trained = (own["layers"] + own["ends"], own["experts"]) if plan.lora_rank else held
 
-    def divided(nbytes: float, stage: int) -> Number:
+    def divided(of: tuple[Number, Number], nbytes: float, stage: int) -> Number:
         if plan.zero < stage:
-            return (dense + experts) * nbytes
-        return dense * nbytes / ranks + experts * nbytes / same_experts
+            return sum(of) * nbytes
+        return of[0] * nbytes / ranks + of[1] * nbytes / same_experts
 
     # Where the sharded parameter is the fp32 master copy, no other master is kept.
     whole, grads = DTYPE_BYTES[plan.activations_dtype], DTYPE_BYTES[plan.grads_dtype]
     mastered = engine.trains.master_is_parameter and plan.zero == 3
-    weights = divided(4 if mastered else whole, 3)
+    weights = divided(held, 4 if mastered and not plan.lora_rank else whole, 3)
+    if plan.lora_rank:
+        weights = weights + divided(trained, 4 if mastered else whole, 3)
     if plan.zero == 3:
         # one layer is whole while it is used, the next is on its way; with a pipeline all of the stage is
         some = np.minimum(1, pick(piped, 1, 2 / fullest_layers(model, plan)))
@@ -179,8 +183,8 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     rows = step.micro_batch * plan.share(step.seq)
     return TrainMemory(
         parameters=weights,
-        gradients=np.minimum((dense + experts) * grads, divided(grads, 2) + _unreduced(plan) * (dense + experts) * grads),
-        optimizer=divided(OPTIMIZER_BYTES - (4 if mastered else 0), 1),
+        gradients=np.minimum(sum(trained) * grads, divided(trained, grads, 2) + _unreduced(plan) * sum(trained) * grads),
+        optimizer=divided(trained, OPTIMIZER_BYTES - (4 if mastered else 0), 1),
         activations=activations(model, plan, step, engine) * in_flight(model, plan) + _working_set(model, plan, step, engine),
         logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0),
     )
@@ -241,6 +245,7 @@ def _kept(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine
     The score matrix, where it is kept: softmax output, dropout mask and dropout output (2 + 1 + 2 a head and key).
     """
     whole, split = _layer_bytes(block, hidden)
+    whole, split = whole - _remade_norms(hidden, plan), split - _remade_bytes(block, hidden, plan, engine)
     if engine.trains.attention == "unfused" and plan.recompute != "selective":
         split = split + (5.0 * block.attention.num_heads * step.seq if block.attention else 0.0)
     gathered = 0 if engine.trains.regathers_inputs or not plan.sequence_parallel else 4 * hidden
@@ -276,6 +281,29 @@ def _ffn_bytes(f: Mlp | Experts | None, hidden: int) -> float:
     if isinstance(f, Mlp):
         return ffn
     return f.top_k * (ffn + 2 * (f.latent or hidden)) + 2 * f.shared_intermediate * 3
+
+
+def _remade_norms(hidden: int, plan: Plan) -> float:
+    """Outputs of norms, the inputs of a layer's two first products, where backward makes them again."""
+    return 4.0 * hidden if "layernorm" in plan.remade else 0.0
+
+
+def _remade_bytes(block: Block, hidden: int, plan: Plan, engine: Engine) -> float:
+    """What backward makes again by the module's name, or inside the activation's own kernel."""
+    f, named = block.ffn, plan.remade
+    whole = ("moe" if isinstance(f, Experts) else "mlp") in named
+    up = 0.75 * _mixer_bytes(block.mixer) if block.attention and block.attention.latent and "mla_up_proj" in named else 0.0
+    if whole:
+        return up + _ffn_bytes(f, hidden)
+    once = engine.trains.remakes_activation or ("moe_act" in named and isinstance(f, Experts))
+    return up + (_activated_bytes(f) if once else 0.0)
+
+
+def _activated_bytes(f: Mlp | Experts | None) -> float:
+    """What a gated activation writes: kept for the weight gradient of the product behind it, or made again there."""
+    if f is None or not f.gated:
+        return 0.0
+    return 2.0 * f.intermediate * (1 if isinstance(f, Mlp) else f.top_k)
 
 
 def _working_set(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:

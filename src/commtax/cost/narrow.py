@@ -44,8 +44,8 @@ def _wide_experts(k: Kernel) -> Kernel:
 
 
 def _wide_decode(k: Kernel) -> Kernel:
-    single = SINGLE if np.all(k.heads == k.kv_heads) else ""
-    return replace(k, weight_bytes=WIDE_BYTES, nbytes=WIDE_BYTES * k.nbytes, stored=single)
+    kind = SINGLE if np.all(k.heads == k.kv_heads) else k.stored
+    return replace(k, weight_bytes=WIDE_BYTES, nbytes=WIDE_BYTES * k.nbytes, stored=kind)
 
 
 def _wide_prefill(k: Kernel) -> Kernel:

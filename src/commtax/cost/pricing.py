@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commtax.arrays import pick, some
-from commtax.cost.collectives import Choice, choose, reason
+from commtax.cost.applied import Applied, Factor, applied_s
+from commtax.cost.collectives import Choice, Parts, choose, reason
 from commtax.cost.compute import step_kernels
 from commtax.cost.crossing import Crossing, across, stage_ranks
 from commtax.cost.forms.experts import AROUND
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import KINDS, kernel_sigma, kernel_source, least_s, narrow_note, peak, seconds
+from commtax.cost.kernels import kernel_sigma, kernel_source, narrow_note, peak, power_clock
 from commtax.cost.placement import Span, span
 from commtax.cost.routed import EXCHANGED
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
@@ -52,7 +53,8 @@ def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sig
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
     why = NO_NOTE if stage else narrow_note(kernel, t.cluster.chip, t.constants)
-    return Line("compute", item, *times, why=why, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate)
+    figures = {"flops": kernel.flops, "sigma": sigma, "peak_flops_per_s": rate, "priced_from": kernel}
+    return Line("compute", item, *times, why=why, source=source, **figures)
 
 
 class Pricer:
@@ -143,10 +145,9 @@ def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
         why = reason(path, float(item.nbytes), int(min(where.ranks_per_domain, item.ranks)), bool(crosses))
         via = pricer.via(item, int(algorithm))
         algorithm, link = names[int(algorithm)], names[int(link)]
-    left = pricer.terms.engine.sends.reduce_share if item.op == "all-reduce" else 1.0
-    latency, wire = left * chosen.latency_s * settings.latency_scale, left * chosen.wire_s / settings.bandwidth_scale
+    latency, wire = scaled_s(item, chosen, pricer.terms.engine, settings)
     if settings.eager:
-        launched = np.where(np.asarray(item.ranks) > 1, launched_s(fabric, latency, wire, crosses), latency)[()]
+        launched = pick(np.asarray(item.ranks) > 1, launched_s(fabric, latency, wire, crosses), latency)
         why = LAUNCH_FLOOR if np.all(launched > latency) else why
         latency = launched
     hidden = settings.overlap * item.count * (latency + wire)
@@ -156,6 +157,17 @@ def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, crosses, eager=settings.eager)
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
     return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, via, sigma=sigma)
+
+
+def reduced(item: Item, engine: Engine) -> float:
+    """What an engine's own way to all-reduce leaves of the library's time."""
+    return engine.sends.reduce_share if item.op == "all-reduce" else 1.0
+
+
+def scaled_s(item: Item, chosen: Choice, engine: Engine, settings: WhatIf) -> Parts:
+    """Latency and wire of a path as this engine takes it, with links as they are asked for."""
+    left = reduced(item, engine)
+    return left * chosen.latency_s * settings.latency_scale, left * chosen.wire_s / settings.bandwidth_scale
 
 
 def launched_s(fabric: Fabric, latency: Number, wire: Number, crosses: Number) -> Number:
@@ -309,20 +321,25 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
 
 def served_line(kernel: Kernel, t: Terms) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
-    # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
-    clock, slow = t.constants.tables["step.bf16"]["clock"], t.settings.slow_rank
-    rate = clock * _own_rate(kernel, t.engine.kernels)
-    fixed, moving = (0.0, 0.0) if idle else seconds(kernel, t.cluster.chip, t.constants, rate)
-    pace = t.engine.paces.get(KINDS.get(kernel.form, ""), 1.0)
-    fixed, moving = fixed * pace, moving * pace
-    if not idle and pace < 1:  # no kernel beats its bytes and FLOPs
-        moving = np.maximum(moving, least_s(kernel, t.cluster.chip, t.constants) - fixed)
-    return kernel_line(kernel, kernel.count, (fixed * slow, moving * slow), kernel_sigma(kernel, t.constants), t)
+    times = (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied_in_serving(kernel, t))
+    return kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t)
 
 
-def _own_rate(kernel: Kernel, runs: KernelHabits) -> float:
+def applied_in_serving(kernel: Kernel, t: Terms) -> Applied:
+    """What a served step multiplies onto a kernel.
+
+    In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
+    """
+    table = t.constants.tables["step.bf16"]
+    clocks: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
+    return Applied((*clocks, *_own_rate(kernel, t.engine.kernels)), t.settings.slow_rank)
+
+
+def _own_rate(kernel: Kernel, runs: KernelHabits) -> tuple[Factor, ...]:
     """An engine's arithmetic in whole steps against that of the tables which constants were fitted on."""
-    return {"fp8": runs.fp8_rate, "nvfp4": runs.fp4_rate}.get(kernel.dtype, 1.0)
+    if kernel.dtype == "fp8":
+        return (("fp8_rate", runs.fp8_rate),)
+    return (("fp4_rate", runs.fp4_rate),) if kernel.dtype == "nvfp4" else ()
 
 
 def num_launches(lines: Iterable[Line], engine: Engine) -> Number:
@@ -331,16 +348,26 @@ def num_launches(lines: Iterable[Line], engine: Engine) -> Number:
     return sum((line.item.count * (many if line.item.op in AROUND else 1.0) for line in lines), start=0.0)
 
 
-def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
-    """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
+def host_parts(lines: list[Line], work: Workload, t: Terms) -> dict[str, Number]:
+    """What the GPU waits for, by the engine's field that says how long."""
     host = t.engine.host
-    waiting: Number = host.host_s + host.host_s_per_doubling * np.log2(t.plan.tp * 1.0) + host.host_s_per_seq * work.samples
-    waiting = waiting + host.prompt_s * (np.asarray(work.prefill_tokens) > 0)
+    parts: dict[str, Number] = {
+        "host_s": host.host_s,
+        "host_s_per_doubling": host.host_s_per_doubling * np.log2(t.plan.tp * 1.0),
+        "host_s_per_seq": host.host_s_per_seq * work.samples,
+        "prompt_s": host.prompt_s * (np.asarray(work.prefill_tokens) > 0),
+    }
     if t.settings.eager or host.launches:
         launches = num_launches(lines, t.engine)
         busy = sum((line.total_s for line in lines), start=0.0)
-        waiting = waiting + launches * host.gap_s
-        waiting = waiting + np.maximum(0, launches * host.launch_s - busy)
+        parts |= {"gap_s": launches * host.gap_s, "launch_s": np.maximum(0, launches * host.launch_s - busy)}
+    return parts
+
+
+def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
+    """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
+    host = t.engine.host
+    waiting: Number = sum(host_parts(lines, work, t).values())
     unmeasured = Source("assumed" if host.host_s else "by definition")
     source = (host.host_label or Source("calibrated")) if host.calibrated else unmeasured
     item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)

@@ -68,7 +68,7 @@ def _grouped(s: Step, r: Routed, count: int, biased: bool) -> Iterator[Kernel]:
     """Plain products, as one whose matrix is the experts that some token chose, with small kernels around them."""
     each, both, runs = r.copies / np.maximum(1e-9, r.active), r.up * r.inner, s.engine.kernels
     up = s.gemm("experts gate and up", "experts", "gate", count, each, both * r.active, r.hidden, GATE)
-    yield replace(up, grouped=True)
+    yield replace(up, grouped=True, batch=r.active)
     # Tokens are read and written once; a copy is written, read by the activation, written and read back.
     own, sends = r.tokens, s.engine.sends
     passed = r.copies + r.elsewhere
@@ -76,15 +76,17 @@ def _grouped(s: Step, r: Routed, count: int, biased: bool) -> Iterator[Kernel]:
         sends.experts_keep_tp or sends.experts_whole
     ):  # exchanged by all-to-all: a rank sees its own tokens and those for its experts
         own, passed = r.tokens / s.plan.ep, r.copies
-    moved = 2 * own * r.hidden + r.copies * (2 * r.hidden + both + r.inner)
-    moved = moved + runs.routing_passes * passed * r.hidden
-    if biased:
+    moved = 2 * own * r.hidden + r.copies * 2 * r.hidden + runs.routing_passes * passed * r.hidden
+    inside = s.plan.weights_dtype in s.engine.mixes.graphed_experts
+    if not inside:
+        moved = moved + r.copies * (both + r.inner)
+    if biased and not inside:
         moved = moved + runs.biased_passes * r.copies * both
     launches, what = runs.routing_launches, "routing, permutation and activation"
     yield s.small(what, "routing", "routing", launches * count, moved / launches, fusable=False)
     down = s.gemm("experts down", "experts", "down", count, each, r.hidden * r.active, r.inner, DOWN)
     moved = r.copies * r.inner * input_bytes(down.dtype, s.plan) + r.active * r.hidden * r.inner * down.weight_bytes
-    yield replace(down, nbytes=moved, grouped=True)
+    yield replace(down, nbytes=moved, grouped=True, batch=r.active)
 
 
 def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:

@@ -175,6 +175,16 @@ def _most_moe(model: Model, pp: int) -> int:
     return max(sum(isinstance(model.blocks[model.layers[i]].ffn, Experts) for i in r) for r in stage_layers(model, pp))
 
 
+def fullest_of(model: Model, plan: Plan) -> list[Number]:
+    """Layers of each kind that a rank of the fullest stage holds: of two stages where microbatches enter at both ends."""
+    both = pick(np.asarray(plan.pp) > 1, SCHEDULES[plan.schedule].directions, 1)
+
+    def times(where: int) -> Number:
+        return by_pp(plan.pp, lambda pp: _fullest(model, pp)[where])
+
+    return [times(where) * both for where in range(len(model.blocks))]
+
+
 def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
     """Parameters one rank of the fullest stage holds: of its layers, of their experts, and of embedding and head.
 
@@ -183,15 +193,11 @@ def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
     total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
     directions = SCHEDULES[plan.schedule].directions
     alone = (np.asarray(plan.pp) == 1) | (directions > 1)
-
-    def times(where: int) -> Number:
-        return by_pp(plan.pp, lambda pp: _fullest(model, pp)[where])
-
-    layers = [times(where) for where in range(len(model.blocks))]
+    layers = fullest_of(model, plan)
     for (split, units, group, where), size in _sizes(model).items():
         held = share(split, model, plan, engine, units) * size
         if where >= 0:
-            held = held * layers[where] * pick(np.asarray(plan.pp) > 1, directions, 1)
+            held = held * layers[where]
         elif where != FIRST:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
             held = pick(alone, held, 0)
         total[group] = total[group] + held

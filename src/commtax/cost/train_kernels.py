@@ -4,7 +4,7 @@ Backward of a product is two products of the same FLOPs (input and weight gradie
 forward, because the scores are computed again; of an element-wise kernel about 1.5 times its bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -77,8 +77,21 @@ def _trained(
     else:  # a product, and in fp8 the cast of its input, which is a kernel of its own
         yield _product(k, k.what, "forward", count, k.flops * busier, k.nbytes, (k.m * busier, k.n, k.k))
         if k.dtype in LOW_ARITHMETIC:
-            cast = _elementwise(k, f"{k.what} cast", count, CAST_BYTES[_cast_to(k, plan)] * k.m * busier * k.k)
-            yield replace(cast, n=k.n, k=k.k, casts=True)
+            yield _cast(k, count, plan, engine, busier)
+
+
+def _cast(k: Kernel, count: Number, plan: Plan, engine: Engine, busier: Number) -> Kernel:
+    """The cast of a product's input, whose twin in backward is that of its output's gradient.
+
+    Of a grouped product every expert's rows are cast. Frozen weights need no second layout. Kernels that hold both products of an
+    expert cast what passes between them inside: tokens alone are cast forward, and gradients of their sum backward.
+    """
+    inside = k.grouped and plan.weights_dtype in engine.mixes.graphed_experts
+    each = (CAST_BYTES[_cast_to(k, plan)] - (1 if plan.lora_rank else 0)) * k.m * busier
+    groups = k.batch if k.grouped else 1
+    forward = 0 if inside and k.place == "down" else each * groups * k.k
+    backward = 0 if inside and k.place == "gate" else each * k.n
+    return replace(_elementwise(k, f"{k.what} cast", count, forward), n=backward, casts=True)
 
 
 def _elementwise(k: Kernel, what: str, count: Number, nbytes: Number, stage: Stage = "forward") -> Kernel:
@@ -108,14 +121,16 @@ def _unfused(k: Kernel, count: Number, plan: Plan, step: TrainStep) -> Iterator[
     yield replace(scores, what="attention values", n=d, k=keys)
 
 
-def backward(kernels: list[Kernel]) -> list[Kernel]:
-    """Gradients of every forward kernel."""
-    return [made for kernel in kernels for made in _gradients(kernel)]
+def backward(kernels: list[Kernel], plan: Plan) -> list[Kernel]:
+    """Gradients of every forward kernel: where all but adapters is frozen, of their weights and of every input."""
+    return [made for kernel in kernels for made in _gradients(kernel, bool(plan.lora_rank) and kernel.part != "adapters")]
 
 
-def _gradients(k: Kernel) -> Iterator[Kernel]:
+def _gradients(k: Kernel, frozen: bool) -> Iterator[Kernel]:
     if k.form == "gemm":
         yield _product(k, f"{k.what} input gradient", "backward", k.count, k.flops, k.nbytes, (k.m, k.k, k.n))
+        if frozen:
+            return
         moved = k.nbytes + (4 - k.weight_bytes) * k.n * k.k  # the weight gradient is written in fp32
         yield _product(k, f"{k.what} weight gradient", "weight-gradient", k.count, k.flops, moved, (k.n, k.k, k.m))
         return
@@ -125,7 +140,7 @@ def _gradients(k: Kernel) -> Iterator[Kernel]:
     elif k.form == "prefill":
         yield replace(k, what=what, flops=BACKWARD_ATTENTION_FLOPS * k.flops, nbytes=2 * k.nbytes, stage="backward")
     elif k.casts:  # the cast of an input in forward is that of an output's gradient in backward
-        yield _elementwise(k, what, k.count, k.nbytes * k.n / k.k, "backward")
+        yield _elementwise(k, what, k.count, k.n, "backward")
     else:
         yield _elementwise(k, what, k.count, BACKWARD_ELEMENT_BYTES * k.nbytes, "backward")
 
@@ -134,6 +149,8 @@ def recomputed(kernels: list[Kernel], model: Model, plan: Plan, engine: Engine) 
     """What backward runs again: all layers, or what the engine calls selective."""
     if plan.recompute == "none":
         return []
+    if plan.remade:
+        return [k for k in kernels if any(REMADE[name](k) for name in plan.remade)]
     if plan.recompute == "full" or engine.trains.selective == "matmuls":
         again = [replace(k, count=k.count * _again(k, model, plan, engine)) for k in kernels]
         return [k for k in again if np.ndim(k.count) or k.count]
@@ -165,6 +182,19 @@ def _is_up(k: Kernel) -> bool:
     return k.part == "projections" and k.place in ("query", "key")
 
 
+REMADE: Mapping[str, Callable[[Kernel], bool]] = {
+    "core_attn": lambda k: k.part == "attention" and k.form not in CHIP_FORMS,
+    "layernorm": lambda k: k.part == "norms",
+    "mla_up_proj": _is_up,
+    "mlp": lambda k: k.part == "feed-forward",
+    "moe": lambda k: k.part in ("router", "routing", "experts", "shared expert"),
+    "moe_act": lambda k: (
+        k.part == "experts" and k.place == "activation"
+    ),  # of experts it stands with the permutation, and is not told apart
+}
+"""Forward kernels of the modules that Megatron recomputes by name."""
+
+
 def update(params: Number) -> Kernel:
     """The optimiser's step over this rank's share of the parameters."""
     count = pick(np.asarray(params) > 0, 1, 0)
@@ -174,6 +204,17 @@ def update(params: Number) -> Kernel:
 def accumulated(nbytes: Number) -> Kernel:
     """Gradients of a microbatch added to the sum, in a pass of its own where no product does it."""
     return Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")
+
+
+def step_flops(model: Model, plan: Plan, seq: Number, causal: bool) -> Number:
+    """FLOPs of one token's forward and backward: three forward passes' worth; without weight gradients where adapters alone are
+    trained (their own few FLOPs are not counted).
+    """
+    layers, head = forward_flops(model, seq, causal)
+    if not plan.lora_rank:
+        return 3 * (layers + head)
+    attended = sum(k.count * _flops(k, model, seq, causal) for k in _counted(model, seq) if k.form == "prefill") / seq
+    return 2 * (layers + head) + attended
 
 
 def forward_flops(model: Model, seq: Number, causal: bool) -> tuple[Number, Number]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost.adapters import trained_params
 from commtax.cost.inventory import inventory
 from commtax.cost.placement import holders
 from commtax.cost.schedules import SCHEDULES, passes_of
@@ -127,17 +128,21 @@ def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Eng
 
 
 def _tied_and_norms(model: Model, plan: Plan, engine: Engine, layers: Number) -> list[Item]:
-    """Gradients that are summed beside data parallelism: a tied table's two copies, norms under sequence parallelism."""
-    grads = DTYPE_BYTES[plan.grads_dtype]
+    """Gradients that are summed beside data parallelism: a tied table's two copies, norms under sequence parallelism.
+
+    Frozen parameters have none; adapters are summed with the others.
+    """
+    grads = 0.0 if plan.lora_rank else DTYPE_BYTES[plan.grads_dtype]
     table = model.vocab * model.hidden * share("vocab", model, plan, engine) * grads
     apart = SCHEDULES[plan.schedule].directions == 1  # else the first rank has the last stage too
-    twice = pick((np.asarray(plan.pp) > 1) & (model.tied and apart), 1, 0)
+    own = 0 if plan.lora_rank else 1
+    twice = pick((np.asarray(plan.pp) > 1) & (model.tied and apart), own, 0)
     norms = sum(t.size * model.layers.count(t.where) for t in inventory(model) if t.part == "norm" and t.where >= 0)
     per_stage = norms * layers / model.num_layers * grads
     tied = Item("tied embedding gradients", "pp", "all-reduce", table, plan.pp * 0 + 2, twice, "first and last stage")
     return [
         replace(tied, part="embedding", stage="once", overlaps_with="every forward"),
-        tp_item("norm gradients", "all-reduce", per_stage, 1 if plan.sequence_parallel else 0, plan, "norms", "once"),
+        tp_item("norm gradients", "all-reduce", per_stage, own if plan.sequence_parallel else 0, plan, "norms", "once"),
     ]
 
 
@@ -151,7 +156,7 @@ def _mirrored(model: Model, plan: Plan, engine: Engine) -> Item:
 
 def updated_params(model: Model, plan: Plan, engine: Engine) -> Number:
     """Parameters whose state one rank updates: its share where the optimiser is sharded."""
-    params = stage_params(model, plan, engine)
+    params = trained_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine) if plan.zero else (1, 1)
     return (params["layers"] + params["ends"]) / ranks + params["experts"] / same_experts
 
@@ -167,28 +172,37 @@ def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, bac
     once = backend == DEEPEP
     copies = expected_destinations(moe, plan.ep) if once else moe.top_k
     nbytes = local * copies * (moe.latent or model.hidden) * DTYPE_BYTES[plan.activations_dtype]
-    both = [exchanged(place, "ep", "all-to-all", nbytes, plan.ep, each * (_passes(plan) + 1)) for place in ROUND_TRIP]
+    passes = _passes(plan) + 1 + ("moe" in plan.remade)
+    both = [exchanged(place, "ep", "all-to-all", nbytes, plan.ep, each * passes) for place in ROUND_TRIP]
     routed, most = moe if once else None, engine.sends.hosts_a_token
     return [replace(item, overlaps_with="layers", routed=routed, most_hosts=most) for item in both]
 
 
 def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> list[Item]:
-    """Gradients (and, sharded, parameters). Experts under ep are reduced among the ranks that hold the same ones."""
-    params = stage_params(model, plan, engine)
+    """Gradients (and, sharded, parameters). Experts under ep are reduced among the ranks that hold the same ones.
+
+    Where all but adapters is frozen, they alone have gradients and are updated; ZeRO 3 gathers the frozen layers all the same.
+    """
+    params, trained = stage_params(model, plan, engine), trained_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine)
     mixed = num_moe_layers(model, plan)
     if plan.zero < 3:
-        dense = _replicated(plan, params["layers"] + params["ends"], ranks, "", engine)
-        return [*dense, *_replicated(plan, params["experts"], same_experts, "experts", engine)]
+        dense = _replicated(plan, trained["layers"] + trained["ends"], ranks, "", engine)
+        return [*dense, *_replicated(plan, trained["experts"], same_experts, "experts", engine)]
     # With a pipeline parameters stay gathered from the first forward to the last backward, and gradients are summed once.
     gathers = pick(np.asarray(plan.pp) > 1, 1, 2)
     head = 0 if model.tied else share("vocab", model, plan, engine) * model.vocab * model.hidden
     last = pick(np.asarray(plan.pp) == 1, head + model.hidden * model.final_norm, 0)
+    every = 0 if plan.lora_rank else 1  # embedding and head have no adapters
+
+    def unit(name: str, count: Number) -> tuple[Number, Number]:
+        return params[name] / count, trained[name] / count
+
     return [
-        *_sharded(plan, params["layers"] / layers, ranks, layers, "", gathers),
-        *_sharded(plan, params["experts"] / np.maximum(1, mixed), same_experts, mixed, "experts", gathers),
-        *_sharded(plan, params["ends"] - last, ranks, 1, "embedding", gathers),
-        *_sharded(plan, last, ranks, 1, "head", 1),
+        *_sharded(plan, unit("layers", layers), ranks, layers, "", gathers),
+        *_sharded(plan, unit("experts", np.maximum(1, mixed)), same_experts, mixed, "experts", gathers),
+        *_sharded(plan, (params["ends"] - last, every * (params["ends"] - last)), ranks, 1, "embedding", gathers),
+        *_sharded(plan, (last, every * last), ranks, 1, "head", 1),
         _copies(plan, updated_params(model, plan, engine), layers),
     ]
 
@@ -232,16 +246,18 @@ def _replicated(plan: Plan, params: Number, ranks: Number, part: Part, engine: E
     return [_summed(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, pick(on, times, 0), part), gathered]
 
 
-def _sharded(plan: Plan, params: Number, ranks: Number, units: Number, part: Part, gathers: Number) -> list[Item]:
+def _sharded(plan: Plan, held: tuple[Number, Number], ranks: Number, units: Number, part: Part, gathers: Number) -> list[Item]:
     """ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered.
 
-    The last unit (head and final norm) stays gathered in between.
+    ``held``: parameters of a unit, and those of it that are trained. The last unit (head and final norm) stays gathered in
+    between.
     """
-    on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
+    params, trained = held
+    on, has = ((np.asarray(ranks) > 1) & (np.asarray(some) > 0) for some in held)
     axis = "edp" if part == "experts" else "shard"
     whose = {"": "layer", "experts": "expert"}.get(part, part)
     count = pick(on, units * _rounds(plan), 0)
-    values, grads = params * DTYPE_BYTES[plan.activations_dtype], params * DTYPE_BYTES[plan.grads_dtype]
+    values, grads = params * DTYPE_BYTES[plan.activations_dtype], trained * DTYPE_BYTES[plan.grads_dtype]
     gathered = Item(f"{whose} parameters", axis, "all-gather", values, ranks, count * gathers, part=part)
-    scattered = _summed(f"{whose} gradients", axis, "reduce-scatter", grads, ranks, count, part)
+    scattered = _summed(f"{whose} gradients", axis, "reduce-scatter", grads, ranks, pick(has, count, 0), part)
     return [replace(gathered, overlaps_with="both passes"), scattered]

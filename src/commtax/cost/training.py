@@ -7,44 +7,30 @@ step (gradients, parameters) + the update.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost import train_kernels
+from commtax.cost.adapters import trained_params
+from commtax.cost.applied import Applied, Factor, applied_s
+from commtax.cost.forms.form import Table
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import seconds, widened
+from commtax.cost.kernels import power_clock, widened
 from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
-from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers, stage_params
+from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers
 from commtax.cost.train_traffic import training, updated_params
 from commtax.ledger import Bill, Item, Line, Part, Stage, Window
 from commtax.question import WhatIf
-from commtax.spec import Chip, Engine, KernelConstants, Model, Number, Plan, TrainStep
+from commtax.spec import Engine, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 
+MOST_MOVED = 4
+"""Layers that each stage takes of the last one's at most, where a layout makes room for the head."""
 BETWEEN = ("dp", "pp")
 """Axes whose collectives run between microbatches and between stages, not inside layers."""
-
-
-CLOCK_OF_POWER = 0.7
-"""The clock under load goes with this power of the watts that a FLOP/s may draw: fitted on torchao's runs of Llama 3 8B on H100s
-of 500 W (``benchmarks/fit_fsdp.py``), transferred to other parts. A third would hold where voltage follows the clock; large
-products run near the lowest voltage already (1,450 of 1,980 MHz on an H200 at 690 W, benchmarks/h200), where power is nearly
-linear in the clock."""
-
-
-def power_clock(chip: Chip, constants: KernelConstants) -> float:
-    """The clock of a part with fewer watts for its arithmetic than the one its family's constants were measured on, at most 1.
-
-    Watts a FLOP/s decide, not watts: a part with few multipliers (H20) holds its clock with less.
-    """
-    table, peaks = constants.tables["train.bf16"], chip.flops_per_s
-    usual, peak = table["tdp_w"], peaks.get("bf16") or peaks.get("fp16", 0.0)
-    if not (chip.tdp_w and usual and peak):
-        return 1.0
-    return float(min(1.0, (chip.tdp_w / usual * table.get("flops_per_s", peak) / peak) ** CLOCK_OF_POWER))
 
 
 def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
@@ -52,33 +38,49 @@ def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
     layers, ends, head_share = _compute(t, step)
     pricer = Pricer(t)
     items = [_as_launched(i, t, head_share) for i in training(t.model, t.plan, step, t.engine, t.settings.ep_backend)]
-    comm = [comm_line(i, pricer, _scales(i, t.settings, t.engine)) for i in items]
+    comm = [comm_line(i, pricer, scales(i, t.settings, t.engine)) for i in items]
     free = _Windows(layers, ends, t.plan, t.engine)
     comm = [_hide(line, free, t.engine, t.settings) if line.item.is_sent else line for line in comm]
-    return Bill((*layers, *ends, _bubble(comm, free, t.model, t.plan), *_host(layers, comm, t), *comm), tokens)
+    lines = (*layers, *ends, _bubble(comm, free, t.model, t.plan), *_host(layers, comm, t), *comm)
+    known, measured = _known(t)
+    return Bill(lines, tokens, known_sigma=known, measured=measured)
+
+
+def _known(t: Terms) -> tuple[float, bool]:
+    """The spread of whole steps, of groups that were left out, and whether runs like this one were fitted on.
+
+    Adapters alone were fitted on nowhere: their steps spread as those of a chip that was left out.
+    """
+    runs, mixed = t.engine.spread, t.model.experts is not None
+    near, apart = (runs.mixture_sigma, runs.mixture_sigma_apart) if mixed else (runs.dense_sigma, runs.dense_sigma_apart)
+    fitted = t.cluster.chip.key in runs.fitted_chips and not t.plan.lora_rank
+    return (near if fitted else apart), fitted
 
 
 def _host(layers: list[Line], comm: list[Line], t: Terms) -> list[Line]:
-    """The wait for a host that launches every expert's products and casts by themselves.
+    """The wait for a host that launches layers of experts kernel by kernel.
 
-    Grouped products of Transformer Engine loop over a rank's experts, so a layer with many experts and few tokens is bound by
-    the host: it takes ``expert_host_s`` for each, and the GPU waits for what exceeds its own time in the layers.
+    It takes ``layer_host_s`` for each layer and microbatch, forward and backward, and the GPU waits for what exceeds its own time
+    in the layers; and ``sync_s`` always, while the host reads how many tokens each expert has. One graph of the step has neither.
     """
-    trains, lines = t.engine.trains, []
+    trains, mixes, lines = t.engine.trains, t.engine.mixes, []
     if trains.step_host_s:
-        item = Item("once a step", "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
-        lines.append(Line("host", item, trains.step_host_s, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host))
-    if not t.model.experts or not trains.expert_host_s:
+        lines.append(_host_line("once a step", trains.step_host_s, "step_host_s", t))
+    if not t.model.experts or not (mixes.layer_host_s or mixes.expert_host_s) or t.plan.weights_dtype in mixes.graphed_experts:
         return lines
-    own = t.model.experts.num_experts / t.plan.ep
-    launched_s = trains.expert_host_s * own * num_moe_layers(t.model, t.plan) * t.plan.microbatches
+    times = num_moe_layers(t.model, t.plan) * t.plan.microbatches
+    each = mixes.layer_host_s + mixes.expert_host_s * t.model.experts.num_experts / t.plan.ep
     busy_s = _total(layers) + sum((x.exposed_s for x in comm if x.item.whole_axis not in BETWEEN), start=0.0)
-    item = Item("launches of experts", "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
-    waits = np.maximum(0, launched_s - busy_s)
-    return [*lines, Line("host", item, waits, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host)]
+    waits = np.maximum(mixes.sync_s * times, each * times - busy_s)
+    return [*lines, _host_line("launches of experts", waits, "layer_host_s", t)]
 
 
-def _scales(item: Item, settings: WhatIf, engine: Engine) -> WhatIf:
+def _host_line(what: str, waits: Number, field: str, t: Terms) -> Line:
+    item = Item(what, "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
+    return Line("host", item, waits, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host, priced_from=field)
+
+
+def scales(item: Item, settings: WhatIf, engine: Engine) -> WhatIf:
     """What-ifs of one collective: all links scaled, or one axis' alone; and what an engine's own way to gather leaves of them."""
     slow = settings.slow_links if item.whole_axis == settings.slow_axis else 1.0
     slow *= engine.trains.gather_rate if item.whole_axis == "dp" else 1.0
@@ -91,33 +93,36 @@ def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], list[Line], Number]
     passes = t.engine.trains.eager_passes if t.settings.eager else t.engine.trains.elementwise_passes
     depth = fullest_layers(model, plan)
     body, head = train_kernels.forward(model, plan, step, t.engine, depth, passes, t.settings.trained_imbalance)
-    priced = _Priced(t)
+    priced = Kernels(t)
     layers = priced.lines(body, m)
     layers += priced.lines(train_kernels.recomputed(body, model, plan, t.engine), m, "recompute")
-    layers += priced.lines(train_kernels.backward(body), m)
-    both = [*head, *train_kernels.backward(head)]
+    layers += priced.lines(train_kernels.backward(body, plan), m)
+    both = [*head, *train_kernels.backward(head, plan)]
     share = _head_share(model, plan, t.engine, _total(layers) / depth, m * priced.seconds(both))
     ends = priced.lines(both, m * share) + priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
     if t.engine.trains.accumulate_bytes:
-        held = sum(stage_params(model, plan, t.engine).values())
+        held = sum(trained_params(model, plan, t.engine).values())
         ends += priced.lines([train_kernels.accumulated(held * t.engine.trains.accumulate_bytes)], m)
     return layers, ends, share
 
 
-class _Priced:
+def _clock(c: Table, fused: float) -> Factor:
+    """A number format's share of single kernels' rates: of its own runs, or of those whose casts are fused."""
+    return ("train.share", c["share"] * fused) if "share" in c else ("train.clock", c["clock"])
+
+
+class Kernels:
     """Kernels to lines; a kernel that runs forward and again in backward is priced once."""
 
     def __init__(self, t: Terms) -> None:
         self.terms, self.chip, self.constants = t, t.cluster.chip, t.constants
-        table, power = self.constants.tables["train.bf16"], power_clock(self.chip, self.constants)
+        self.table = table = self.constants.tables["train.bf16"]
+        self.power: Factor = ("power_clock", power_clock(self.chip, table))
         # Hours of dense products draw the clock down, in each number format by its own share of single kernels' rates.
         found = ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
-        self.clocks = {kind: power * (c.get("rate") or c["clock"]) for kind, c in found if c}
+        self.clocks = {kind: _clock(c, table["fused"]) for kind, c in found if c}
         self.clock = self.clocks["bf16"]
-        self.experts = t.engine.kernels.experts_rate
-        self.attention = power * table.get(t.engine.trains.attention, 1.0)
-        self.attention_backward = self.attention * table["attention_backward"]
-        self.scale, self.least = t.settings.slow_rank, t.engine.host.launch_s if t.settings.eager else 0.0
+        self.least = t.engine.host.launch_s if t.settings.eager else 0.0
         self.sigma = widened(table["sigma"], self.constants.label)
         self._known: dict[tuple[object, ...], tuple[Kernel, Number, Number]] = {}
 
@@ -128,22 +133,23 @@ class _Priced:
         """Lines of kernels that each run ``times`` as often, in another ``stage`` than their own where one is named."""
         return [kernel_line(k, k.count * times, self._parts(k), self.sigma, self.terms, stage or k.stage) for k in kernels]
 
-    def _rate(self, kernel: Kernel) -> float:
-        """Arithmetic over that of the constants: fused attention has kernels of its own for either direction."""
-        if kernel.form == "gemm":
-            own = self.experts if kernel.part == "experts" else 1.0
-            return own * self.clocks.get(kernel.number_format, self.clock)
+    def applied(self, kernel: Kernel) -> Applied:
+        """What a training step multiplies onto a kernel: fused attention has kernels of its own for either direction."""
+        engine, slow_rank = self.terms.engine, self.terms.settings.slow_rank
         if kernel.form != "prefill":
-            return self.clock
-        return self.attention_backward if kernel.stage == "backward" else self.attention
+            products = kernel.form == "gemm"
+            clock = self.clocks.get(kernel.number_format, self.clock) if products else self.clock
+            own = (("experts_rate", engine.kernels.experts_rate),) if products and kernel.part == "experts" else ()
+            return Applied((self.power, clock, *own), slow_rank=slow_rank, launch_s=self.least)
+        rates = [self.power, (f"train.{engine.trains.attention}", self.table.get(engine.trains.attention, 1.0))]
+        if kernel.stage == "backward":
+            rates.append(("train.attention_backward", self.table["attention_backward"]))
+        return Applied(tuple(rates), slow_rank=slow_rank, launch_s=self.least)
 
     def _parts(self, kernel: Kernel) -> tuple[Number, Number]:
         key = (kernel.form, *map(id, (kernel.flops, kernel.nbytes, kernel.m, kernel.n)))
         if key not in self._known:  # the kernel is kept so that its numbers, whose identity is the key, live on
-            fixed, moving = seconds(kernel, self.chip, self.constants, self._rate(kernel))
-            if self.least:  # without graphs a kernel takes at least its launch
-                fixed = np.maximum(fixed, self.least - moving)
-            self._known[key] = kernel, fixed * self.scale, moving * self.scale
+            self._known[key] = kernel, *applied_s(kernel, self.chip, self.constants, self.applied(kernel))
         return self._known[key][1:]
 
 
@@ -154,12 +160,18 @@ def _total(lines: list[Line]) -> Number:
 def _head_share(model: Model, plan: Plan, engine: Engine, layer_s: Number, head_s: Number) -> Number:
     """How much of the head the pace-setting stage pays: all of it, less what the last stage saves by having fewer layers.
 
-    Where microbatches enter at both ends, either of the outer ranks has the head of half of them, and layers of both ends.
+    An engine that is told where layers go moves further layers from the last stage to the others as long as that pays. Where
+    microbatches enter at both ends, either of the outer ranks has the head of half of them, and layers of both ends.
     """
     directions = SCHEDULES[plan.schedule].directions
     head = pick(np.asarray(plan.pp) > 1, 1 / directions, 1.0)
     outer = by_pp(plan.pp, lambda pp: _outer_layers(model, pp, directions, engine.trains.balances_head))
-    return np.clip(head - (fullest_layers(model, plan) - outer) * layer_s / np.maximum(head_s, 1e-30), 0, 1)
+    layer = layer_s / np.maximum(head_s, 1e-30)
+    left = head - (fullest_layers(model, plan) - outer) * layer
+    if engine.trains.balances_head and directions == 1:
+        moved = (np.maximum(more * layer, left - more * (plan.pp - 1) * layer) for more in range(1, MOST_MOVED + 1))
+        left = pick(np.asarray(plan.pp) > 1, reduce(np.minimum, moved, left), left)
+    return np.clip(left, 0, 1)
 
 
 @lru_cache(maxsize=1024)

@@ -26,7 +26,8 @@ def megatron(job: Job) -> str:
         raise Refusal(f"emit 'megatron': its optimiser is ZeRO 0 or 1, not {plan.zero}", "emit")
     sizes = {"tp": int(plan.tp), "pp": int(plan.pp), **_wider(plan)}
     flags = spelled("megatron", **sizes, sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
-    flags += [*_stages(q.model, plan), *spelled("megatron", recompute=plan.recompute if plan.recompute != "none" else "")]
+    flags += [*_stages(q.model, plan), *spelled("megatron", recompute=_granularity(plan))]
+    flags += [f"--recompute-modules {' '.join(plan.remade)}"] * bool(plan.remade)
     flags += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
     flags += spelled("megatron", micro_batch=int(q.micro_batch), global_batch=_global_batch(job), context=int(q.context))
     flags += ["--bf16", *_narrow(plan.weights_dtype)]
@@ -38,6 +39,10 @@ def megatron(job: Job) -> str:
     if plan.pp == 1 or plan.schedule in MEGATRON_SCHEDULES:
         return command
     return f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B\n{command}"
+
+
+def _granularity(plan: Plan) -> str:
+    return "selective" if plan.remade else "" if plan.recompute == "none" else plan.recompute
 
 
 def _narrow(dtype: str) -> list[str]:

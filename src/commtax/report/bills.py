@@ -13,7 +13,7 @@ from commtax.report.documents import LEFT_OUT, Asked, Named, Record, facts, fill
 from commtax.report.tables import NOTHING_SENT, between, headline, notes, say, served_step, show_shares, show_table
 from commtax.spec import Number
 from commtax.units import format_bytes, format_rate, format_seconds, plural
-from commtax.verbs.billing import StepBill
+from commtax.verbs.billing import StepBill, by_cost
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import Cause, causes
 from commtax.verbs.explained import HELD, Explained
@@ -44,7 +44,8 @@ def _trained_step(q: Question) -> str:
     sequences = f"{q.batch * plan.dp:,.0f} sequences of {q.context:,.0f} tokens a step"
     microbatches = f"{plural(int(plan.microbatches), 'microbatch')} of {int(q.micro_batch)} a replica"
     groups = f" over groups of {int(plan.shard)}" if plan.shard else ""
-    return f"train: {sequences}, {microbatches}, ZeRO {plan.zero}{groups}, recompute {plan.recompute}"
+    adapters = f", LoRA rank {plan.lora_rank}" if plan.lora_rank else ""
+    return f"train: {sequences}, {microbatches}, ZeRO {plan.zero}{groups}, recompute {plan.recompute}{adapters}"
 
 
 def _modes(q: Question) -> tuple[tuple[str, bool], ...]:
@@ -78,11 +79,6 @@ def weakest(b: StepBill) -> str:
     kinds = {x.source.kind for x in b.lines}
     least = next((kind for kind in WEAKEST_FIRST if kind in kinds), None)
     return "; ".join(dict.fromkeys(f"{x.kind}: {x.source}" for x in b.lines if x.source.kind == least)) or "none"
-
-
-def by_cost(b: StepBill) -> list[Line]:
-    """The lines of a bill, the costliest first."""
-    return sorted(b.items, key=lambda x: -float(x.exposed_s))
 
 
 def _show_served(console: Console, step: Explained) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 
-from commtax.catalog.paces import unseen
+from commtax.catalog.transfer import unseen
 from commtax.report.documents import LEFT_OUT, Asked, Record, Row, facts, filled, first_having, plain, question
 from commtax.report.tables import headline, notes, say, show_shares, show_table
 from commtax.spec import Number

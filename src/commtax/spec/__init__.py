@@ -50,6 +50,7 @@ from commtax.spec.plan import (
     ARITHMETIC,
     AXES,
     DTYPE_BYTES,
+    MODULES,
     OVERLAPPED,
     PARALLEL,
     SIZES,

@@ -58,6 +58,7 @@ class Spread:
     ops: tuple[str, ...] = ()  # (): all
     max_bytes: float = math.inf
     families: tuple[str, ...] = ()  # of chips; (): all
+    most_Bps: float = math.inf  # of links up to this rate
 
 
 @dataclass(frozen=True, slots=True)

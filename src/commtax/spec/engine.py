@@ -71,6 +71,9 @@ class HostTime:
     host_s_per_seq: float = 0.0  # … and for each sequence of the step
     prompt_s: float = 0.0  # a step with prompts takes this much longer: they are launched kernel by kernel
     request_s: float = 0.0  # a request's way through the server, to its first step and back with its first token
+    mixture_prompt: float = 1.0  # … and of a mixture of experts, whose layers launch more kernels, by this factor …
+    mixture_request: float = 1.0  # … as is the way of its requests
+    of_mixtures: bool = False  # both are held in the times above
     frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
     launch_s: float = 0.0  # one kernel launch without graphs
@@ -162,10 +165,10 @@ class TrainingHabits:
     bucket_bytes_per_rank: float = 0.0  # … or, if larger, of this size for each data-parallel rank
     gather_rate: float = 1.0  # of the links' bandwidth, what collectives of parameters and gradients attain: one call a tensor
     balances_head: bool = False  # layers are laid out by hand: the stage of the head has as few as the others leave it
-    expert_host_s: float = 0.0  # the host takes this long for an expert of a layer and microbatch; the GPU waits if it is faster
     step_host_s: float = 0.0  # once a step, whatever its size: norms, checks for overflow, the optimiser's own work on the host
     accumulate_bytes: float = 0.0  # moved for each parameter to add a microbatch's gradients up; 0: inside the products
     gathers_ahead: bool = False  # updated parameters are gathered beside the next forward, not inside the update
+    remakes_activation: bool = False  # backward of the gated activation makes its output again, which is not kept
     regathers_inputs: bool = False  # sequence parallel: backward gathers the products' inputs again instead of keeping them
     context_parallel: str = ""  # "ring": keys go round; "gather": they are gathered; "": the engine has none
     repeats_keys: bool = False  # … once for every query head that shares them
@@ -177,6 +180,28 @@ class TrainingHabits:
     narrow_gathers: bool = False  # … and gathers in fp8 what fp8 products take, in fp4 what those of fp4 take
     elementwise_passes: float = 1.0  # bytes that its norms, activations and residuals move over those of fused kernels …
     eager_passes: float = 1.0  # … and without a compiler
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedExperts:
+    """How a training framework launches experts."""
+
+    layer_host_s: float = 0.0  # the host takes this long for a layer of experts and a microbatch; the GPU waits if it is faster …
+    expert_host_s: float = 0.0  # … and this long for each of a rank's experts in it …
+    sync_s: float = 0.0  # … and always waits this long for the host to read how many tokens each expert has
+    # Formats in which experts' products cast, add and activate inside, and read such counts themselves: a step is one graph.
+    graphed_experts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSpread:
+    """How far whole training steps are off: standard deviations of the logarithm of steps that constants were not fitted on."""
+
+    dense_sigma: float = 0.0  # of releases that were left out of the fit …
+    dense_sigma_apart: float = 0.0  # … and of chips
+    mixture_sigma: float = 0.0
+    mixture_sigma_apart: float = 0.0
+    fitted_chips: tuple[str, ...] = ()  # whose runs its constants were fitted on
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +221,23 @@ class Engine:
     memory: MemoryHabits = MemoryHabits()
     states: StateHabits = StateHabits()
     trains: TrainingHabits = TrainingHabits()
+    mixes: TrainedExperts = TrainedExperts()
+    spread: TrainingSpread = TrainingSpread()
     versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # constants of other versions, where fitted
-    paces: Mapping[str, float] = field(default_factory=dict)  # seconds of a kind of kernel in whole runs over its tables'
     aliases: tuple[str, ...] = ()
     note: str = ""
     sources: Mapping[str, Citation] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash((self.key, self.version))
+
+    def serving_mixtures(self) -> Engine:
+        """The engine with its times of mixtures of experts, whatever it had before."""
+        host = self.host
+        if host.of_mixtures:
+            return self
+        times = {"prompt_s": host.prompt_s * host.mixture_prompt, "request_s": host.request_s * host.mixture_request}
+        return self.but(of_mixtures=True, **times)
 
     def but(self, **changes: Any) -> Engine:
         """The same engine with some of its facts changed, whichever part they belong to."""

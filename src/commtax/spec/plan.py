@@ -62,6 +62,10 @@ OVERLAPPED: tuple[AxisName, ...] = ("dp", "cp", "tp", "ep", "pp")
 """The axes in the order in which engines learnt to run their collectives beside compute."""
 
 
+MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act")
+"""Parts of a layer that Megatron recomputes by name (its ``--recompute-modules``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a model is laid over GPUs. Sizes may be arrays; kinds (dtype, schedule, ZeRO stage …) are scalars."""
@@ -78,14 +82,14 @@ class Plan:
     microbatches: Number = 1
     schedule: str = "1f1b"
     chunks: int = 1  # virtual stages a rank (interleaved schedules)
-    recompute: str = "none"
+    recompute: str = "none"  # or "selective", "full", or modules: "core_attn,moe"
     order: tuple[str, ...] = AXES  # innermost first
     weights_dtype: str = ""  # "": as the checkpoint stores them
     activations_dtype: str = "bf16"
     kv_dtype: str = "bf16"
     state_dtype: str = "fp32"  # of recurrent states where a model's config.json does not say
     grads_dtype: str = "bf16"
-    lora_rank: int = 0  # of adapters that are served beside the model; 0: none are
+    lora_rank: int = 0  # of adapters that are served beside the model, or alone trained; 0: there are none
     max_loras: int = 1  # … and how many of them at once
     redundant_experts: int = 0  # copies of popular experts beside the model's own, of all ranks together
     tower: str = "weights"  # how tp ranks share a vision tower: "weights", or "data": each has it whole and looks at its pictures
@@ -94,6 +98,11 @@ class Plan:
     def num_gpus(self) -> Number:
         """GPUs of one server or training job."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def remade(self) -> tuple[str, ...]:
+        """Modules of a layer that backward computes again by name."""
+        return tuple(name for name in self.recompute.split(",") if name in MODULES)
 
     def share(self, length: Number) -> Number:
         """Tokens of a sequence that one of its context-parallel ranks has."""

@@ -86,7 +86,6 @@ def surface(timings: Timings) -> Surface:
         mixed=[by_rows, by_rows],
         contexts=contexts,
         decode=decode,
-        beside=decode,
         new=[0.0, 1.0],
         past=[0.0, 1.0],
         prompt=[[0.0, 0.0], [0.0, 0.0]],

@@ -7,8 +7,9 @@ import numpy as np
 from commtax import catalog
 from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import least_s, seconds
+from commtax.cost.kernels import kernel_sigma, least_s, seconds
 from commtax.files import table
+from commtax.ledger import Z80
 from commtax.readers.published import sweep
 from commtax.readers.published.kernels import KernelTable
 from commtax.readers.published.spellings import dtype_named, engine_named
@@ -49,7 +50,8 @@ def answers(table: KernelTable, source: Array) -> Records:
             skipped[mask] = str(why)
             continue
         predicted[mask], floor[mask] = priced(made, table.chip, constants)
-        factor[mask] = spread(kind, table.chip.family, words["dtype"])
+        known = spread(kind, table.chip.family, words["dtype"])
+        factor[mask] = known if known != UNMEASURED else unmeasured(made, table.chip, constants)
     return of_columns(
         table.count,
         kind=kind,
@@ -83,6 +85,13 @@ def priced(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) ->
         total, host = (total, host + taken) if one.form in EAGER else (total + taken, host)
         least = least + least_s(one, chip, constants) * one.count
     return together(total, host, constants), least
+
+
+def unmeasured(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) -> Array:
+    """Half-widths of 80 % ranges on a family that has no residuals: those of its constants, which all err together."""
+    took = [np.asarray(sum(seconds(one, chip, constants)) * one.count) for one in kernels]
+    sigma = sum(kernel_sigma(one, constants) * s for one, s in zip(kernels, took, strict=True)) / np.maximum(sum(took), 1e-300)
+    return np.maximum(UNMEASURED, np.expm1(Z80 * sigma))
 
 
 def together(device_s: Array, host_s: Array, constants: KernelConstants) -> Array:

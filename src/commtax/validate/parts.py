@@ -54,7 +54,9 @@ EXPERTS: Mapping[str, Quant | None] = {
 UNLIKE: dict[str, dict[str, str]] = table("validate/parts.toml")
 """What tables time and no engine serves so: why, with what tells their rows."""
 SMALL, LARGE = 16.0, 1024.0
-"""Rows of an activation matrix, tokens of a prompt or of a cache and sequence, that tell small shapes from others and large ones."""
+"""Rows of an activation matrix, or tokens of a prompt or a sequence's cache, up to which shapes are small and from which large."""
+SURELY = 1.5
+"""A host's launches take so much longer, or shorter, on another host."""
 LAWFUL = 1.5
 """How far the median of a group of shapes may be off."""
 Make = Callable[[Words, Sizes, Engine], Sequence[Kernel]]
@@ -93,7 +95,8 @@ def groups(tables: Iterable[KernelTable]) -> list[Group]:
             for size in dict.fromkeys(sizes):
                 key = (one.chip.key, words["framework"] or ENGINE, one.kind.name, form, str(size), _unlike(one, words))
                 found.setdefault(key, []).append(np.broadcast_to(errors, sizes.shape)[sizes == size])
-    return [Group(*key[:-1], np.concatenate(errors), key[-1]) for key, errors in sorted(found.items())]
+    whole = {key: np.concatenate(errors) for key, errors in sorted(found.items())}
+    return [Group(*key[:5], errors=errors, why=key[5]) for key, errors in whole.items()]  # type: ignore[misc]
 
 
 def _classes(tail: str, x: Sizes) -> Array:
@@ -116,7 +119,7 @@ def _unlike(one: KernelTable, words: Words) -> str:
 
 
 def bill_seconds(timed: KernelTable) -> Iterator[tuple[Words, Array, Array]]:
-    """Groups of a table's rows with what a bill charges for each; groups that no bill has are left out."""
+    """Groups of a table's rows, their places and what a bill charges for each; rows that no bill has are left out."""
     assert timed.chip
     for words, mask in timed.groups():
         named = {**words, "written": words["dtype"], "dtype": dtype_named(words["dtype"]) or words["dtype"]}
@@ -126,7 +129,10 @@ def bill_seconds(timed: KernelTable) -> Iterator[tuple[Words, Array, Array]]:
             made = _kernels(timed, named, {name: sizes[mask] for name, sizes in timed.sizes.items()}, engine)
         except (Refusal, KeyError):
             continue
-        yield named, mask, _priced(made, timed.chip, engine)
+        charged, launched = _priced(made, timed.chip, engine)
+        shown = np.broadcast_to(~launched, (int(mask.sum()),))
+        if np.any(shown):
+            yield named, np.flatnonzero(mask)[shown], np.broadcast_to(charged, shown.shape)[shown]
 
 
 def _kernels(timed: KernelTable, words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
@@ -135,14 +141,15 @@ def _kernels(timed: KernelTable, words: Words, x: Sizes, engine: Engine) -> Sequ
     return own(words, x, engine) if own else timed.kind.make(words, x)
 
 
-def _priced(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> Array:
-    """Seconds of a step's lines, beside the launches of tables that no graph holds: those a step never pays."""
-    even = engine.but(popularity=np.inf, experts_rate=1.0, routing_share=1.0)
+def _priced(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> tuple[Array, Array]:
+    """Seconds of a step's lines, and rows that show a host's launches instead: no graph held them, and a step never pays those."""
+    even = engine.but(popularity=np.inf)
     cluster, alone = catalog.cluster(chip.key), catalog.kernel_constants(even, chip, timed=True)
     terms = Terms(_model(Block(None, None), 1), Plan(), cluster, even, catalog.fabric(even.library, cluster), alone)
     step = replace(terms, constants=catalog.kernel_constants(even, chip))
-    host = sum((served_line(k, terms, 1.0).total_s for k in kernels if k.form in EAGER), start=0.0)
-    return together(sum((served_line(k, step, 1.0).total_s for k in kernels if k.form not in EAGER), start=0.0), host, alone)
+    host = sum((served_line(k, terms).total_s for k in kernels if k.form in EAGER), start=0.0)
+    device = sum((served_line(k, step).total_s for k in kernels if k.form not in EAGER), start=0.0)
+    return together(device, host, alone), np.asarray(host * SURELY > device)
 
 
 def _model(block: Block, hidden: int, quant: Quant | None = None) -> Model:
@@ -174,7 +181,8 @@ def _decode(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
         x_of = {name: np.where(rows, sizes, sizes[np.argmax(rows)]) for name, sizes in x.items()}
         work = Workload(x_of["batch_size"], x_of["batch_size"] * x_of["step"])
         step, attention = _attending(words, x_of, work, seqs, engine)
-        made += [replace(one, count=np.where(rows, 1, 0)) for one in decode_attention(step, attention, 1)] if np.any(rows) else []
+        kernels = [plain.repeated(one, x_of) for one in decode_attention(step, attention, 1)]
+        made += [replace(one, count=np.where(rows, 1, 0)) for one in kernels] if np.any(rows) else []
     return made
 
 

@@ -9,9 +9,9 @@ from typing import Any, TypedDict, Unpack, cast
 import numpy as np
 
 from commtax import catalog
-from commtax.catalog import paces
 from commtax.catalog import profile as overlay
-from commtax.catalog.paces import Setting
+from commtax.catalog import transfer
+from commtax.catalog.transfer import Setting
 from commtax.cost import legality
 from commtax.cost.caches import with_states
 from commtax.cost.memory import check_stored, on_chip
@@ -275,8 +275,8 @@ def settled(q: Question) -> Question:
     if own:
         cluster, engine = overlay.on_cluster(own, cluster), overlay.on_engine(own, engine)
     engine = on_chip(engine, cluster.chip)
-    if engine.host.pooled and not q.trains:
-        engine = paces.paced(engine, Setting.of(engine, cluster.chip, q.model, q.plan.weights_dtype))
+    if q.model.experts and not q.trains:
+        engine = engine.serving_mixtures()
     if q.limits.state_slots:
         engine = engine.but(state_slots=int(q.limits.state_slots))
     check_stored(q.model)
@@ -382,7 +382,7 @@ def _known(q: Question) -> tuple[float, bool]:
     if q.trains or not q.engine.host.pooled or q.engine.host.host_label:
         return math.inf, False
     setting = Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
-    return paces.sigma(setting, "tpot", q.model.experts is not None), paces.is_measured(setting)
+    return transfer.sigma(setting, "tpot", q.model.experts is not None), transfer.is_measured(setting)
 
 
 def _remarks(q: Question) -> Iterator[Note]:

@@ -14,10 +14,10 @@ from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import over_replicas, span
 from commtax.cost.pricing import Pricer, comm_line, inference_bill
 from commtax.cost.traffic import inference, padded_rows
-from commtax.cost.train_kernels import forward_flops, recomputed_flops
+from commtax.cost.train_kernels import recomputed_flops, step_flops
 from commtax.cost.train_traffic import training
 from commtax.cost.training import training_bill
-from commtax.ledger import Bill, Item
+from commtax.ledger import Bill, Item, Line
 from commtax.question import Question
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
@@ -90,10 +90,9 @@ class StepBill(Bill):
         return float(peaks.get(listed) or peaks.get("bf16") or peaks.get("fp16") or max(peaks.values()))
 
     def model_flops(self, convention: str = "") -> Number:
-        """FLOPs that the model needs in one training step: three forward passes' worth, nothing recomputed, padded or masked."""
+        """FLOPs that the model needs in one training step: nothing recomputed, padded or masked (``step_flops``)."""
         causal = (convention or self.question.what_if.flops) == "causal"
-        layers, head = forward_flops(self.question.model, self.question.context, causal)
-        return 3 * (layers + head) * self.tokens
+        return step_flops(self.question.model, self.question.plan, self.question.context, causal) * self.tokens
 
     def _utilization(self, flops: Number) -> Number:
         return flops / (self.step_s * self.num_gpus * self.peak_flops_per_s)
@@ -139,6 +138,11 @@ class StepBill(Bill):
         return tokens / self.tokens_per_s / 86400
 
 
+def by_cost(b: StepBill) -> list[Line]:
+    """The lines of a bill, the costliest first."""
+    return sorted(b.items, key=lambda x: -float(x.exposed_s))
+
+
 def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptions]) -> StepBill:
     """Price one prefill, decode or mixed step. Sizes, batch and context may be arrays, and then every figure is one.
 
@@ -178,7 +182,7 @@ def _priced(q: Question) -> StepBill:
     rows = _rows(q)
     own = [Note("assumed-links", terms.fabric.note)] if terms.fabric.note else []
     notes = (*q.notes, *_step_notes(q, rows), *own, *_untaken(plain, q))
-    return StepBill(plain.lines, plain.tokens, q, rows, notes, known_sigma=plain.known_sigma)
+    return StepBill(plain.lines, plain.tokens, q, rows, notes, known_sigma=plain.known_sigma, measured=plain.measured)
 
 
 def _rows(q: Question) -> Number:

@@ -6,7 +6,7 @@ from commtax.cost.memory import RECOMPUTE
 from commtax.cost.schedules import TRAINING, most_chunks, passes_of
 from commtax.cost.tensors import ROWWISE
 from commtax.question import Changes, Question
-from commtax.spec import ARITHMETIC, DTYPE_BYTES, TAXES, Chip, Engine, Number, Plan
+from commtax.spec import ARITHMETIC, DTYPE_BYTES, MODULES, TAXES, Chip, Engine, Number, Plan
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, parse_seconds
 
@@ -193,16 +193,24 @@ def check_run(q: Question) -> None:
 
 
 def check_adapters(q: Question) -> None:
-    """Adapters belong to a server that has them, in a rank that it keeps room for; none of experts that are spread over ranks."""
+    """Adapters belong to a server that has them, in a rank that it keeps room for; none of experts that are spread over ranks.
+
+    Training has one set of them, which is what is trained.
+    """
     plan, habits = q.plan, q.engine.memory
     rank, slots = positive(plan.lora_rank, "lora_rank", least=0), positive(plan.max_loras, "max_loras")
     if not rank:
         if slots != 1:
             raise Refusal(f"max_loras={slots}: needs the adapters' rank, lora_rank", "lora_rank")
         return
-    if q.trains or not habits.lora:
-        where = "training has none" if q.trains else f"{q.engine.key} serves none"
-        raise Refusal(f"lora_rank={rank}: LoRA adapters are served beside a model, and {where}", "lora_rank", (0,))
+    if q.trains:
+        if slots != 1:
+            raise Refusal(f"max_loras={slots}: training has one set of adapters; max_loras=1", "max_loras", (1,))
+        return
+    if not habits.lora:
+        raise Refusal(
+            f"lora_rank={rank}: LoRA adapters are served beside a model, and {q.engine.key} serves none", "lora_rank", (0,)
+        )
     if habits.lora_ranks and rank not in habits.lora_ranks:
         near, listed = nearest(habits.lora_ranks, int(rank)), ", ".join(map(str, habits.lora_ranks))
         rule = f"{q.engine.key} keeps room for ranks of {listed}; nearest: {' or '.join(map(str, near))}"
@@ -266,15 +274,25 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
     if engine.key == "megatron" and mixed and not plan.sequence_parallel:
         raise Refusal("ep > 1 with tp > 1: megatron needs sequence_parallel for it", "ep")
     _check_schedule(plan)
-    if plan.recompute not in RECOMPUTE:
-        raise Refusal(f"recompute '{plan.recompute}': one of {', '.join(RECOMPUTE)}", "recompute", RECOMPUTE)
+    _check_recomputed(plan, engine)
     wanted = plan.weights_dtype
     listed = ARITHMETIC.get(wanted, wanted)
     narrow = wanted in TRAINED_IN and wanted and DTYPE_BYTES[wanted] < 2
     if "train" in engine.phases and narrow and listed not in chip.flops_per_s:
         raise Refusal(f"dtype '{wanted}': {chip.key} has no {listed} arithmetic", "dtype")
+
+
+def _check_recomputed(plan: Plan, engine: Engine) -> None:
+    named = plan.recompute.split(",")
+    if plan.recompute not in RECOMPUTE and len(plan.remade) < len(named):
+        known = f"one of {', '.join(RECOMPUTE)}, or modules of {', '.join(MODULES)} with commas between"
+        raise Refusal(f"recompute '{plan.recompute}': {known}", "recompute", RECOMPUTE)
     if plan.recompute == "selective" and not engine.trains.selective:
         raise Refusal(f"recompute 'selective': {engine.key} has no such mode; none or full", "recompute", ("none", "full"))
+    if plan.remade and engine.trains.selective != "attention":
+        raise Refusal(
+            f"recompute '{plan.recompute}': {engine.key} recomputes no modules by name; none or full", "recompute", ("none", "full")
+        )
 
 
 def _check_sharding(plan: Plan, engine: Engine) -> None:

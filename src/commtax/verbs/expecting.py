@@ -93,14 +93,12 @@ def expect(
     own = overlay.given(profile)
     place = overlay.on_cluster(own, place) if own else place
     size = int(positive(ranks or (2 if op == "send-recv" else place.num_gpus), "ranks", least=2))
-    if size > place.num_gpus:
-        raise Refusal(f"ranks={size}: {place.key} has {place.num_gpus} GPUs", "ranks", (place.num_gpus,))
-    if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
-        raise Refusal(f"size={nbytes}: a size above 0 is needed", "size")
+    _check_sizes(size, nbytes, place)
     library = library or (next(iter(own.libraries), "") if own else "") or "nccl"
     where = _span(op, size, place)
-    met = place.as_pairs if where.ranks_per_domain == 2 else place.without_pairs  # the first two GPUs of a host are a pair
-    fabric = overlay.paths(own, library, met) if own else catalog.fabric(library, met)
+    whole = overlay.paths(own, library, place) if own else catalog.fabric(library, place)
+    # The first two GPUs of a host are a pair.
+    fabric, met = (whole.pairs, place.as_pairs) if where.ranks_per_domain == 2 and whole.pairs else (whole, place.without_pairs)
     chosen = price(op, nbytes, size, where, met, fabric)
     crosses, index = where.domains > 1, int(np.asarray(chosen.path).ravel()[0])
     path = (fabric.network_paths if crosses else fabric.paths)[op][index]
@@ -122,6 +120,13 @@ def expect(
         floor_s=_floor_s(op, nbytes, where, met) / (2 if place.bridge and where.ranks_per_domain > 2 else 1),
         profile=own.name if own else "",
     )
+
+
+def _check_sizes(ranks: int, nbytes: Number, place: Cluster) -> None:
+    if ranks > place.num_gpus:
+        raise Refusal(f"ranks={ranks}: {place.key} has {place.num_gpus} GPUs", "ranks", (place.num_gpus,))
+    if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
+        raise Refusal(f"size={nbytes}: a size above 0 is needed", "size")
 
 
 def _span(op: str, ranks: int, place: Cluster) -> Span:

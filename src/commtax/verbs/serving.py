@@ -7,8 +7,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from commtax.arrays import pick, remembered
-from commtax.catalog.paces import Setting, is_measured
-from commtax.catalog.paces import sigma as transferred_sigma
+from commtax.catalog.transfer import Setting, is_measured
+from commtax.catalog.transfer import sigma as transferred_sigma
 from commtax.cost import serving as loop
 from commtax.cost.network import STATIONS, Flow, Network, crowding, flow
 from commtax.cost.serving import Load, Served, Steps

@@ -16,16 +16,19 @@ from commtax.report.view import View, legal_instead, view
 from commtax.report.view.pictures import Front, ServedFront, TrainedFront, grid_of, serving_front, training_front
 from commtax.report.view.state import SHORT, Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import Catalog, catalogue
+from commtax.report.whys import WhyView, why_view
 from commtax.verbs.billing import price
 from commtax.verbs.explained import Explained
 from commtax.verbs.fitting import advised, holds
 from commtax.verbs.grids import GRIDS, Grid
 from commtax.verbs.train_fitting import train_holds
+from commtax.verbs.why import why
 from commtax.web.guard import problem
 
 Answer = Callable[[Any], object]
 Written = tuple[int, bytes]
 """A status and a body of JSON."""
+LINE = Key("line", "line", 1, "The number of a line of the bill, the costliest being 1.", low=1, high=1000)
 GRID = Key("grid", "grid", "tp-link", "Which heat map.", words=GRIDS)
 PLAN_GPUS = 512
 """GPUs up to which the page searches plans."""
@@ -66,6 +69,7 @@ ANSWERS: dict[str, tuple[str, type, Answer, tuple[Key, ...]]] = {
         lambda x: bill_document(Explained(price(x.question))),
         (),
     ),
+    "why": ("One line of the bill, explained.", WhyView, lambda x: why_view(why(price(x.question), str(x["line"]))), (LINE,)),
     "fit": ("What ``commtax fit --json`` prints for this state.", FitAnswer, fit_answer, ()),
     "compare": ("TP against links or batches around this state.", Grid, lambda x: grid_of(x, x["grid"]), (GRID,)),
     "pipeline": (

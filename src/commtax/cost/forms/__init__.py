@@ -7,7 +7,17 @@ p-norm is at least its largest term, so no kernel beats bytes / bandwidth or FLO
 
 from commtax.cost.forms import attention, exchange, experts, latent, linear, modules, products
 from commtax.cost.forms.form import ChipForm, Form
+from commtax.cost.stated import stated
 
 FORMS: dict[str, Form] = {**products.FORMS, **attention.FORMS, **experts.FORMS, **exchange.FORMS, **latent.FORMS, **modules.FORMS}
 CHIP_FORMS: dict[str, ChipForm] = linear.CHIP_FORMS
 """Forms that need more of a chip than its bandwidth and peak."""
+
+
+def equation(form: str) -> str:
+    """A form's equation: it stands in its function's description and nowhere else.
+
+    >>> equation("small")
+    't = t0 + bytes / (eb bandwidth) seconds'
+    """
+    return stated(CHIP_FORMS.get(form) or FORMS[form])

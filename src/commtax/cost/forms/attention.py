@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 
-from commtax.cost.forms.form import TINY, Form, Parts, Table
+from commtax.cost.forms.form import TINY, Form, Parts, Table, moved_bytes
 from commtax.cost.kernel import Kernel
 
 HEAD_DIM, HEAD_OFFSET = 128.0, 150.0
+QUERY_TILE = 128.0  # queries of one block of a prompt
 HEAD_SIZES = {size: math.log2(size) for size in (64, 128, 192, 256, 512)}
 """Head sizes that a constant may be given at, and their logarithms: beyond 64, 128 and 256 where another kernel serves them."""
 
@@ -18,7 +19,7 @@ def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
     t = t0 + [ memory^p + blocks^p + serial^p + compute^p ]^(1/p) seconds, with blocks = tc batch kv_heads (d + 150)/278 and
     serial = kl ln(1 + length/kc) + kb ln(batch). Fitted on measured kernels (``catalog/kernels``).
     """
-    moved = k.nbytes + k.batch * k.heads * k.head_dim * 4.0
+    moved = moved_bytes(k.nbytes, k.kept, c) + k.batch * k.heads * k.head_dim * 4.0
     memory = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps)
     blocks = c["tc"] * k.batch * k.kv_heads * ((k.head_dim + HEAD_OFFSET) / (HEAD_DIM + HEAD_OFFSET))
     serial = c["kl"] * np.log1p(k.length / c["kc"])
@@ -32,15 +33,17 @@ def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
 def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Causal attention of whole prompts: arithmetic at the head size's rate, memory, and the longest single block.
 
-    t = t0 + [ (compute + moved)^p + longest^p ]^(1/p) seconds, with longest = tl (new + past) (d + 128)/256. Queries, keys and
+    t = t0 + [ (compute + moved)^p + longest^p ]^(1/p) seconds, with longest = tl (new + past) (d + 128)/256, of a window no more
+    than that and the block's own queries. Queries, keys and
     outputs pass through the multiprocessors at ``tm`` seconds a byte, or at what memory attains where that is slower: A100's
     758 GB/s are a third of its memory, and on L40S, with 2.3 times the cycles, the same kernels fill its 864 GB/s. Fitted on
     measured kernels (``catalog/kernels``).
     """
     edges = k.batch * k.length * c["c0"] * k.heads * 4.0 * k.head_dim  # tiles at the diagonal compute more than half
-    byte_s = max(1 / (c["eb"] * bandwidth_Bps), c.get("tm", 0.0))
+    byte_s = np.maximum(1 / (c["eb"] * bandwidth_Bps), c.get("tm", 0.0))
     work = (k.flops + edges) / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + k.nbytes * byte_s
-    longest = c["tl"] * (k.length + k.past) * (k.head_dim + HEAD_DIM) / (2 * HEAD_DIM)
+    keys = np.minimum(k.length + k.past, k.window + QUERY_TILE) if k.window else k.length + k.past
+    longest = c["tl"] * keys * (k.head_dim + HEAD_DIM) / (2 * HEAD_DIM)
     p = c["p"]
     return c["t0"], (work**p + longest**p + TINY) ** (1 / p)
 

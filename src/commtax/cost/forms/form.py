@@ -16,6 +16,27 @@ Form = Callable[[Kernel, Table, float, float], Parts]
 ChipForm = Callable[[Kernel, Table, Chip, float], Parts]
 """(kernel, constants, chip, arithmetic over that of the constants) -> seconds, where two rates of a chip are not enough."""
 TINY = 1e-300  # keeps the root of 0 defined
+SECONDS = {
+    "t0": "launch and other fixed work",
+    "te": "bookkeeping for each expert",
+    "tl": "the longest loop, in turn",
+    "kl": "the serial loop, in turn",
+    "kb": "batched products, one launch",
+    "tb": "blocks, in turn",
+    "tc": "blocks of KV heads, in turn",
+    "tm": "bytes through the multiprocessors",
+    "tq": "queries, in turn",
+    "tr": "rows, in turn",
+    "ts": "candidates' scores",
+    "token": "small kernels, by token",
+    "head": "small kernels, by token and head",
+    "q": "quantising activations",
+}
+"""Constants that are seconds, of a launch or of a piece of work, and what they pay for."""
+RATES = {"link_Bps": "the link", "sm_Bps": "multiprocessors that copy"}
+"""Constants that are rates: a time goes with their inverse."""
+DAMPED = ("tau",)
+"""Seconds after which arithmetic slows down: they go with the arithmetic's own."""
 SHARPNESS = 6  # of the step from a tensor that the cache keeps to one that it does not, as measured on L40S
 
 
@@ -30,7 +51,7 @@ def norm(p: float, *terms: Number) -> Number:
     return largest * shares ** (1 / p)
 
 
-def from_memory(nbytes: Number, cache_bytes: float) -> Number:
+def from_memory(nbytes: Number, cache_bytes: Number) -> Number:
     """Bytes that come from memory where what a kernel reads was just written and a cache may have kept it.
 
     n / (1 + (cache / n)^6). It is at least n - 0.64 cache, and all of n where the cache's size is not known (0).
@@ -39,6 +60,11 @@ def from_memory(nbytes: Number, cache_bytes: float) -> Number:
     [1, 48, 189]
     """
     return nbytes / (1 + (cache_bytes / np.maximum(nbytes, 1.0)) ** SHARPNESS)
+
+
+def moved_bytes(nbytes: Number, kept: Number, c: Table) -> Number:
+    """Bytes as memory would move them in the same time: what a repetition finds in the cache comes at ``el`` times the rate."""
+    return nbytes - kept * (1 - 1 / c["el"]) if "el" in c else nbytes
 
 
 def vector_flops_per_s(chip: Chip) -> float:

@@ -30,7 +30,7 @@ def rest(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
 
 
 def eager(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """The host's time for all launches of a module that no graph holds: the device waits for it, or it for the device."""
+    """The host's time for all launches of a module that no graph holds, t = t0: the device waits for it, or it for the device."""
     return c["t0"], 0.0
 
 

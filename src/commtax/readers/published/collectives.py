@@ -126,9 +126,10 @@ def _cluster(place: str, hosts: int, per_host: int) -> Cluster:
     if hosts > 1:
         return _hosts(place, chip, hosts, per_host)
     # Cards in pairs: two of them speak over their bridge (A40 rows run at a host's rate and had none).
-    paired = per_host == 2 and "pairwise" in place and chip != "a40"
-    inside = "pcie3" if "2080 ti" in place else "nvlink-bridge" if paired else ""
-    return catalog.cluster(f"1x{max(per_host, 2)}x{chip}", intra=inside)
+    pairs = "pairwise" in place and chip != "a40"
+    told = next((one["link"] for one in names()["insides"] if re.search(one["pattern"], place)), "")
+    made = catalog.cluster(f"1x{max(per_host, 2)}x{chip}", intra="nvlink-bridge" if pairs and per_host == 2 else told)
+    return replace(made, bridge=catalog.link("nvlink-bridge")) if pairs and per_host > 2 else made
 
 
 def _hosts(place: str, chip: str, hosts: int, per_host: int) -> Cluster:

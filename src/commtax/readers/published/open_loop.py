@@ -14,6 +14,7 @@ from pathlib import Path
 
 from commtax import catalog
 from commtax.catalog.loader import aliases
+from commtax.catalog.versions import parts
 from commtax.readers.published import lengths
 from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, names, number, whole
 from commtax.readers.published.spellings import chip_named, model_named
@@ -186,13 +187,14 @@ def said(run: Run) -> str:
 def check(row: Row) -> None:
     """Refuse what is no plain server of one kind of GPU, or is not told whole."""
     chip, note, system = lower(row, "chip"), lower(row, "note"), lower(row, "experiment", "id")
+    apart: list[str] = names()["open_loop"]["disaggregated"]
     for wrong, reason in (
         (chip == "cpu", "runs on CPUs"),
         (chip.startswith(("gaudi", "arc")), f"chip '{chip}' is no GPU of the catalogue"),
         (chip.startswith("mixed"), "several kinds of chips in one system"),
         ("power-limited" in note or "power cap" in note or "maxq" in system, "its power is capped"),
         (re.search(r"speculat|\beagle|\bmtp\b|draft", note), "speculative decoding: how many tokens are accepted is not known"),
-        (re.search(r"disaggregat|one role only", note), "disaggregated: its workers are not told"),
+        (re.search("|".join(("disaggregat", "one role only", *apart)), note), "disaggregated: its workers are not told"),
         (not cell(row, "tp"), "how its GPUs are split is not known (tp is empty)"),
         (not (cell(row, "input_mean_tokens") and cell(row, "output_mean_tokens")), "its lengths are not known"),
     ):
@@ -322,13 +324,21 @@ def _engine(row: Row) -> str:
     name, version = lower(row, "engine"), cell(row, "engine_version")
     key = table["engines"].get(name, name)
     if submitted := _submitted(row):
-        return f"{submitted}@{lower(row, 'source_group').rpartition('v')[2]}"
+        return f"{submitted}@{_round(row)}"
     if key not in catalog.keys("engines"):
         raise Refusal(f"engine '{name}' is not known")
     if named := re.match(r"TensorRT (\d+\.\d+)", version):
         version = table["tensorrt"].get(named[1], "")
     plain = re.match(r"\d+(\.\d+)*", version)
     return f"{key}@{plain[0]}" if plain else key
+
+
+def _round(row: Row) -> str:
+    """The round whose software a submission ran: its own, or an older one."""
+    entered, version = lower(row, "source_group").rpartition("v")[2], cell(row, "engine_version")
+    known: dict[str, str] = names()["open_loop"]["software"]
+    older = (its for name, its in known.items() if version == name or version.startswith(f"{name}."))
+    return min(entered, next(older, entered), key=parts)
 
 
 def _dtypes(row: Row, model: Model, chip: Chip) -> tuple[str, str]:

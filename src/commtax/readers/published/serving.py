@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 from commtax import catalog
-from commtax.catalog.paces import fitted_runs
+from commtax.catalog.transfer import fitted_runs
 from commtax.readers.published.inferencemax import INFERENCEMAX, by_inferencemax, launched, says_drafted
 from commtax.readers.published.metrics import Metric, figures
 from commtax.readers.published.rows import Asked, Entry, Row, cell, described, even_hash, lower, mix, names, tokens, whole

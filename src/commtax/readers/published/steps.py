@@ -1,8 +1,9 @@
-"""Rows that tell the time between tokens at a mean batch (ML.ENERGY): the decode step of a server that runs so many at once.
+"""Rows that tell the time between tokens at a mean batch (ML.ENERGY): the step of a server that runs so many at once.
 
 How long prompts are is the task's (``names.toml``, ``tasks``). Of the sequences that run at a time the long ones are more than
 their share, so a sequence has cached its prompt and ``RUNNING`` of a mean answer. Each step as many prompts come as answers end,
-batch / answer on average: the median step has the median of so many (Poisson). Which version of the engine ran is the table's (``steps_engine``).
+batch / answer on average: the median step has the median of so many (Poisson). Which version of the engine ran is the table's
+(``steps_engine``).
 """
 
 from dataclasses import dataclass, replace
@@ -60,9 +61,20 @@ def question(row: Row) -> Run:
         raise Refusal(f"{gpus} GPUs are not tp {sizes['tp']} x dp {sizes['dp']}", "tp")
     batch = max(1, round(number(row, "avg_batch_size")))
     prompt, answer = _prompt(row), number(row, "avg_output_len")
-    came = {"prompts": median_count(batch / sizes["dp"] / answer), "prompt_len": prompt}
-    place = {"model": model, "cluster": _cluster(row, gpus), "engine": _engine(row), **sizes}
-    return Run(**place, batch=batch, context=round(prompt + RUNNING * answer), dtype=dtype, kv_dtype=kept(row), **came)
+    return Run(
+        model=model,
+        cluster=_cluster(row, gpus),
+        engine=_engine(row),
+        tp=sizes["tp"],
+        dp=sizes["dp"],
+        ep=sizes["ep"],
+        batch=batch,
+        context=round(prompt + RUNNING * answer),
+        dtype=dtype,
+        kv_dtype=kept(row),
+        prompts=median_count(batch / sizes["dp"] / answer),
+        prompt_len=prompt,
+    )
 
 
 def median_count(mean: float) -> int:

@@ -11,15 +11,18 @@ from commtax.readers.published.training_rows import (
     cluster_of,
     dtype_of,
     engine_of,
+    lora_rank_of,
     measured_s,
     model_of,
     recipe_of,
     sizes_of,
+    version_of,
     whole_rows,
 )
 from commtax.spec import PARALLEL, SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
-from commtax.verbs.asking import TrainBillOptions
+from commtax.verbs.asking import TrainBillOptions, TrainedOptions
+from commtax.verbs.train_fitting import train_fit
 
 FITTED_GPUS = 64
 FITTED_LAYERS = 96
@@ -41,7 +44,7 @@ def asked(rows: Sequence[Row]) -> list[Asked[Run]]:
 
 def ask(row: Row, entry: Entry) -> Asked[Run]:
     run = question(row)
-    plan = Plan(recompute=run["recompute"], weights_dtype=run["dtype"])
+    plan = Plan(recompute=run["recompute"], weights_dtype=run["dtype"], lora_rank=run["lora_rank"])
     took_s = measured_s(row, run["model"], plan, run["cluster"].chip)
     figure = replace(entry, measured=took_s, tp=whole(row, "tp", 1), size=whole(row, "seq"))
     where = "moe" if run["model"].experts else "dense"
@@ -86,9 +89,9 @@ def question(row: Row) -> Run:
     model = model_of(row)
     place = {"model": model, "cluster": cluster_of(row)}
     step = {"batch": per_replica, "micro_batch": min(micro, per_replica), "context": whole(row, "seq")}
-    run = cast(Run, {**place, **sizes, **step, "engine": engine})
-    run["recompute"] = _recompute(row)
-    dtype = run["dtype"] = dtype_of(row, model)
+    dtype = dtype_of(row, model)
+    run = cast(Run, {**place, **sizes, **step, "engine": version_of(row, dtype), "dtype": dtype})
+    run["recompute"], run["lora_rank"] = _recompute(row, dtype), lora_rank_of(row)
     run["eager"] = ("torchtitan" in source and "eager" in note) or "llm-foundry" in source
     if "+sp" in lower(row, "recompute"):
         run["sequence_parallel"] = True
@@ -100,25 +103,50 @@ def question(row: Row) -> Run:
         raise Refusal("the number of chunks of the interleaved schedule is not published", "interleave")
     if (beside := async_of(row, dtype)) is not None:
         run["async_axes"] = beside
-    run["ep_backend"] = matched("recipe_dispatcher", recipe_of(row)) if sizes["ep"] > 1 else ""
+        if "tp" in beside:  # only what sequence parallelism gathers and scatters can be cut into pieces
+            run["sequence_parallel"] = True
+    run["ep_backend"] = _dispatcher(row, sizes["ep"])
     if "shard_grad_op" in note:
         run["zero"] = 2
     elif "distributed optimizer" in note:
         run["zero"] = 1
     elif sharded := SHARDED.search(note):
         run["zero"] = 3 if int(sharded[1]) else 1
+    elif kept := matched("recipe_zero", source):
+        run["zero"] = int(kept)
+    if engine == "fsdp" and model.experts is None and not cell(row, "recompute") and not _fits(run):
+        run["recompute"] = "full"  # nothing is said of it, and without it there would have been no run
     return run
 
 
-def _recompute(row: Row) -> str:
-    """What a row calls recomputation: none, selective or full, alone or with remarks."""
+def _fits(run: Run) -> bool:
+    options = {name: value for name, value in run.items() if name in TrainedOptions.__annotations__}
+    return train_fit(run["model"], run["cluster"], **cast(TrainedOptions, options)).fits
+
+
+def _recompute(row: Row, dtype: str) -> str:
+    """What a row calls recomputation: none, selective or full, alone or with remarks; else modules that its recipe names."""
     said = lower(row, "recompute").split("+")[0].split("-")[0].split("(")[0].strip()
-    return said if said in ("selective", "full") else "none"
+    if said in ("selective", "full"):
+        return said
+    return matched("recipe_recompute", f"{recipe_of(row)} {dtype} {cell(row, 'microbatch')}") or "none"
+
+
+def _dispatcher(row: Row, ep: int) -> str:
+    """How tokens reach experts, where a row or its recipe says so; "": as the engine does."""
+    noted = "deepep" if "deepep" in lower(row, "note") else ""
+    if noted and ep == 1:
+        raise Refusal("tokens are sent to experts by DeepEP, and over how many ranks these lie is not said", "ep")
+    return (noted or matched("recipe_dispatcher", recipe_of(row))) if ep > 1 else ""
 
 
 def is_fitted(row: Row) -> bool:
-    """llm-foundry's bf16 rows on at most 64 GPUs, Megatron-Bridge's, torchao's, and of ZeRO-3 of 2021 the smaller model's."""
+    """llm-foundry's bf16 rows on at most 64 GPUs, Megatron-Bridge's of whole models, torchao's, and of ZeRO-3 of 2021 the smaller
+    model's.
+    """
     engine = engine_of(row)
+    if lora_rank_of(row):
+        return False
     if engine == "megatron-bridge" or "pytorch/ao" in lower(row, "source"):
         return True
     if engine == "deepspeed-2021":

@@ -8,15 +8,18 @@ from functools import lru_cache
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
-from commtax.cost.train_kernels import forward_flops, recomputed_flops
+from commtax.cost.train_kernels import recomputed_flops, step_flops
 from commtax.readers.published.rows import Row, cell, lower, matched, names, number, whole
 from commtax.readers.published.spellings import chip_named
+from commtax.readers.published.training_pages import of_page
 from commtax.spec import ARITHMETIC, AXES, SIZES, Chip, Cluster, Model, Plan, TrainStep
 from commtax.statement import Refusal
 
 OF_THE_ROW_ABOVE = ("tokendrop", "dropless")
 """Cells of the model that only say how a mixture was trained: the model stands in the row above."""
 TOKENS_PER_S = re.compile(r"tokens/s/gpu ?= ?([\d.]+)")
+FIRST_LAYERS = re.compile(r"[(,]?\s*(?:proxy,? )?(?:of )?(?:(?:the )?first )?(\d+)[- _]?layers?(?: proxy| only| of)?\s*\)?")
+"""A model that is cut after so many layers: "DeepSeekV3 (first 8 layers)", "8-layer proxy"."""
 TERA = 1e12
 NOTHING = ("n/a", "na", "none", "nan", "null", "-", "--", "?")
 """How tables write that a cell has no value …"""
@@ -29,7 +32,7 @@ def whole_rows(rows: Sequence[Row]) -> list[Row]:
     there (tables cut out of pages with two values a cell).
     """
     made: list[Row] = []
-    for row in rows:
+    for row in map(of_page, rows):
         plain = {name: "" if name in COUNTED and (text or "").strip().lower() in NOTHING else text for name, text in row.items()}
         above = made[-1].get("model", "") if made and lower(row, "model") in OF_THE_ROW_ABOVE else ""
         made.append({**plain, "model": above} if above else plain)
@@ -51,10 +54,13 @@ def sizes_of(row: Row) -> dict[str, int]:
 
 
 def model_of(row: Row) -> Model:
-    """A bundled model by any spelling of its name, or a GPT of the row's shape."""
+    """A bundled model by any spelling of its name, all of it or its first layers, or a GPT of the row's shape."""
     name = lower(row, "model")
-    if key := model_key(name):
+    cut = FIRST_LAYERS.search(name)
+    if key := model_key(FIRST_LAYERS.sub("", name)):
         decoder = catalog.model(key)
+        if cut:
+            decoder = _first_layers(decoder, int(cut[1]))
         if decoder.mtp and "w/o mtp" not in name:
             decoder = _predicting(decoder)
         return replace(decoder, max_len=max(decoder.max_len, whole(row, "seq")))
@@ -84,6 +90,15 @@ def model_key(name: str) -> str:
 
 def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name)
+
+
+def _first_layers(model: Model, wanted: int) -> Model:
+    """The embedding, so many layers from the first on, and the head; nothing guesses further tokens."""
+    if not 1 <= wanted <= model.num_layers:
+        raise Refusal(f"model '{model.key}' has {model.num_layers} layers, not {wanted}", "model")
+    layers = model.layers[:wanted]
+    used = sorted(set(layers))
+    return replace(model, blocks=tuple(model.blocks[i] for i in used), layers=tuple(map(used.index, layers)), mtp=())
 
 
 def _predicting(model: Model) -> Model:
@@ -127,13 +142,25 @@ def recipe_of(row: Row) -> str:
     return " ".join(lower(row, name) for name in ("source", "model", "gpu_type"))
 
 
+def version_of(row: Row, dtype: str) -> str:
+    """The engine with its version where recipes of one release run as others do: ``megatron-bridge@26.04``."""
+    version = matched("recipe_version", f"{recipe_of(row)} {dtype} {cell(row, 'microbatch')}")
+    return f"{engine_of(row)}@{version}" if version and engine_of(row) == "megatron-bridge" else engine_of(row)
+
+
+def lora_rank_of(row: Row) -> int:
+    """The rank of a run that trains adapters alone, as its recipe has it; 0 where a row says nothing of LoRA."""
+    text = f"{recipe_of(row)} {lower(row, 'note')}"
+    return int(matched("trained_rank", text)) if re.search(r"\blora\b", text) else 0
+
+
 def async_of(row: Row, dtype: str) -> tuple[str, ...] | None:
     """Axes whose collectives run beside compute, where a row or its recipe says so; None: as the engine does."""
     note = lower(row, "note")
     if "async tp" in note or "asynctp" in note:
         return ("dp", "tp")
-    recipe = matched("recipe_overlap", f"{recipe_of(row)} {dtype}")
-    beside = recipe.split() if recipe else list(catalog.engine(engine_of(row)).trains.async_axes)
+    recipe = matched("recipe_overlap", f"{recipe_of(row)} {dtype} ep{cell(row, 'ep')}")
+    beside = recipe.split() if recipe else list(catalog.engine(version_of(row, dtype)).trains.async_axes)
     for pattern, change in names()["patterns"]["noted_overlap"]:
         if re.search(pattern, note):
             beside = [axis for axis in beside if axis != change[1:]] + ([change[1:]] if change[0] == "+" else [])
@@ -176,7 +203,6 @@ def counted_flops(row: Row, model: Model, plan: Plan) -> float:
     """FLOPs of a token as the row's source counts them."""
     kind = "hardware" if "hardware tflop" in lower(row, "note") else matched("counted_flops", lower(row, "source"))
     seq, causal = whole(row, "seq"), kind == "causal"
-    layers, head = forward_flops(model, seq, causal)
     engine = catalog.engine(engine_of(row))
     again = recomputed_flops(model, plan, TrainStep(1, seq), engine, causal) if kind == "hardware" else 0.0
-    return float(3 * (layers + head) + again)
+    return float(step_flops(model, plan, seq, causal) + again)

@@ -11,13 +11,13 @@ from commtax.emit import launch_command, nccl_command
 from commtax.emit.serving import SERVING
 from commtax.ledger import Line
 from commtax.question import Question
-from commtax.report.bills import by_cost, how_sent, weakest
+from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Value, filled
 from commtax.report.view.state import SHORT, State, arguments, config_text, shortened, written
 from commtax.spec import SIZES
 from commtax.units import format_seconds
 from commtax.verbs.asking import describe_gpus
-from commtax.verbs.billing import StepBill, price
+from commtax.verbs.billing import StepBill, by_cost, price
 from commtax.verbs.explained import AxisTax, Binding, Explained, Lesson, Memory, formula, lesson, share_formula, source
 from commtax.verbs.layer import Bar, Lane, Span, Stage
 from commtax.verbs.moves import instead, moves

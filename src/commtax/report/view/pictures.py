@@ -11,6 +11,7 @@ from commtax.report.pipelines import Pipeline, page_pipeline
 from commtax.report.planning import ServedPlans, TrainedPlans, plans_document
 from commtax.report.view import View, view_of
 from commtax.report.view.state import SHOWN, State, shortened, written
+from commtax.report.whys import WhyView, why_view
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds
 from commtax.verbs.billing import StepBill, price
@@ -18,6 +19,7 @@ from commtax.verbs.confidence import percent
 from commtax.verbs.explained import Explained
 from commtax.verbs.grids import GRIDS, Cell, Grid, grid
 from commtax.verbs.serving import lengths_note
+from commtax.verbs.why import every_why
 
 TOP = 10
 MOST = 60
@@ -140,6 +142,7 @@ class Page:
     grids: dict[str, Grid] | None = None
     pipeline: Pipeline | None = None
     plan: ServedFront | TrainedFront | None = None
+    whys: list[WhyView] | None = None  # of the bill's lines, in their order
 
 
 def bill_page(step: Explained, command: str) -> Page:
@@ -147,7 +150,7 @@ def bill_page(step: Explained, command: str) -> Page:
     b, state = step.bill, written(step.bill.question)
     grids = {kind: grid_of(state, kind) for kind in GRIDS} if _same(b, state) else None
     pipeline = page_pipeline(b) if b.question.trains and int(b.question.plan.pp) > 1 else None
-    return Page("bill", view_of(step, state, command), grids, pipeline)
+    return Page("bill", view_of(step, state, command), grids, pipeline, whys=[why_view(w) for w in every_why(b)])
 
 
 def plan_page(plans: ServingPlans | TrainPlans, command: str) -> Page:

@@ -48,7 +48,7 @@ function drawView(view) {
   byId("layer-title").textContent = `One layer, ${seconds(view.layer.length_s)}, to scale`;
   byId("layer-note").textContent = view.layer.note ?? "";
   paint(byId("axes-body"), axesTable(view));
-  paint(byId("bill-body"), billTable(view));
+  paint(byId("bill-body"), billTable(view, byId("data") && !shown.whys ? null : explainLine));
   const live = !byId("data");
   paint(byId("changes-body"), changeButtons(view.changes, live ? choose : null));
   paint(byId("memory-body"), memoryBars(view.memory));
@@ -56,6 +56,11 @@ function drawView(view) {
   byId("lesson").hidden = !view.lesson?.applies || !view.lesson.rows.length;
   if (!byId("lesson").hidden) paint(byId("lesson-body"), lessonCards(view.lesson));
   paint(byId("notes"), (view.notes ?? []).map((note) => el("li", null, note)));
+}
+
+// Of the step that is shown: from the file where the page is one, else asked for.
+function explainLine(number) {
+  return shown.whys ? shown.whys[number - 1] : get("why", `${shown.search}${shown.search ? "&" : ""}line=${number}`);
 }
 
 function drawGrids(grids, load) {
@@ -124,6 +129,7 @@ const ask = latest(async () => {
   const search = query();
   try {
     const view = await get("view", search);
+    shown.search = search;
     drawView(view);
     markPreset();
     if (search === query()) syncInputs(view); // else a newer move is under way, and its control stands where it should
@@ -178,6 +184,7 @@ function showFile(data) {
   document.documentElement.classList.add("offline");
   document.documentElement.classList.remove("empty");
   for (const id of ["inputs", "presets-nav", "start-tour", "limits"]) byId(id).hidden = true;
+  shown.whys = data.whys;
   if (data.view) drawView(data.view);
   else for (const id of ["sentence", "waterfall", "axes", "bill", "changes", "memory", "commands", "lesson"]) byId(id).hidden = true;
   if (data.grids) drawGrids(data.grids, null);

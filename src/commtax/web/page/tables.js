@@ -3,6 +3,7 @@
 import { el } from "./dom.js";
 import { bytes, count, percent, seconds } from "./format.js";
 import { sourceChip } from "./tip.js";
+import { whyButton } from "./why.js";
 
 function table(caption, columns, rows, groups = []) {
   const head = columns.map((column) => el("th", { scope: "col", class: column.number ? "number" : null }, column.title));
@@ -49,15 +50,20 @@ export function axesTable(view) {
   return [table("What each axis sends and what hides it", columns, rows, groups), paid ? el("p", { class: "quiet small" }, "What fits in its window is still paid in part: beside compute a collective takes SMs and bandwidth from it, and the last bucket has nothing to hide under.") : null];
 }
 
+function named(line, number, explain) {
+  const label = line.axis ? [el("span", { class: "axis-name" }, line.axis.toUpperCase()), " ", line.what] : line.what;
+  return explain ? whyButton(number, label, explain) : label;
+}
+
 const FIRST = 12; // lines of a bill shown before all are asked for; what is sent is always shown
 let wholeBill = false;
 
-export function billTable(view) {
+export function billTable(view, explain) {
   const columns = [{ title: "line", name: "what" }, { title: "total", number: true }, { title: "share of the step" }, { title: "how", name: "how" }, ...["bytes", "times", "each", "latency"].map((title) => ({ title, number: true })), { title: "source" }];
   const rows = view.bill.map((line, i) => ({
     name: line.axis || i < FIRST || view.bill.length < FIRST + 4 ? null : "more-lines",
     cells: [
-      line.axis ? [el("span", { class: "axis-name" }, line.axis.toUpperCase()), " ", line.what] : line.what,
+      named(line, i + 1, explain),
       seconds(line.total_s),
       el("span", { class: "share" }, meter(line.share, line.axis && line.exposed_s > 0), percent(line.share)),
       line.how,

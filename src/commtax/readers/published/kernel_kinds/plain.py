@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, Kernel
+from commtax.cost.forms.form import from_memory
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel
 from commtax.readers.published.kernel_kinds.kind import OUT_BYTES, Array, KernelKind, Sizes, Words
 from commtax.spec import DTYPE_BYTES, Chip, Number
 
@@ -30,6 +31,11 @@ def _products(words: Words, x: Sizes) -> Sequence[Kernel]:
     plain = product(x["m"], x["n"], x["k"], dtype, size, size if dtype == "fp8" else OUT_BYTES)
     kept = "fp8-block" if words["written"] == "fp8_block" else stored if dtype != stored else ""
     return [replace(plain, stored=kept), *launches(words.get("kernel_source", ""), x)]
+
+
+def repeated(kernel: Kernel, x: Sizes) -> Kernel:
+    """Attention that a table times again and again: the cache it reads stays in the chip's where it fits."""
+    return replace(kernel, kept=kernel.nbytes - from_memory(kernel.nbytes, x["l2_bytes"])) if "l2_bytes" in x else kernel
 
 
 def launches(source: str, x: Sizes) -> Sequence[Kernel]:
@@ -71,7 +77,10 @@ def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
 def _decode(words: Words, x: Sizes) -> Sequence[Kernel]:
     """Decode attention, of which rows with keys for each query head may run a kernel of their own."""
     stored = DTYPE_BYTES[words["stored"]]
-    plain, single = attention("decode", x, words["dtype"], stored), x["num_heads"] == x["num_key_value_heads"]
+    plain = repeated(attention("decode", x, words["dtype"], stored), x)
+    if np.any(x["window_size"] > 0):  # rows of a group have one window, or none
+        plain = replace(plain, stored=WINDOWED)
+    single = x["num_heads"] == x["num_key_value_heads"]
     if stored != WIDE_BYTES or not np.any(single):
         return [plain]
     return [replace(plain, count=np.where(single, 0, 1)), replace(plain, count=np.where(single, 1, 0), stored=SINGLE)]
@@ -89,7 +98,7 @@ def attention(form: str, x: Sizes, dtype: str, stored: float) -> Kernel:
     moved = 2 * OUT_BYTES * length * heads + 2 * stored * (length + past) * kv_heads
     flops, nbytes = 4.0 * batch * heads * _pairs(x) * dim, batch * dim * moved
     plain = Kernel("prefill attention", "prefill", 1, flops, nbytes, dtype=dtype, batch=batch, heads=heads, kv_heads=kv_heads)
-    return replace(plain, head_dim=int(dim), length=length, past=past)
+    return replace(plain, head_dim=int(dim), length=length, past=past, window=int(np.max(x["window_size"])))
 
 
 def _keys(x: Sizes) -> Array:

@@ -1,15 +1,12 @@
-"""How kernels in whole runs differ from tables of single kernels, and how sure that is where nobody ran.
+"""How sure a prediction of a whole run is, by what it shares with the runs that engines' times were fitted on.
 
-An effect multiplies the time of one kind of kernel of one engine on one family of chips, and names why (``paces.toml``). It is never
-of a model: what tables of kernels do not explain of a model's runs stays unexplained, and widens the range. All that is laid on a
-kernel together lies within ``LAW``. Times of the host are the engines' own (``engines/*.toml``), by version.
-
-``transfer.toml`` says how far off predictions were on whole engines, chips, families of models and publishers that were left out of
-the fit.
+Kernels and collectives are priced by tables of their own; whole runs teach times of the host (``engines/*.toml``) and how far
+predictions are off. ``transfer.toml`` says that for whole engines, chips, families of models, publishers and files that were left
+out of the fit.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,11 +14,8 @@ from commtax.catalog.hardware import chip as chip_of
 from commtax.files import Json, table
 from commtax.spec import ARITHMETIC, Chip, Engine, Model
 
-LAW = (0.7, 1.4)
-"""What effects that were fitted end to end may make of a kernel's time."""
 MULTIPLIED = ("fp8", "nvfp4")
 """Number formats that are multiplied as they are where a chip has the arithmetic, and unpacked to 16 bits elsewhere."""
-LEVELS = ("engine", "chips", "dtype")
 BESIDE = ("chip", "dtype", "family", "publisher")
 """What runs of an engine differ in."""
 
@@ -34,7 +28,6 @@ class Setting:
     chip: str
     dtype: str  # of weights
     family: str  # the architecture that a config names
-    chips: str = ""  # the chip's family
     unpacked: bool = False  # the chip has no arithmetic for the format
     publisher: str = ""  # who measures; "": somebody whose runs nobody has seen
 
@@ -42,49 +35,12 @@ class Setting:
     def of(cls, engine: Engine, chip: Chip, model: Model, dtype: str = "", publisher: str = "") -> "Setting":
         stored = dtype or (model.quant.dtype if model.quant else model.dtype)
         dtype = "bf16" if stored in ("fp16", "fp32") else stored
-        return cls(engine.key, chip.key, dtype, model.architecture, chip.family, unpacks(chip, dtype), publisher)
+        return cls(engine.key, chip.key, dtype, model.architecture, unpacks(chip, dtype), publisher)
 
 
 def unpacks(chip: Chip, dtype: str) -> bool:
     """Whether a chip lacks the arithmetic of weights that others multiply as they are."""
     return dtype in MULTIPLIED and ARITHMETIC.get(dtype, dtype) not in chip.flops_per_s
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """On one kind of kernel in all runs that agree in the levels it names: the factor's natural logarithm and its deviation."""
-
-    levels: Mapping[str, str]
-    kernel: str
-    log: float
-    sigma: float
-    mechanism: str
-
-    def concerns(self, setting: Setting) -> bool:
-        return all(getattr(setting, level) == name for level, name in self.levels.items())
-
-
-@lru_cache(maxsize=1)
-def effects() -> tuple[Effect, ...]:
-    return tuple(_effect(row) for row in table("catalog/paces.toml").get("effect", ()))
-
-
-def _effect(row: Mapping[str, Json]) -> Effect:
-    levels = {level: str(row[level]) for level in LEVELS if level in row}
-    return Effect(levels, str(row["kernel"]), *map(float, row["log"]), str(row["mechanism"]))
-
-
-def concerning(setting: Setting) -> Iterator[Effect]:
-    return (effect for effect in effects() if effect.concerns(setting))
-
-
-@lru_cache(maxsize=256)
-def paced(engine: Engine, setting: Setting) -> Engine:
-    """The engine with what its runs showed of each kind of kernel, whatever it had before."""
-    logs: dict[str, float] = {}
-    for effect in concerning(setting):
-        logs[effect.kernel] = logs.get(effect.kernel, 0.0) + effect.log
-    return engine.but(paces={kernel: math.exp(log) for kernel, log in logs.items()})
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,160 @@
+"""One line of a bill explained: for a terminal, and as a document."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from commtax.report.documents import Named, filled, named
+from commtax.report.tables import between, headline, notes, say, show_table
+from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
+from commtax.verbs.billing import StepBill
+from commtax.verbs.why import Why
+from commtax.verbs.why_parts import Effect, Explanation, Floor, Part, PricedBy, Range, Sizes, Way
+
+
+@dataclass(frozen=True)
+class WhyDocument(Named):
+    """As ``commtax bill --why LINE --json``. Bytes, FLOPs and parts are of one launch; parts times ``times`` less ``hidden_s`` are
+    ``exposed_s``."""
+
+    number: int
+    line: str
+    kind: str
+    how: str
+    times: float
+    shape: Sizes
+    nbytes: float
+    flops: float
+    total_nbytes: float
+    total_flops: float
+    floor: Floor | None
+    priced_by: PricedBy | None
+    way: Way | None
+    effects: tuple[Effect, ...]
+    parts: tuple[Part, ...]
+    each_s: float
+    total_s: float
+    hidden_s: float
+    exposed_s: float
+    share: float
+    range: Range
+    source: str
+
+
+def why_document(b: StepBill, w: Why) -> WhyDocument:
+    """``bill --why LINE --json``."""
+    e = w.explanation
+    totals = {"total_nbytes": e.nbytes * w.times, "total_flops": e.flops * w.times}
+    return filled(WhyDocument, w, e, **totals, **named(b.question, "commtax.why/1"))
+
+
+@dataclass(frozen=True, slots=True)
+class WhyView:
+    """A line's explanation as the page shows it: sentences, the parts of one launch, effects and the range."""
+
+    number: int
+    line: str
+    heading: str
+    told: tuple[str, ...]
+    each_s: float
+    parts: tuple[Part, ...]
+    effects: tuple[Effect, ...]
+    range: str
+    reasons: tuple[str, ...]
+
+
+def why_view(w: Why) -> WhyView:
+    e = w.explanation
+    return WhyView(w.number, w.line, _heading(w), tuple(_told(w)), w.each_s, e.parts, e.effects, _wide(w), w.range.reasons)
+
+
+def show_why(console: Console, b: StepBill, w: Why) -> None:
+    """What it is and how long it takes, why, by which parts and effects, and how sure that is."""
+    headline(console, b.question)
+    say(console, f"line {w.number}, {_heading(w)}", "bold yellow")
+    for text in _told(w):
+        say(console, text)
+    columns = ("seconds of one launch", "", ">alone", ">here", ">share")
+    show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts])
+    _show_effects(console, w.explanation.effects)
+    say(console, _wide(w), "bold")
+    notes(console, w.range.reasons)
+
+
+def _heading(w: Why) -> str:
+    hidden = f", of which {format_seconds(w.hidden_s)} hide" if w.hidden_s else ""
+    times = f"{w.times:,.6g} x {format_seconds(w.each_s)} = {format_seconds(w.total_s)}"
+    how = "" if w.kind == "comm" else f" ({w.how})"
+    return f"{w.line}{how}: {times}{hidden}, {w.share:.1%} of the step"
+
+
+def _wide(w: Why) -> str:
+    return f"80 % range{between(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
+
+
+def _told(w: Why) -> Iterator[str]:
+    e = w.explanation
+    if e.shape:
+        yield "sizes: " + ", ".join(f"{name} {_size(value)}" for name, value in e.shape.items())
+    if e.nbytes or e.flops:
+        yield f"a launch: {_moved(e, 1)}; in total: {_moved(e, w.times)}"
+    if e.way:
+        yield from _gone(e.way)
+    if e.floor:
+        yield _least(e.floor, w.each_s)
+    if e.priced_by:
+        yield from _priced(e.priced_by)
+    elif e.source:
+        yield f"source: {e.source}"
+
+
+def _size(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
+
+
+def _moved(e: Explanation, times: float) -> str:
+    computed = f", {format_si(e.flops * times, 'FLOP')}" if e.flops else ""
+    return f"{format_bytes(e.nbytes * times)}{computed}"
+
+
+def _gone(way: Way) -> Iterator[str]:
+    over = f" on {plural(int(way.domains), 'domain')}" if way.domains > 1 else ""
+    yield f"path: {way.path} over {way.link}, {int(way.ranks)} ranks{over}, {way.library}; {way.reason}"
+    window = f"{format_seconds(way.window_s)} ({way.window})" if way.window_s else "none"
+    yield f"on the wire: a rank sends {format_bytes(way.sent_bytes)} each time at the least; window: {window}"
+
+
+def _least(floor: Floor, each_s: float) -> str:
+    computed = f", FLOPs {format_seconds(floor.flops_s)} at {format_si(floor.flops_per_s, 'FLOP/s')}" if floor.flops_s else ""
+    slower = f": the line takes {each_s / floor.seconds:.2f} times as long" if floor.seconds else ""
+    moved = f"bytes {format_seconds(floor.bytes_s)} at {format_rate(floor.bandwidth_Bps)}"
+    return f"floor: {moved}{computed}; {floor.binds} bind, {format_seconds(floor.seconds)}{slower}"
+
+
+def _priced(p: PricedBy) -> Iterator[str]:
+    home = f", measured on {', '.join(p.measured_on)}" if p.measured_on and p.kind == "calibrated" else ""
+    yield f"priced by: {p.table} ({p.source}{home})"
+    if p.equation:
+        yield f"  {p.equation}"
+    yield "  " + ", ".join(f"{name} {value:.4g}" for name, value in p.constants.items())
+
+
+def _part_cells(part: Part, w: Why) -> tuple[str, ...]:
+    alone = format_seconds(part.alone_s) if part.alone_s is not None else ""
+    return part.name, part.what, alone, format_seconds(part.seconds), f"{part.seconds / w.each_s:.1%}" if w.each_s else ""
+
+
+def _show_effects(console: Console, effects: tuple[Effect, ...]) -> None:
+    """Each with its mechanism; the sources stand once, below."""
+    cited = list(dict.fromkeys(e.source for e in effects if e.source))
+    rows = [cells for e in effects for cells in _effect_rows(e, f"[{cited.index(e.source) + 1}]" if e.source else "")]
+    if rows:
+        show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows)
+    for number, source in enumerate(cited, start=1):
+        say(console, f"  [{number}] {source}", "dim")
+
+
+def _effect_rows(e: Effect, source: str) -> Iterator[tuple[str, ...]]:
+    value = format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}"
+    yield e.name, value, e.on, e.mechanism, source

@@ -1,0 +1,98 @@
+"""The shapes of an explanation: sizes, floor, constants, effects, parts and doubts of one line of a bill."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from commtax.statement import Source
+
+NO_SOURCE = Source("")
+Sizes = Mapping[str, float | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Seconds of one launch that one cause takes. Parts add up; alone a cause may take longer, since causes overlap."""
+
+    name: str
+    what: str
+    seconds: float
+    alone_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What a launch takes at the least: bytes at the datasheet's bandwidth, FLOPs at its peak, whichever is longer."""
+
+    bytes_s: float
+    flops_s: float
+    seconds: float
+    binds: str
+    bandwidth_Bps: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PricedBy:
+    """What turns sizes into seconds: a form or an algorithm, its equation, its constants and where they are from."""
+
+    form: str
+    equation: str
+    table: str
+    constants: Mapping[str, float]
+    kind: str  # calibrated, transferred, assumed …
+    source: str
+    measured_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A number that is multiplied onto a line (or decides its sizes), fitted or asked for, and its mechanism."""
+
+    name: str
+    value: float
+    kind: str
+    on: str
+    mechanism: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a collective goes: path, link, and the window that it may hide in."""
+
+    op: str
+    path: str
+    link: str
+    ranks: float
+    domains: float
+    sent_bytes: float  # that a rank sends each time, at the least
+    reason: str
+    library: str
+    window: str = ""
+    window_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Standard deviation of the logarithm, the 80 % range of the exposed seconds, and why it is so wide."""
+
+    sigma: float
+    low_s: float
+    high_s: float
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Of one launch of a line; parts sum to its seconds."""
+
+    parts: tuple[Part, ...]
+    shape: Sizes = field(default_factory=dict)
+    nbytes: float = 0.0
+    flops: float = 0.0
+    floor: Floor | None = None
+    priced_by: PricedBy | None = None
+    way: Way | None = None
+    effects: tuple[Effect, ...] = ()
+    source: Source = NO_SOURCE
+    doubts: tuple[str, ...] = ()

@@ -1,0 +1,122 @@
+"""The law of parts: every fitted number is counted wherever it is stored, and effects on kernels keep the law."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cli_run import run_here
+from commtax.catalog.census import KINDS, PACKAGE, breakers, census, stood, totals, untold
+from commtax.catalog.effects import mechanisms
+from commtax.files import table
+
+TOLERATED = Path(__file__).with_name("law_breakers.txt")
+RULES = table("catalog/census.toml")
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    return census()
+
+
+def leaves(inner, key=""):
+    """Numbers of a file with their keys; sources aside."""
+    if isinstance(inner, dict):
+        for name, value in inner.items():
+            if name != "sources":
+                yield from leaves(value, key if name.isdigit() else name)
+    elif isinstance(inner, list):
+        for value in inner:
+            yield from leaves(value, key)
+    elif isinstance(inner, (int, float)) and not isinstance(inner, bool):
+        yield key
+
+
+def test_effects_on_kernels_keep_the_law(numbers):
+    """Those that do not are listed by name, and the list may only shrink: what is mended has to leave it."""
+    known = set(TOLERATED.read_text(encoding="utf-8").splitlines())
+    found = breakers(numbers)
+    assert not {where: rules for where, rules in found.items() if where not in known}, "break the law of parts"
+    assert not known - set(found), f"keep the law by now: take them out of {TOLERATED.name}"
+
+
+def test_every_number_is_told():
+    assert untold() == [], "say in catalog/census.toml whether these were fitted (code, effects.toml) or are facts"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "catalog/kernels").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_constant_of_kernels_is_counted(path, numbers):
+    file = path.relative_to(PACKAGE).as_posix()
+    stored = [key for key in leaves(tomllib.loads(path.read_text())) if key not in RULES["kernels"]["facts"]]
+    counted = sum(number.file == file for number in numbers)
+    assert counted == (0 if path.stem in RULES["kernels"]["definition"] else len(stored))
+
+
+def test_every_constant_of_collectives_is_counted_or_a_fact(numbers):
+    rules = RULES["libraries"]
+    files = [path for kind in ("libraries", "exchanges") for path in (PACKAGE / "catalog" / kind).glob("*.toml")]
+    for path in files:
+        facts = tomllib.loads(path.read_text())
+        floors = facts.pop("eager_floor_s", {})
+        keys = list(leaves(facts))
+        assert set(keys) <= {*rules["fitted"], *rules["ranges"], *rules["facts"]}, path.stem
+        fitted = sum(key in (*rules["fitted"], *rules["ranges"]) for key in keys) + len(floors)
+        assert fitted == sum(number.file == path.relative_to(PACKAGE).as_posix() for number in numbers), path.stem
+
+
+def test_what_is_counted_has_a_value_and_a_kind(numbers):
+    for number in numbers:
+        assert math.isfinite(number.value), number.where
+        assert number.kind in KINDS, number.where
+        if number.kind == "effect":
+            assert number.owner.mechanism, number.where
+    assert sum(totals(numbers).values()) == len(numbers)
+    assert {*KINDS, "chosen", "breakers", "commit"} == set(stood())
+
+
+def test_an_effect_of_a_model_and_one_beyond_the_law_are_found(tmp_path):
+    """Also of two effects on one kernel that keep the law each by itself."""
+    effects = [
+        'engine = "vllm"\nchips = "hopper"\nkernel = "experts"\nmechanism = "m"\nlog = [-0.3, 0.1]',
+        'engine = "vllm"\nchips = "hopper"\nkernel = "experts"\ndtype = "fp8"\nmechanism = "m"\nlog = [-0.2, 0.1]',
+        'engine = "vllm"\nchips = "hopper"\nkernel = "products"\nmechanism = "m"\nlog = [0.1, 0.1]',
+        'family = "DeepseekV3ForCausalLM"\nexperts = [-0.87, 0.3]\nrequest = [2.1, 0.5]',
+    ]
+    (tmp_path / "catalog").mkdir()
+    (tmp_path / "catalog/paces.toml").write_text("".join(f"[[effect]]\n{one}\n" for one in effects))
+    found = census(tmp_path)
+    assert totals(found)["effect"] == 4
+    assert totals(found)["host"] == 1
+    broken = {where.removeprefix("catalog/paces.toml "): rules for where, rules in breakers(found).items()}
+    assert list(broken) == [
+        "family DeepseekV3ForCausalLM.experts",
+        "engine vllm, chips hopper, kernel experts, dtype fp8.log",
+    ]
+    of_a_family = {"belongs to models", "belongs to no engine", "no mechanism", "outside 0.7 to 1.4"}
+    assert of_a_family <= set(broken["family DeepseekV3ForCausalLM.experts"])
+
+
+def test_the_command_counts_and_names_breakers(numbers):
+    done = run_here("catalog", "constants")
+    assert done.returncode == 0
+    assert f"stood ({stood()['commit']})" in done.stdout
+    assert f"{sum(totals(numbers)[kind] for kind in KINDS):,}" in done.stdout
+    document = json.loads(run_here("catalog", "constants", "--json").stdout)
+    assert len(document["numbers"]) == len(numbers)
+    assert document["breakers"].keys() == breakers(numbers).keys()
+    part = run_here("catalog", "constants", "engines/vllm.toml")
+    assert "catalog/engines/vllm.toml" in part.stdout
+    assert "catalog/kernels" not in part.stdout
+    refused = run_here("catalog", "constants", "no-such-file")
+    assert refused.returncode == 2
+    assert "no file with fitted numbers" in refused.stderr
+
+
+def test_every_effect_says_what_it_is():
+    for name, known in mechanisms().items():
+        assert known.on, name
+        assert known.mechanism, name
