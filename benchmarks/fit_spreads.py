@@ -75,7 +75,7 @@ def pcie_hosts() -> list[str]:
         shares = np.log(list(hosts.values()))
         errors += list(np.abs(shares - (shares.sum() - shares) / (len(shares) - 1)))
     widths = (
-        (SMALL_PCIE, "max_bytes = 131072"),
+        (SMALL_PCIE, "max_bytes = 180000"),
         (float(np.expm1(np.quantile(errors, QUANTILE))), f"most_Bps = {PCIE4_BPS:.0e}"),
         (1.0, ""),
     )

@@ -61,7 +61,8 @@ def test_the_first_two_gpus_are_a_pair(nbytes, cluster, op, eager):
     assert (here.seconds, here.spread, here.link, here.source) == (alone.seconds, alone.spread, alone.link, alone.source)
     three = commtax.expect(op, cluster, nbytes=nbytes, ranks=3, eager=eager)
     assert three.link == "pcie5"
-    assert three.seconds == commtax.expect(op, catalog.cluster(cluster, intra="pcie5"), nbytes=nbytes, ranks=3, eager=eager).seconds
+    unbridged = commtax.expect(op, catalog.cluster(cluster, intra="pcie5"), nbytes=nbytes, ranks=3, eager=eager)
+    assert three.seconds <= unbridged.seconds <= 1.3 * three.seconds, "every other card sends over PCIe"
 
 
 def groups(sizes, order, axis):

@@ -90,7 +90,7 @@ def test_a_chip_without_serving_runs_is_not_called_calibrated():
     assert {engine: commtax.simulate("llama-3.1-8b", "8xh100-sxm", engine=engine, **words).basis for engine in others} == others
     assert commtax.simulate("llama-3.1-8b", "8xa100-80-sxm", engine="sglang", **words).basis == "transferred"
     step = commtax.bill("llama-3.1-8b", "8xmi300x", tp=1, batch=8, context=1024 + 63)
-    assert factor(*guessed.range_of("tpot_s")) >= factor(step.low_s, step.high_s) > 2
+    assert factor(*guessed.range_of("tpot_s")) * (1 + 1e-9) >= factor(step.low_s, step.high_s) > 2
     found = plan("llama-3.1-8b", "2xmi300x", tpot_s=0.05, max_concurrency=16)
     assert factor(*found.range_of(found.plans, 0, "tokens_per_s")) > 1.9, "plans are no surer than what simulate says of them"
     same = found.simulation(found.plans, 0)
