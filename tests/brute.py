@@ -9,7 +9,8 @@ import numpy as np
 
 import commtax
 from commtax import catalog
-from commtax.planner.serving import BUSY, PIECES, SAME
+from commtax.planner.serving import PIECES
+from commtax.planner.splits import BUSY
 from commtax.verbs.fitting import fits
 
 GRID = ("model", "cluster", "engine", "input_len", "output_len")
@@ -166,13 +167,8 @@ def _apart(decode, ahead):
             words = {"concurrency": load * copies, "input_len": sent.input_len, "output_len": sent.output_len}
             words |= {"kv_tokens": s.kv_tokens, "disaggregated": True}
             words |= {"tp": tp, "prefill_tp": ahead, "decode_workers": copies, "engine": asked.engine}
-            if workers > 1:  # it must shorten what one fewer gives
-                fewer = commtax.simulate(asked.model, cluster, prefill_workers=workers - 1, **words)
-                wait = fewer.served.ahead_s
-                if wait <= SAME * (fewer.e2e_s - wait - fewer.served.moved_s):
-                    continue
             priced = commtax.simulate(asked.model, cluster, prefill_workers=workers, **words)
-            if float(priced.offered) > BUSY * workers * (1 + 1e-9):
+            if load > 1 and float(priced.crowding) > BUSY * (1 + 1e-9):
                 continue
             family, total = ("apart", tp, ahead, copies, workers), copies * tp + workers * ahead
             times = (float(x) for x in (priced.ttft_s, priced.tpot_s, priced.tokens_per_s))

@@ -18,8 +18,8 @@ from commtax.planner import plan
 from commtax.readers.topology import Topology, place
 from commtax.report.view.state import written as controls
 from commtax.spec import Path, Plan, Profile
+from commtax.verbs.apart import Apart, wire_of
 from commtax.verbs.asking import ask, fabric_of
-from commtax.verbs.serving import moved_s
 from test_calibrate import TRUE, noisy, output, written
 from test_plan_laws import value
 
@@ -169,7 +169,8 @@ def test_a_plan_for_more_cards_is_no_worse(cluster):
 
 def test_the_cache_of_one_rank_moves_to_its_neighbour():
     alone, among = (ask("llama-3.1-8b", c) for c in ("2xh100-nvl", "8xh100-nvl"))
-    assert moved_s(among, 1, 1, 4096, 2) == moved_s(alone, 1, 1, 4096, 2) < moved_s(among, 1, 1, 4096, 3)
+    near, same, far = (wire_of(q, Apart(q.plan, 1, n), 4096).alone_s for q, n in ((among, 1), (alone, 1), (among, 2)))
+    assert near == same < far
 
 
 def test_a_matrix_of_pairs_agrees():

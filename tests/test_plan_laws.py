@@ -13,12 +13,12 @@ import commtax
 from commtax import catalog
 from commtax.planner import plan, plan_training, standing
 from commtax.planner.columns import worth
-from commtax.planner.serving import BUSY, SAME
 from commtax.planner.space import space
+from commtax.planner.splits import BUSY, SAME
 from commtax.readers.launch import parse
 from commtax.spec import Workload
 from commtax.verbs.asking import ask
-from commtax.verbs.serving import step_bill
+from commtax.verbs.steps import step_bill
 from test_planner import command, questions
 
 
@@ -44,7 +44,8 @@ def test_a_plan_is_what_simulate_says(question):
         assert float(rows.ttft_s[i]) == pytest.approx(float(one.ttft_s))
         assert float(rows.tpot_s[i]) == pytest.approx(float(one.tpot_s))
         assert float(rows.tokens_per_s[i]) == pytest.approx(float(one.tokens_per_s) * (1 if apart else copies))
-        assert float(a.step_of(rows, i).step_s) == pytest.approx(float(one.steps.decode_s))
+        close = 0.05 if apart else 1e-6  # between whole batches steps grow evenly
+        assert float(a.step_of(rows, i).step_s) == pytest.approx(float(one.steps.decode_s), rel=close)
 
 
 LARGER = (
@@ -172,9 +173,9 @@ def test_no_prompt_worker_is_idle_weight(question):
     rows = a.plans
     for i in np.flatnonzero((rows.mode == 1) & (rows.prefill_replicas > 1))[:5].tolist():
         one = _split(a, i, int(rows.prefill_replicas[i]) - 1)
-        busy = float(one.offered) > BUSY * int(rows.prefill_replicas[i] - 1)
+        busy = float(one.crowding) > BUSY
         wait = float(one.served.ahead_s)
-        waits = wait > SAME * float(one.e2e_s - wait - one.served.moved_s) * (1 - 1e-9)
+        waits = wait > 0.9 * SAME * float(one.e2e_s - wait - one.served.moved_s)  # a little less is sent to who has to wait
         dearer = (
             a.question.goal.objective == "cost" and float(one.tokens_per_s) / float(one.num_gpus) <= rows.tokens_per_s_per_gpu[i]
         )

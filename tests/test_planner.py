@@ -14,6 +14,7 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.planner import plan, plan_training
+from commtax.planner.splits import SAME
 from commtax.verbs.asking import ask, settled
 from commtax.verbs.fitting import cache_tokens, fits
 
@@ -74,7 +75,9 @@ def test_the_winner_is_brute_forces(model, cluster, ttft_s, tpot_s, engine):
         winner, rows = brute.best(asked, 16), plan(**asked, max_concurrency=16).plans
         assert (winner is None) == (not len(rows))
         if winner is not None:
-            assert brute.score(rows.take(np.array(0)), asked) == pytest.approx(brute.score(winner, asked), rel=1e-9)
+            # Prompt workers that shorten requests by less than a thousandth are left out, where GPUs are not counted.
+            close = 1e-9 if objective in ("cost", "gpus") else 2 * SAME
+            assert brute.score(rows.take(np.array(0)), asked) == pytest.approx(brute.score(winner, asked), rel=close)
 
 
 def test_objectives_are_what_they_say():
@@ -97,7 +100,7 @@ def test_reasons():
     lost = {r.family: r.reason for r in across.rejected}
     assert "crosses hosts" in lost["TP 16"]
     apart = plan("llama-3.1-70b", "2x8xh100-sxm", ttft_s=0.5, tpot_s=0.03)
-    assert "for prompts + TP 8 to decode (there" in " ".join(apart.why), "not plain TP 8"
+    assert "for prompts + 2 replicas x TP 4 to decode (there" in " ".join(apart.why), "not plain TP 4"
     why = " ".join(across.why)
     assert "tokens/s against" in why
     assert "of it exposed communication" in why
@@ -261,7 +264,8 @@ def test_lockstep_decides_only_where_it_is_asked_for():
     code, out, _ = command(*words, "--spread", "0", "--json")
     equal = json.loads(out)
     assert equal["spread"] == 0
-    assert equal["plans"][0]["tokens_per_s"] < 0.7 * usual["plans"][0]["tokens_per_s"]
+    shared = [next(p["tokens_per_s"] for p in found["plans"] if p["mode"] == "together") for found in (equal, usual)]
+    assert shared[0] < 0.7 * shared[1], "prompts of their own workers come back as these let them go"
     code, out, _ = command(*words)
     assert "lengths vary by 50% to either side; --spread 0: equal lengths" in " ".join(out.split())
 

@@ -14,7 +14,7 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.cost.routed import chosen_experts
-from commtax.cost.serving import Load, Pressure, Steps, closed_loop, pressure, prompts_ahead, prompts_apart, running
+from commtax.cost.serving import Load, Pressure, Steps, closed_loop, pressure, prompts_ahead, running
 from commtax.readers.published.serving import is_fitted, may_draft, measured, question
 from commtax.spec import Experts
 from commtax.statement import Refusal
@@ -296,19 +296,6 @@ def test_disaggregated_decoding_is_not_stretched():
     assert apart.tpot_s < together.tpot_s
     assert apart.served.ahead > 0.1 * (64 / 2 - 1) / 2, "the burst of the start, and the queue after it"
     assert (apart.num_gpus, together.num_gpus) == (3, 1)
-
-
-def test_a_queue_for_prompts_by_hand():
-    """11 clients, a prompt of 1 s, 2 workers: the others' prompts take 5 s of a worker, and all else 2 s before and 10 after."""
-    quiet = closed_loop(Load(11, 100, 11), Steps(1.0, 0.0), 11, 0.0, catalog.engine("torch"))
-    load, rest = Load(11, 100, 11), float(quiet.ttft_s) + 10 * 1.0 + 1.0 + 0.5
-    served = prompts_apart(load, quiet, 1.0, 0.5, 11, 2)
-    life = rest + float(served.ahead_s)
-    assert served.ahead_s == pytest.approx(1.0 * 5 / (2 * (life - 5)))
-    assert served.ttft_s == pytest.approx(float(quiet.ttft_s) + 1.0 + 0.5 + float(served.ahead_s))
-    assert prompts_apart(load, quiet, 1.0, 0.5, 11, np.inf).ahead_s == 0
-    assert prompts_apart(Load(1, 100, 11), quiet, 1.0, 0.5, 1, 1).ahead_s == 0
-    assert prompts_apart(load, quiet, 9.0, 0.5, 11, 1).ahead_s > 60, "workers that are too few hold all clients up"
 
 
 def test_experts_fill_their_tiles_one_by_one():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from commtax.spec import Workload
 from commtax.verbs.asking import settled, unsettled
 from commtax.verbs.requests import steps_of
-from commtax.verbs.serving import step_bill
+from commtax.verbs.steps import step_bill
 
 PLANS = (
     ("llama-3.1-8b", "8xh100-sxm", {"tp": 1}),

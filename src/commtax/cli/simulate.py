@@ -30,6 +30,7 @@ WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "prefill_dp", "deco
         *COPIES,
         *LORA,
         "imbalance",
+        "ep_backend",
         *OFFERED,
         *PICTURES,
         *LIMITS,

@@ -21,6 +21,7 @@ from commtax.spec import Number
 
 TURNS, EXACT = 80, 1e-11  # of looking for the requests/s, and how well they are known
 RISE = 0.05  # the least power of a batch that its tokens/s grow with
+LEAST_S = 1e-12  # of a cache on a wire that takes no time
 GATES = 2  # rounds that the batch of a gated queue settles in
 STATIONS = ("prompts", "wire", "decoding")
 NODES = np.unique(np.r_[1:9, np.round(2 ** np.arange(3, 14.1, 0.25) / 2) * 2]).astype(int)
@@ -60,8 +61,7 @@ class Wire:
 
     def most_per_s(self, before: Number, after: Number) -> Number:
         """Caches that so many workers send and so many take."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.minimum(before / self.out_s, after / self.in_s)
+        return np.minimum(before / np.maximum(self.out_s, LEAST_S), after / np.maximum(self.in_s, LEAST_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +251,9 @@ class Times:
         self.busy = np.minimum(1.0, np.maximum(0.0, net.clients / self.ranks - 1)) * net.turns * (net.decodes > 0)
         self.gated = self.before.others * (1 - 1 / self.full)
         self.crowd = np.sqrt(2 * (self.full + 1)) - 1  # Sakasegawa's
+        self.lockstep = 1 / np.maximum(1.0, 2 * net.spread * (net.decodes + 2))  # share of a step's prompts that come back together
         self.chance = np.minimum(1.0, self.before.chance + self.before.varied)
-        senders = np.minimum(1.0, net.wire.out_s / np.maximum(net.wire.in_s, 1e-300)) / np.maximum(1.0, p.workers)
+        senders = np.minimum(1.0, net.wire.out_s / np.maximum(net.wire.in_s, LEAST_S)) / np.maximum(1.0, p.workers)
         self.meet = 1 - senders  # caches of one sender do not meet at the receiver, unless that is slower
 
     def at(self, per_s: Number) -> Flow:
@@ -290,7 +291,8 @@ class Times:
         longer = np.minimum(step + noise / step, self.full_s)  # of the steps that prompts come in
         load = np.minimum(1.0, per_s / p.workers * self.full_s / full)
         met = self.gated * np.minimum(1.0, came * step / mean) * (self.chance + (1 - self.chance) * load**4)
-        return np.clip(1 + met * came * longer, 1.0, full), met * longer / 2 + self._behind_s(per_s, load)
+        batch = np.clip(1 + met * came * longer, 1.0, full)
+        return batch + self.lockstep * (full - batch), met * longer / 2 + self._behind_s(per_s, load)
 
     def _mean_batch(self, came: Number) -> Number:
         """Prompts of a step, where one alone or as many as came during the one before are computed."""

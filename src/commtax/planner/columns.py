@@ -224,7 +224,7 @@ class ServingPlans(Searched):
         """Requests of a decode step: all that run, less those that still wait for their first token."""
         q, wanted, seqs = self.question, self.question.requests, float(rows.running[i])
         if rows.mode[i]:
-            return max(1, int(seqs))
+            return max(1, round(seqs))
         load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
         return max(1, math.ceil(float(decoding_seqs(load, seqs, step_limits(q)[0], int(rows.pp[i]), q.engine))))
 

@@ -11,17 +11,19 @@ from math import ceil, inf
 
 import numpy as np
 
+from commtax.cost.serving import Load
 from commtax.planner.columns import Array, Rejected, label, sizes_of
 from commtax.planner.reasons import in_type
 from commtax.planner.serving import at_once, having_room, simulated, sizes
 from commtax.planner.space import Space, beside
+from commtax.planner.splits import full_copy
 from commtax.question import Question
-from commtax.spec import Workload
 from commtax.spec.stream import Stream
 from commtax.units import format_seconds
+from commtax.verbs.apart import MOVING, cache_bytes, outside_Bps, prompting_of
 from commtax.verbs.asking import laid, settled
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.serving import serve, step_bill
+from commtax.verbs.serving import serve
 
 ALONE = 0.8  # of the closed form's times of a request alone: load may spare it a boundary or a captured graph's padding
 SLACK = 1.25  # times the closed form's throughput: saturated pipelines that were simulated answered up to 1.18 times it
@@ -38,6 +40,7 @@ class Layout:
     answers: float  # requests/s of a copy …
     prefill_tp: int = 0  # 0: copies compute their own prompts
     prompt_answers: float = inf  # … and of a worker of prompts
+    moved_s: tuple[float, float] = (0.0, 0.0)  # that a cache keeps the links of either busy, at least, where it leaves a domain
 
     @property
     def apart(self) -> bool:
@@ -47,8 +50,12 @@ class Layout:
         return self.group * copies + self.prefill_tp * prompts
 
     def throughput(self, copies: int, prompts: int = 0) -> float:
-        """Requests/s of a fleet by the closed form."""
-        return min(self.answers * copies, self.prompt_answers * prompts if self.apart else inf)
+        """Requests/s of a fleet by the closed form: of the slowest of prompts, wire and decoding."""
+        if not self.apart:
+            return self.answers * copies
+        crosses = self.gpus(copies, prompts) > self.question.cluster.domain
+        wire = min(prompts / self.moved_s[0], copies / self.moved_s[1]) if crosses and all(self.moved_s) else inf
+        return min(self.answers * copies, self.prompt_answers * prompts, wire)
 
     def least_gpus(self, rate: float, slack: float = 1.0) -> int:
         """GPUs whose throughput, times a slack, is the rate."""
@@ -141,15 +148,15 @@ def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
     if not len(decoding) or one.requests.output_len < 2:
         return
     prompted = _prompts_per_s(one, prompting)
-    decodes = _steady(one).but(tp=decoding.tp, concurrency=_held(one, decoding), kv_tokens=decoding.kv_tokens, disaggregated=True)
-    answers = np.broadcast_to(_held(one, decoding) / (one.requests.output_len - 1) / serve(decodes).tpot_s, len(decoding))
+    answers = [_decoded_per_s(one, int(tp), float(kv)) for tp, kv in zip(decoding.tp, decoding.kv_tokens, strict=True)]
     for i, tp in enumerate(decoding.tp.tolist()):
         for j, ahead in enumerate(prompting.tp.tolist()):
             copies = np.arange(1, one.cluster.num_gpus // tp + 1)
             most = int(np.sum(beside(copies, tp, ahead, one.cluster) > 0))
             if most:
                 asked = one.but(tp=tp, disaggregated=True, prefill_tp=ahead)
-                yield Layout(asked, tp, most, float(answers[i]), ahead, float(prompted[j]))
+                moved = float(cache_bytes(asked, one.requests.input_len)) / float(outside_Bps(one.cluster, 1)) / MOVING
+                yield Layout(asked, tp, most, answers[i], ahead, float(prompted[j]), (moved / ahead, moved / tp))
 
 
 def _plain(plans: Space, one: Question) -> Space:
@@ -157,11 +164,17 @@ def _plain(plans: Space, one: Question) -> Space:
     return plans.take((plans.pp == 1) & (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= one.cluster.domain))
 
 
+def _load(one: Question) -> Load:
+    return Load(1.0, float(one.requests.input_len), float(one.requests.output_len), spread=one.requests.spread)
+
+
+def _decoded_per_s(one: Question, tp: int, kv_tokens: float) -> float:
+    """Requests/s of a copy that decodes as many as its cache and the engine let in."""
+    asked = settled(laid(one, tp=tp))
+    return float(full_copy(asked, _load(one), kv_tokens).most_per_s(one.requests.output_len - 1))
+
+
 def _prompts_per_s(one: Question, plain: Space) -> Array:
     """Of workers that compute nothing else: steps full of prompts, or of a part of one."""
-    budget, tokens = step_limits(one)[0], float(one.requests.input_len)
-    together = max(1.0, budget // tokens)
-    chunk = min(tokens, budget) if one.engine.serves.chunked else tokens
-    work = Workload(prefill_seqs=together, prefill_tokens=together * chunk, past_tokens=max(0.0, tokens - chunk) / 2)
-    step_s = step_bill(settled(laid(one, tp=plain.tp)), work).step_s
-    return np.broadcast_to(together * chunk / tokens / step_s, len(plain))
+    asked = settled(laid(one, tp=plain.tp))
+    return np.broadcast_to(prompting_of(asked, _load(one), 1, plain.kv_tokens)[0].most_per_s(inf), len(plain))

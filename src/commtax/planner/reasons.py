@@ -194,7 +194,7 @@ def _token(answer: ServingPlans, rows: Columns, i: int) -> str:
     share = f"{float(step.comm_fraction):.0%} of it exposed communication over {', '.join(links)}" if links else "nothing is sent"
     takes = f"a decode step takes {format_seconds(float(step.step_s))}, {share}"
     more = float(rows.tpot_s[i] - step.step_s)
-    stretched = answer.question.requests.output_len > 1 and more > 0.02 * float(rows.tpot_s[i])
+    stretched = not rows.mode[i] and answer.question.requests.output_len > 1 and more > 0.02 * float(rows.tpot_s[i])
     return takes + (f"; other requests' prompts add {format_seconds(more)} a token" if stretched else "")
 
 

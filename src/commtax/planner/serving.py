@@ -11,7 +11,7 @@ import numpy as np
 from commtax.planner import reasons
 from commtax.planner.columns import NO_SERVING, SERVED, Array, Columns, Rejected, ServingPlans, cached, family, ground, order, over
 from commtax.planner.space import Space, space
-from commtax.planner.splits import figures, split
+from commtax.planner.splits import figures, split, why_none
 from commtax.question import Question
 from commtax.statement import Refusal
 from commtax.verbs import checking
@@ -23,6 +23,7 @@ from commtax.verbs.serving import Simulation, serve
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
 """Input and output tokens of usual workloads."""
+APART = "prompts on workers of their own"
 LISTED = 20
 """Plans whose best concurrency is found exactly; those behind them are known to be behind."""
 PIECES = 16
@@ -64,7 +65,10 @@ def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
         return NO_SERVING, lost, count
     if q.goal.objective == "gpus":  # copies add throughput, not an answer
         roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
-    return search(base, roomy, index), lost, count
+    points = search(base, roomy, index)
+    if q.requests.disaggregated and not np.any(points.mode == 1):
+        lost.append(Rejected(APART + reasons.in_type(q, index), why_none(base, roomy)))
+    return points, lost, count
 
 
 def having_room(q: Question, index: int) -> tuple[Question, Space, list[Rejected], int]:

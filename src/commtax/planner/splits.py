@@ -13,10 +13,13 @@ from commtax.planner.columns import NO_SERVING, Array, Columns, cached
 from commtax.planner.space import Space, beside
 from commtax.question import EVEN, Goal, Question
 from commtax.spec import Cluster, Number
+from commtax.units import plural
+from commtax.verbs.apart import Apart, decoding_of, network_of, prompting_of
 from commtax.verbs.asking import laid
 from commtax.verbs.confidence import Estimate
-from commtax.verbs.fitting import step_limits
-from commtax.verbs.serving import Apart, Simulation, decoding, decoding_of, network_of, prompting_of, step_bill
+from commtax.verbs.fitting import state_places, state_tokens, step_limits
+from commtax.verbs.serving import Simulation
+from commtax.verbs.steps import decoding, step_bill
 
 COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
 """Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""
@@ -121,8 +124,7 @@ def split(base: Question, roomy: Space, sure_ttft: Array, room: Array, index: in
     wanted = base.requests
     if wanted.output_len == 1 or not wanted.disaggregated:
         return NO_SERVING
-    plain = np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
-    load = Load(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread)
+    plain, load = _plain(base, roomy), Load(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread)
     if not len(plain):
         return NO_SERVING
     ahead = roomy.tp[plain]
@@ -131,15 +133,33 @@ def split(base: Question, roomy: Space, sure_ttft: Array, room: Array, index: in
     parts: list[Columns] = []
     for i in plain:
         one, most, kv = laid(base, tp=int(roomy.tp[i])), int(room[i]), float(roomy.kv_tokens[i])
-        decodes, longer = decoding_of(one, load, _held(one, load, kv), 1), _longer(one, load, most, kv)
+        decodes, longer = full_copy(one, load, kv), _longer(one, load, most, kv)
         copies = Copies(one, load, decodes, most, longer, kv, ahead, prompting, sure_ttft[plain])
         parts.append(_rows(copies, index))
     return Columns.joined(parts)
 
 
-def _held(one: Question, load: Load, kv: float) -> Number:
-    """Requests that a copy's cache and engine let run at once."""
-    return running(replace(load, concurrency=np.inf), one.engine, kv, step_limits(one)[1])
+def _plain(base: Question, roomy: Space) -> Array:
+    """Workers that tp alone lays over GPUs, inside a fast domain."""
+    return np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
+
+
+def why_none(base: Question, roomy: Space) -> str:
+    """Why there is no split at all."""
+    plain, place = _plain(base, roomy), base.cluster
+    if base.requests.output_len == 1:
+        return "one output token leaves nothing to decode"
+    if not len(plain):
+        return f"no worker of TP alone has room inside a fast domain of {plural(place.domain, 'GPU')}, and no others are split"
+    least = int(roomy.tp[plain].min())
+    return f"two workers of TP {least} need {2 * least} GPUs inside fast domains, and {place.key} has {place.num_gpus}"
+
+
+def full_copy(one: Question, load: Load, kv_tokens: float) -> Decoding:
+    """A copy that decodes as many requests at once as its cache and engine let in."""
+    most = np.minimum(step_limits(one)[1], state_places(one, kv_tokens))
+    alone = replace(load, concurrency=np.inf, state_tokens=state_tokens(one))
+    return decoding_of(one, load, running(alone, one.engine, kv_tokens, most), 1)
 
 
 def _longer(one: Question, load: Load, most: int, kv: float) -> Array:

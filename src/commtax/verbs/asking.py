@@ -146,6 +146,7 @@ class RequestOptions(LimitOptions, PictureOptions, total=False):
     """A closed loop of requests."""
 
     imbalance: float
+    ep_backend: str
     concurrency: Number | Sequence[int]
     input_len: Number | Sequence[int]
     output_len: Number | Sequence[int]
@@ -163,6 +164,7 @@ class ServeOptions(FitOptions, total=False):
     """Requests in time: when they come, how long they are, and who serves them."""
 
     imbalance: float
+    ep_backend: str
     request_rate: float  # requests/s over all replicas; infinite: all at once
     concurrency: int  # instead of a rate: clients that each send a request when the last one is answered
     trace: str | PathLike[str] | Stream  # instead of both: requests as they came

@@ -9,11 +9,11 @@ from commtax.question import Offered, Question
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs import requests
+from commtax.verbs.apart import WORKERS, prompter
 from commtax.verbs.asking import ServeOptions, only, settled, unsettled
 from commtax.verbs.checking import positive, spread
 from commtax.verbs.loads import split
 from commtax.verbs.requests import Outcome
-from commtax.verbs.serving import WORKERS, prompter
 
 
 def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOptions]) -> Outcome:

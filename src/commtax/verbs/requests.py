@@ -23,10 +23,11 @@ from commtax.sim.serving.running import Fleet, Moves, Run, Workers, run
 from commtax.sim.streams import drawn
 from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
+from commtax.verbs.apart import Apart, lone_ranks, prompter, wire_of
 from commtax.verbs.asking import settled, terms_of
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.loads import chosen, first
-from commtax.verbs.serving import Apart, Simulation, prompter, wire_of
+from commtax.verbs.serving import Simulation
 from commtax.verbs.serving import serve as closed_loop
 
 Array = np.ndarray
@@ -301,7 +302,9 @@ def _moves(asked: Question, both: Apart) -> Moves:
     """How long caches move and keep links busy: a part for states and latency, and one for each token."""
     none, one = (wire_of(asked, both, tokens) for tokens in (0, 1))
     of = {name: (float(getattr(none, name)), float(getattr(one, name))) for name in ("alone_s", "out_s", "in_s")}
-    return Moves(**{name: (once, more - once) for name, (once, more) in of.items()})
+    paces = {name: (once, more - once) for name, (once, more) in of.items()}
+    ranks = float(lone_ranks(asked.model, asked.plan))  # each has its own part of a worker's links
+    return Moves(paces["alone_s"], paces["out_s"], (ranks * paces["in_s"][0], ranks * paces["in_s"][1]))
 
 
 def _workers(asked: Question, longest: int) -> Workers:

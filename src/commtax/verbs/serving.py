@@ -10,49 +10,27 @@ from commtax.arrays import pick, remembered
 from commtax.catalog.transfer import Setting, is_measured
 from commtax.catalog.transfer import sigma as transferred_sigma
 from commtax.cost import serving as loop
-from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
-from commtax.cost.network import STATIONS, Decoding, Flow, Network, Prompting, Wire, crowding, flow, nodes_to
-from commtax.cost.pricing import inference_bill
+from commtax.cost.network import STATIONS, Flow, Network, crowding, flow
 from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Z80, Bill
-from commtax.question import SPREAD, Question, Requests, WhatIf
-from commtax.spec import SIZES, Cluster, Model, Number, Plan, Workload
+from commtax.question import SPREAD, Question, Requests
+from commtax.spec import Cluster, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs import checking
-from commtax.verbs.asking import RequestOptions, context_notes, laid, only, settled, terms_of, unsettled
+from commtax.verbs.apart import WORKERS, Apart, decoding_of, network_of, prompter, prompting_of
+from commtax.verbs.asking import RequestOptions, context_notes, only, settled, unsettled
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.steps import chunk_tokens, decoding, prompt_work, step_bill
 
-MOVING = 0.8  # share of a link's bandwidth that moves caches
 QUEUES = (
     "a queue of prompts stands before their workers",
     "a queue of caches stands before the wire",
     "a queue stands before the workers that decode",
 )
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
-
-
-@dataclass(frozen=True, slots=True)
-class Apart:
-    """Disaggregated serving: what a prompt worker is, and how many there are of each kind."""
-
-    plan: Plan  # of one prompt worker
-    workers: Number | None  # None: enough that no prompt waits
-    copies: Number  # workers that decode
-    kv_tokens: Number = np.inf  # that a prompt worker has room for
-    net: Network | None = None  # both with the wire between them …
-    passed: Flow | None = None  # … and what passes
-
-    @property
-    def senders(self) -> Number:
-        """Prompt workers, without end where they are enough."""
-        return np.inf if self.workers is None else self.workers
-
-    def gpus(self, decoder: Plan) -> Number | None:
-        """Of all workers; None where there are "enough" for prompts."""
-        return None if self.workers is None else decoder.num_gpus * self.copies + self.plan.num_gpus * self.workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +191,11 @@ def _served_apart(asked: Question, load: Load, kv: Number, most: Number, apart: 
     room = loop.running(replace(load, concurrency=np.inf), asked.engine, kv, most)
     net, passed, bills = _apart(asked, load, wanted.concurrency, room, apart)
     served = loop.prompts_apart(net, passed, asked.engine, wanted.num_prompts)
-    steps = Steps(passed.step_s, bills[1].step_s, load.input_len / _chunk(asked, load.input_len), 1, plan.pp)
+    steps = Steps(passed.step_s, bills[1].step_s, load.input_len / chunk_tokens(asked, load.input_len), 1, plan.pp)
     work = decoding(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)
     rows = padded_rows(work.rows, work, asked.engine, plan.tp)
     answer = Simulation(asked, passed.seqs, rows, steps, kv, served, bills, replace(apart, net=net, passed=passed))
     return replace(answer, notes=tuple(_notes(answer)))
-
-
-WORKERS = ("prefill_workers", "prefill_tp", "prefill_dp", "decode_workers")
 
 
 def _split(asked: Question, enough: Number) -> Apart | None:
@@ -241,15 +216,6 @@ def _split(asked: Question, enough: Number) -> Apart | None:
     return Apart(ahead.plan, count, copies)
 
 
-def prompter(asked: Question) -> Question:
-    """Of a worker that computes prompts: its own tp and ranks of attention, experts spread where they were or ranks share them."""
-    wanted, plan = asked.requests, asked.plan
-    tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
-    dp = 1 if wanted.prefill_dp is None else int(positive(wanted.prefill_dp, "prefill_dp"))
-    spread = (np.asarray(plan.ep) > 1) | (dp > 1 and asked.model.experts is not None)
-    return laid(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1))
-
-
 def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Number) -> tuple[Steps, Served, tuple[Bill, Bill]]:
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
     engine, pp, budget = asked.engine, asked.plan.pp, step_limits(asked)[0]
@@ -260,7 +226,7 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Numbe
     tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
     chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
     decode = step_bill(asked, decoding(np.ceil(decodes / pp), load))
-    prompt = step_bill(asked, asked.seen(_prompt(beside, load, tokens, together), load.input_len))
+    prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp)
     served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
     return steps, served, (decode, prompt)
@@ -273,107 +239,6 @@ def _apart(asked: Question, load: Load, clients: Number, room: Number, apart: Ap
     net = network_of(asked, load, clients, apart, prompting, decoding_of(asked, load, room, apart.copies))
     passed = flow(net)
     return net, passed, (step_bill(asked, decoding(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)), prompt)
-
-
-def network_of(
-    asked: Question, load: Load, clients: Number, apart: Apart, prompting: Prompting, decoding: Decoding
-) -> Network:  # fmt: skip
-    """Both kinds of workers, of which one is priced, with the wire between them."""
-    pp = asked.plan.pp
-    return Network(
-        clients=clients,
-        decodes=np.maximum(0.0, load.output_len - 1),
-        request_s=asked.engine.host.request_s,
-        prompting=prompting,
-        wire=wire_of(asked, apart, load.input_len),
-        decoding=decoding,
-        spread=load.spread,
-        turns=loop.boundary_turns(asked.engine, pp) - 0.5 / pp,  # caches come at any time, not as a step ends
-    )
-
-
-def prompting_of(asked: Question, load: Load, workers: Number, kv_tokens: Number = np.inf) -> tuple[Prompting, Bill]:
-    """Workers of one plan that compute prompts, and the step of one; as many share a step as its tokens and the cache let in."""
-    plan, serves = asked.plan, asked.engine.serves
-    (budget, seqs), chunk = step_limits(asked), _chunk(asked, load.input_len)
-    fitting = budget / load.input_len if serves.chunked else budget // load.input_len
-    most = np.maximum(1.0, np.minimum(np.minimum(fitting, min(seqs, serves.prompts_per_step)), kv_tokens // load.input_len))
-    two = np.maximum(2.0, most)
-    one, several = (step_bill(asked, asked.seen(_prompt(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
-    one_s = one.step_s * load.input_len / chunk
-    more_s = np.maximum(0.0, several.step_s - one.step_s) / (two - 1)
-    ranks, alike = (plan.dp, 1) if asked.model.experts is not None else (1, plan.dp)  # ranks that share no experts are alone
-    return Prompting(workers * alike, one_s, more_s, most, ranks * plan.pp), one
-
-
-def decoding_of(asked: Question, load: Load, room: Number, copies: Number) -> Decoding:
-    """Workers that decode, their steps priced for batches of all sizes; the batches are an axis before all others."""
-    sizes = np.broadcast_shapes(
-        *(np.shape(getattr(asked.plan, axis)) for axis in SIZES), *map(np.shape, (load.input_len, load.output_len, room))
-    )
-    batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
-    bill = step_bill(asked, decoding(np.ceil(batches / asked.plan.pp), load))
-    steps = np.broadcast_to(bill.step_s, (len(batches), *sizes))
-    return Decoding.of(copies, asked.plan.dp, room, steps)
-
-
-def wire_of(asked: Question, apart: Apart, tokens: Number) -> Wire:
-    """How long a prompt's cache moves to the ranks that decode, each pair of ranks over its own share of the link.
-
-    The GPUs of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them. A worker's
-    links are those of all its ranks. GPUs of a host that share fewer NICs divide them among those that send, or that take.
-    """
-    model, cluster, plan, ahead = asked.model, asked.cluster, asked.plan, apart.plan
-    nbytes = (kv_bytes_per_token(model, plan) * tokens + state_bytes_per_sequence(model, plan)) * plan.tp
-    gpus = apart.gpus(plan)
-    gpus = cluster.num_gpus if gpus is None else gpus
-    crosses, two, rest = np.minimum(gpus, cluster.num_gpus) > cluster.domain, cluster.as_pairs.intra, cluster.intra
-    alone = gpus == 2  # one rank each: neighbours
-    inside = pick(alone, two.bandwidth_Bps, rest.bandwidth_Bps)
-    sent, taken = (
-        pick(crosses, _outside_Bps(cluster, leaving), inside) * MOVING
-        for leaving in (ahead.num_gpus * apart.senders, plan.num_gpus * apart.copies)
-    )
-    latency = pick(crosses, cluster.inter.latency_s, pick(alone, two.latency_s, rest.latency_s))
-    alone_s = latency + nbytes / np.minimum(plan.tp * taken, ahead.tp * sent)
-    return Wire(alone_s, nbytes / (ahead.num_gpus * sent), nbytes / (plan.num_gpus * taken))
-
-
-def _outside_Bps(cluster: Cluster, gpus: Number) -> Number:
-    """Of a GPU that leaves its host, while so many of the cluster do."""
-    nics, each = cluster.nics_per_host, cluster.gpus_per_host
-    return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
-
-
-def step_bill(asked: Question, work: Workload) -> Bill:
-    """One step of one replica, line by line."""
-    return _step(asked.but(what_if=WhatIf(imbalance=asked.what_if.imbalance)).normal(), work)
-
-
-@remembered
-def _step(asked: Question, work: Workload) -> Bill:
-    return inference_bill(terms_of(asked), work, 1)
-
-
-def decoding(seqs: Number, load: Load) -> Workload:
-    """A decode step in the middle of its requests' lives: I + O/2 - 1 cached tokens each."""
-    return Workload(decode_seqs=seqs, cached_tokens=seqs * context(load))
-
-
-def _prompt(beside: Number, load: Load, tokens: Number, together: Number = 1.0) -> Workload:
-    """A step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are cached."""
-    past = np.maximum(0.0, load.input_len - tokens) / 2
-    return Workload(beside, beside * context(load), together, tokens, past)
-
-
-def _chunk(asked: Question, input_len: Number) -> Number:
-    """Tokens of a prompt that a step takes which has no other."""
-    return np.minimum(input_len, step_limits(asked)[0]) if asked.engine.serves.chunked else input_len
-
-
-def context(load: Load) -> Number:
-    """Mean number of cached tokens over the decode steps of a request."""
-    return load.input_len + np.maximum(0.0, load.output_len / 2 - 1)
 
 
 def _load(asked: Question) -> Load:

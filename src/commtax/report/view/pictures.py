@@ -102,7 +102,8 @@ def served_patch(a: ServingPlans, rows: Columns, i: int) -> dict[str, Value]:
     """The decode step of one of a plan's servers: its sizes, the requests that it runs at once, and the mean length."""
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep")}
     length = a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)
-    return {**dict.fromkeys(SIZES, 1), **sizes, "b": min(65_536, max(1, int(rows.running[i]))), "s": length, "ph": "decode"}
+    batch = min(65_536, max(1, round(float(rows.running[i]))))
+    return {**dict.fromkeys(SIZES, 1), **sizes, "b": batch, "s": length, "ph": "decode"}
 
 
 def training_front(a: TrainPlans) -> TrainedFront:

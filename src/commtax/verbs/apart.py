@@ -1,0 +1,132 @@
+"""Prompts on workers of their own, as ``cost.network`` takes them: both kinds of workers, and the wire between them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtax.arrays import pick
+from commtax.cost import serving as loop
+from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
+from commtax.cost.network import Decoding, Flow, Network, Prompting, Wire, nodes_to
+from commtax.cost.serving import Load
+from commtax.ledger import Bill
+from commtax.question import Question
+from commtax.spec import SIZES, Cluster, Model, Number, Plan
+from commtax.verbs.asking import laid
+from commtax.verbs.checking import positive
+from commtax.verbs.fitting import step_limits
+from commtax.verbs.steps import BULK, chunk_tokens, decoding, prompt_work, step_bill
+
+WORKERS = ("prefill_workers", "prefill_tp", "prefill_dp", "decode_workers")
+MOVING = 0.8  # share of a link's bandwidth that moves caches
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Disaggregated serving: what a prompt worker is, and how many there are of each kind."""
+
+    plan: Plan  # of one prompt worker
+    workers: Number | None  # None: enough that no prompt waits
+    copies: Number  # workers that decode
+    kv_tokens: Number = np.inf  # that a prompt worker has room for
+    net: Network | None = None  # both with the wire between them …
+    passed: Flow | None = None  # … and what passes
+
+    @property
+    def senders(self) -> Number:
+        """Prompt workers, without end where they are enough."""
+        return np.inf if self.workers is None else self.workers
+
+    def gpus(self, decoder: Plan) -> Number | None:
+        """Of all workers; None where there are "enough" for prompts."""
+        return None if self.workers is None else decoder.num_gpus * self.copies + self.plan.num_gpus * self.workers
+
+
+def prompter(asked: Question) -> Question:
+    """Of a worker that computes prompts: its own tp and ranks of attention, experts spread where they were or ranks share them."""
+    wanted, plan = asked.requests, asked.plan
+    tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
+    dp = 1 if wanted.prefill_dp is None else int(positive(wanted.prefill_dp, "prefill_dp"))
+    spread = (np.asarray(plan.ep) > 1) | (dp > 1 and asked.model.experts is not None)
+    backend = asked.what_if.ep_backend
+    return laid(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1), ep_backend=BULK.get(backend, backend))
+
+
+def network_of(
+    asked: Question, load: Load, clients: Number, apart: Apart, prompting: Prompting, decoding: Decoding
+) -> Network:  # fmt: skip
+    """Both kinds of workers, of which one is priced, with the wire between them."""
+    pp = asked.plan.pp
+    return Network(
+        clients=clients,
+        decodes=np.maximum(0.0, load.output_len - 1),
+        request_s=asked.engine.host.request_s,
+        prompting=prompting,
+        wire=wire_of(asked, apart, load.input_len),
+        decoding=decoding,
+        spread=load.spread,
+        turns=loop.boundary_turns(asked.engine, pp) - 0.5 / pp,  # caches come at any time, not as a step ends
+    )
+
+
+def prompting_of(asked: Question, load: Load, workers: Number, kv_tokens: Number = np.inf) -> tuple[Prompting, Bill]:
+    """Workers of one plan that compute prompts, and the step of one; as many share a step as its tokens and the cache let in."""
+    plan, serves = asked.plan, asked.engine.serves
+    (budget, seqs), chunk = step_limits(asked), chunk_tokens(asked, load.input_len)
+    fitting = budget / load.input_len if serves.chunked else budget // load.input_len
+    held = np.minimum(np.floor(kv_tokens / load.input_len), min(seqs, serves.prompts_per_step))
+    most = np.maximum(1.0, np.minimum(fitting, held))
+    two = np.maximum(2.0, most)
+    one, several = (step_bill(asked, asked.seen(prompt_work(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
+    one_s = one.step_s * load.input_len / chunk
+    more_s = np.maximum(0.0, several.step_s - one.step_s) / (two - 1)
+    alone = lone_ranks(asked.model, plan)
+    return Prompting(workers * alone, one_s, more_s, most, plan.dp / alone * plan.pp), one
+
+
+def lone_ranks(model: Model, plan: Plan) -> Number:
+    """Ranks of attention data parallelism that share no experts: each is a worker of its own."""
+    return 1 if model.experts is not None else plan.dp
+
+
+def decoding_of(asked: Question, load: Load, room: Number, copies: Number) -> Decoding:
+    """Workers that decode, their steps priced for batches of all sizes; the batches are an axis before all others."""
+    counts = (*(getattr(asked.plan, axis) for axis in SIZES), load.input_len, load.output_len, room)
+    sizes = np.broadcast_shapes(*map(np.shape, counts))
+    batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
+    bill = step_bill(asked, decoding(np.ceil(batches / asked.plan.pp), load))
+    steps = np.broadcast_to(bill.step_s, (len(batches), *sizes))
+    return Decoding.of(copies, asked.plan.dp, room, steps)
+
+
+def cache_bytes(asked: Question, tokens: Number) -> Number:
+    """Of a request with so many tokens, on all ranks of a worker that decodes it."""
+    model, plan = asked.model, asked.plan
+    return (kv_bytes_per_token(model, plan) * tokens + state_bytes_per_sequence(model, plan)) * plan.tp
+
+
+def wire_of(asked: Question, apart: Apart, tokens: Number) -> Wire:
+    """How long a prompt's cache moves to the ranks that decode, each pair of ranks over its own share of the link.
+
+    The GPUs of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them. A worker's
+    links are those of all its ranks. GPUs of a host that share fewer NICs divide them among those that send, or that take.
+    """
+    model, cluster, plan, ahead = asked.model, asked.cluster, asked.plan, apart.plan
+    nbytes, gpus = cache_bytes(asked, tokens), apart.gpus(plan)
+    gpus = cluster.num_gpus if gpus is None else gpus
+    crosses, two, rest = np.minimum(gpus, cluster.num_gpus) > cluster.domain, cluster.as_pairs.intra, cluster.intra
+    alone = gpus == 2  # one rank each: neighbours
+    inside = pick(alone, two.bandwidth_Bps, rest.bandwidth_Bps)
+    sent, taken = (
+        pick(crosses, outside_Bps(cluster, leaving), inside) * MOVING
+        for leaving in (ahead.num_gpus * apart.senders, plan.num_gpus * apart.copies)
+    )
+    latency = pick(crosses, cluster.inter.latency_s, pick(alone, two.latency_s, rest.latency_s))
+    alone_s = latency + nbytes / np.minimum(plan.tp * taken, ahead.tp * sent)
+    return Wire(alone_s, nbytes * lone_ranks(model, ahead) / (ahead.num_gpus * sent), nbytes / (plan.num_gpus * taken))
+
+
+def outside_Bps(cluster: Cluster, gpus: Number) -> Number:
+    """Of a GPU that leaves its host, while so many of the cluster do."""
+    nics, each = cluster.nics_per_host, cluster.gpus_per_host
+    return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))

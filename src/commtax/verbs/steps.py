@@ -1,0 +1,48 @@
+"""Steps of one server that closed loops are made of, priced line by line."""
+
+import numpy as np
+
+from commtax.arrays import remembered
+from commtax.cost.pricing import inference_bill
+from commtax.cost.serving import Load
+from commtax.ledger import Bill
+from commtax.question import Question, WhatIf
+from commtax.spec import Number, Workload
+from commtax.verbs.asking import terms_of
+from commtax.verbs.fitting import step_limits
+
+BULK = {"deepep_low_latency": "deepep_high_throughput"}
+"""How prompts reach their experts, by how decodes do."""
+
+
+def step_bill(asked: Question, work: Workload) -> Bill:
+    """One step of one replica, line by line; engines send prompts to their experts in bulk, whatever decodes are sent with."""
+    said = asked.what_if
+    backend = BULK.get(said.ep_backend, said.ep_backend) if np.any(np.asarray(work.prefill_tokens) > 0) else said.ep_backend
+    return _step(asked.but(what_if=WhatIf(imbalance=said.imbalance, ep_backend=backend)).normal(), work)
+
+
+@remembered
+def _step(asked: Question, work: Workload) -> Bill:
+    return inference_bill(terms_of(asked), work, 1)
+
+
+def decoding(seqs: Number, load: Load) -> Workload:
+    """A decode step in the middle of its requests' lives: I + O/2 - 1 cached tokens each."""
+    return Workload(decode_seqs=seqs, cached_tokens=seqs * context(load))
+
+
+def prompt_work(beside: Number, load: Load, tokens: Number, together: Number = 1.0) -> Workload:
+    """A step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are cached."""
+    past = np.maximum(0.0, load.input_len - tokens) / 2
+    return Workload(beside, beside * context(load), together, tokens, past)
+
+
+def chunk_tokens(asked: Question, input_len: Number) -> Number:
+    """Tokens of a prompt that a step takes which has no other."""
+    return np.minimum(input_len, step_limits(asked)[0]) if asked.engine.serves.chunked else input_len
+
+
+def context(load: Load) -> Number:
+    """Mean number of cached tokens over the decode steps of a request."""
+    return load.input_len + np.maximum(0.0, load.output_len / 2 - 1)
