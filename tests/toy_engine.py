@@ -27,7 +27,7 @@ def toy_surface(base_s=1e-2, seq_s=1e-3, row_s=1e-4, context_s=1e-6, prompt_s=1e
     prompt = [[prompt_s * n * (p + n / 2) for n in new] for p in past]
     comm = np.zeros(seqs + 1), np.zeros(rows + 1)
     decode = count[:, None] * bent[None, :]
-    return Surface(alone_s.tolist(), [1, seqs + 1], mixed, contexts, decode, decode, new, past, prompt, prompt, fixed_s, *comm)
+    return Surface(alone_s.tolist(), [1, seqs + 1], mixed, contexts, decode, new, past, prompt, prompt, fixed_s, *comm)
 
 
 def constant_surface(step_s, seqs=8, rows=64):

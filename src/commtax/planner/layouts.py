@@ -150,18 +150,23 @@ def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
     prompted = _prompts_per_s(one, prompting)
     answers = [_decoded_per_s(one, int(tp), float(kv)) for tp, kv in zip(decoding.tp, decoding.kv_tokens, strict=True)]
     for i, tp in enumerate(decoding.tp.tolist()):
+        moved = _moved_s(settled(laid(one, tp=tp)))
         for j, ahead in enumerate(prompting.tp.tolist()):
             copies = np.arange(1, one.cluster.num_gpus // tp + 1)
             most = int(np.sum(beside(copies, tp, ahead, one.cluster) > 0))
             if most:
                 asked = one.but(tp=tp, disaggregated=True, prefill_tp=ahead)
-                moved = float(cache_bytes(asked, one.requests.input_len)) / float(outside_Bps(one.cluster, 1)) / MOVING
                 yield Layout(asked, tp, most, answers[i], ahead, float(prompted[j]), (moved / ahead, moved / tp))
 
 
 def _plain(plans: Space, one: Question) -> Space:
     """Copies that tp alone splits, inside a fast domain."""
     return plans.take((plans.pp == 1) & (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= one.cluster.domain))
+
+
+def _moved_s(copy: Question) -> float:
+    """Of a request's cache over the NIC of one GPU, while no other leaves its host."""
+    return float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / MOVING)
 
 
 def _load(one: Question) -> Load:
