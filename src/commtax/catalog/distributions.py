@@ -3,7 +3,7 @@
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from io import StringIO
 from typing import Literal
@@ -12,6 +12,7 @@ import numpy as np
 
 from commtax.catalog.loader import did_you_mean, find, plain, stems, suggest, table
 from commtax.files import TABLE_BYTES, Json, local, read_text
+from commtax.records import dataclass
 from commtax.spec.stream import MOST_TOKENS, Array, Lengths, between, through
 from commtax.statement import Refusal
 from commtax.units import parse_count

@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import lru_cache
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from commtax.files import Json
+from commtax.files import table as kept
 from commtax.spec import Citation
 from commtax.statement import Refusal
 
@@ -79,8 +79,9 @@ def stems(kind: str) -> tuple[str, ...]:
 @lru_cache(maxsize=512)
 def table(kind: str, stem: str) -> Table:
     """The file of one key: a ``config.json`` keeps its format, all others are TOML."""
-    ending, parse = ("json", json.loads) if kind == "models" else ("toml", tomllib.loads)
-    contents: Table = parse((FACTS / kind / f"{stem}.{ending}").read_text(encoding="utf-8"))
+    if kind != "models":
+        return kept(str(FACTS / kind / f"{stem}.toml"))
+    contents: Table = json.loads((FACTS / kind / f"{stem}.json").read_text(encoding="utf-8"))
     return contents
 
 

@@ -5,12 +5,13 @@ The constants come from ``Path`` records, which are data.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 
 from commtax.arrays import pick, some
+from commtax.records import dataclass
 from commtax.spec import Algorithm, Number, Path
 from commtax.statement import Note
 from commtax.units import format_bytes

@@ -4,12 +4,12 @@ Rank order decides which axis leaves the fast domain (a host, or an NVLink fabri
 """
 
 import math
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.records import dataclass
 from commtax.spec import Cluster, Engine, Model, Number, Plan
 
 

@@ -12,13 +12,14 @@ step. A step of several prompts pays the fixed time of their attention once, the
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Self
 
 import numpy as np
 
 from commtax.cost.pricing import Terms, inference_bill, num_launches
 from commtax.ledger import Bill, Line
+from commtax.records import dataclass
 from commtax.spec import Number, Workload
 
 Array = np.ndarray

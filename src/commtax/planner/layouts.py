@@ -6,7 +6,6 @@ itself waits for nobody, so load can only lengthen its times; and no fleet answe
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import ceil, inf
 
 import numpy as np
@@ -16,6 +15,7 @@ from commtax.planner.reasons import in_type
 from commtax.planner.serving import at_once, having_room, simulated, sizes
 from commtax.planner.space import Space, beside
 from commtax.question import Question
+from commtax.records import dataclass
 from commtax.spec import Workload
 from commtax.spec.stream import Stream
 from commtax.units import format_seconds

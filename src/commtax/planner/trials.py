@@ -7,7 +7,7 @@ under way at once.
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import ceil, isfinite, isnan, nan
 
 import numpy as np
@@ -16,6 +16,7 @@ from commtax.arrays import a_few_remembered, remembered
 from commtax.planner.layouts import SLACK, Layout
 from commtax.planner.space import beside
 from commtax.question import EVEN, Question
+from commtax.records import dataclass
 from commtax.sim.serving.running import run
 from commtax.spec import Plan
 from commtax.spec.stream import Stream

@@ -4,11 +4,9 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich.console import Console
-from rich.table import Table as Drawn
-from rich.text import Text
-
 from commtax.question import Question
+from commtax.report.drawn import Console, Text
+from commtax.report.drawn import Table as Drawn
 from commtax.spec import Number
 from commtax.units import format_seconds
 from commtax.verbs.asking import describe_gpus
@@ -24,13 +22,7 @@ CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mix
 
 def show_table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[str | Text]], title: str = "") -> None:
     """Columns that start with '>' are right-aligned."""
-    drawn = Drawn(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in columns:
-        right = name.startswith(">")
-        drawn.add_column(name.lstrip(">"), justify="right" if right else "left", header_style="dim", no_wrap=right)
-    for row in rows:
-        drawn.add_row(*row)
-    console.print(drawn)
+    console.print(Drawn(columns, [list(row) for row in rows], title))
 
 
 def without_empty(columns: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> Table:

@@ -1,11 +1,12 @@
 """Requests as they come: lengths as distributions, and a stream of requests column by column."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, inf, log
 from typing import Self
 
 import numpy as np
 
+from commtax.records import dataclass
 from commtax.statement import Note
 
 Array = np.ndarray

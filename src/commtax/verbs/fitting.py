@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, reduce
 from itertools import islice
 from typing import Any, ClassVar, Literal, Unpack
@@ -17,6 +17,7 @@ from commtax.cost.caches import kv_bytes_per_token_layer, state_bytes_per_sequen
 from commtax.cost.pools import Group, KvPool, kv_pool
 from commtax.cost.tensors import stage_layers
 from commtax.question import Limits, Question
+from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural

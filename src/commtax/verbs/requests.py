@@ -5,7 +5,7 @@ The engine's scheduler is simulated step by step, each step as long as the cost 
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from math import ceil, inf, isfinite, nan
@@ -17,6 +17,7 @@ from commtax.arrays import a_few_remembered
 from commtax.cost.surface import Surface, surface
 from commtax.ledger import Z80
 from commtax.question import Offered, Question
+from commtax.records import dataclass
 from commtax.sim.serving import figures
 from commtax.sim.serving.book import Rules
 from commtax.sim.serving.running import Fleet, Run, Workers, run

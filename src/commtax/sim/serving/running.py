@@ -1,12 +1,13 @@
 """A whole run: engines built from what a fleet is, all requests sent through them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from heapq import heappush
 from math import inf
 from typing import Self
 
 from commtax.cost.surface import Surface
+from commtax.records import dataclass
 from commtax.sim.serving.book import Book, Rules, book_of
 from commtax.sim.serving.fleet import Clients, alone, router, together
 from commtax.sim.serving.pipeline import Pipeline
