@@ -13,6 +13,7 @@ step. A step of several prompts pays the fixed time of their attention once, the
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
+from math import inf
 from typing import Self
 
 import numpy as np
@@ -29,6 +30,7 @@ MANY = 256.0  # prompts beside which one is one of many
 BLEND = 1.5  # exponent by which work blends with the longest block: 1.07 to 1.5 where prompts were measured (catalog/kernels)
 SAMPLES = (1, 2, 8, 32, 128, 512, 2048, 8192)
 ROOT2 = 2**0.5
+MOST_KEPT = 100_000  # prompts whose attention is remembered
 
 
 @dataclass(slots=True)
@@ -51,18 +53,22 @@ class Surface:
     sample_s: float = 0.0  # of the host, for each row of a step with prompts that needs logits
     launch_s: float = 0.0  # a step of decodes takes no less: the host launches it kernel by kernel …
     mixed_launch_s: float = 0.0  # … and one with prompts no less than this
+    # What was looked up once: by sequences, whether prompts are beside, samples, a prompt's new and past tokens.
     _pieces: dict[tuple[int, bool], tuple[list[float], list[float]]] = field(default_factory=dict)
+    _slopes: dict[bool, Array] = field(default_factory=dict)
+    _samples: dict[int, tuple[list[float], list[float], float]] = field(default_factory=dict)
+    _chunks: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)
 
     def decoding(self, seqs: int, cached: float) -> tuple[float, float, float]:
         """Seconds of a step of decodes alone, by how much the next one is longer, and for how many steps that holds."""
-        start, slope = self._piece(seqs)
-        mean = cached / seqs
-        at = min(bisect_right(self.contexts, mean), len(self.contexts) - 1) - 1
+        start, slope = self._pieces.get((seqs, False)) or self._piece(seqs)
+        contexts, mean = self.contexts, cached / seqs
+        at = min(bisect_right(contexts, mean), len(contexts) - 1) - 1
         more = slope[at]
-        end = self.contexts[at + 1] if at + 2 < len(self.contexts) else np.inf
-        seconds = self.alone[seqs] + start[at] + more * (mean - self.contexts[at])
+        end = contexts[at + 1] if at + 2 < len(contexts) else inf
+        seconds = self.alone[seqs] + start[at] + more * (mean - contexts[at])
         if seconds < self.launch_s:
-            return self.launch_s, 0.0, min(end - mean, (self.launch_s - seconds) / more if more > 0 else np.inf)
+            return self.launch_s, 0.0, min(end - mean, (self.launch_s - seconds) / more if more > 0 else inf)
         return seconds, more, end - mean
 
     def mixing(self, seqs: int, cached: float, tokens: int, prompts: int, attention_s: float) -> float:
@@ -71,7 +77,7 @@ class Surface:
         if not seqs and prompts > 1:  # more rows need logits, but no kernels of decodes run as in tables of more samples than one
             seconds += self._rest(tokens, 1) - self._rest(tokens, 2)
         if seqs:
-            start, slope = self._piece(seqs, beside=True)
+            start, slope = self._pieces.get((seqs, True)) or self._piece(seqs, beside=True)
             mean = cached / seqs
             at = min(bisect_right(self.contexts, mean), len(self.contexts) - 1) - 1
             seconds += start[at] + slope[at] * (mean - self.contexts[at])
@@ -83,22 +89,30 @@ class Surface:
         The chip has the work of all to do and waits for the longest block of one: [ (sum work)^p + max longest^p ]^(1/p). Of a
         prompt alone that is its price, which says how long its longest block is.
         """
+        known = self._chunks
         if len(chunks) == 1:
             _, new, past = chunks[0]
-            return _at(self.prompt, _between(self.new, new), _between(self.past, past))
+            return (known.get((new, past)) or self._chunk(new, past))[0]
         work = longest = 0.0
         for _, new, past in chunks:
-            across, down = _between(self.new, new), _between(self.past, past)
-            own = _at(self.among, across, down)
+            _, own, block = known.get((new, past)) or self._chunk(new, past)
             work += own
-            longest = max(longest, _at(self.prompt, across, down) ** BLEND - own**BLEND)
+            longest = max(longest, block)
         blended: float = (work**BLEND + longest) ** (1 / BLEND)
         return blended
 
+    def _chunk(self, new: int, past: int) -> tuple[float, float, float]:
+        """Attention of a prompt's tokens alone and among many, and by how much the longest block is longer, to the power."""
+        across, down = _between(self.new, new), _between(self.past, past)
+        one, own = _at(self.prompt, across, down), _at(self.among, across, down)
+        if len(self._chunks) > MOST_KEPT:  # prompts of any length
+            self._chunks.clear()
+        self._chunks[new, past] = found = (one, own, one**BLEND - own**BLEND)
+        return found
+
     def scaled(self, factor: float) -> Self:
         """The same steps, all longer by a factor."""
-        tables = (self.mixed, self.prompt, self.among)
-        mixed, prompt, among = ([[x * factor for x in row] for row in table] for table in tables)
+        mixed, prompt, among = ((np.array(table) * factor).tolist() for table in (self.mixed, self.prompt, self.among))
         return replace(
             self,
             alone=[x * factor for x in self.alone],
@@ -114,11 +128,16 @@ class Surface:
             launch_s=self.launch_s * factor,
             mixed_launch_s=self.mixed_launch_s * factor,
             _pieces={},
+            _slopes={},
+            _samples={},
+            _chunks={},
         )
 
     def _rest(self, rows: int, samples: int) -> float:
-        i, x = _between(self.samples, samples)
-        low, high = self.mixed[i], self.mixed[i + 1]
+        if samples not in self._samples:
+            i, part = _between(self.samples, samples)
+            self._samples[samples] = self.mixed[i], self.mixed[i + 1], part
+        low, high, x = self._samples[samples]
         last = len(low) - 1
         if rows > last:  # beyond the table: as the last rows grow
             return low[last] + (rows - last) * (low[last] - low[last // 2]) / (last - last // 2)
@@ -126,12 +145,11 @@ class Surface:
 
     def _piece(self, seqs: int, beside: bool = False) -> tuple[list[float], list[float]]:
         """Decode attention of so many sequences: its value and slope at each node of context."""
-        key = seqs, beside
-        if key not in self._pieces:
-            values = (self.beside if beside else self.decode)[seqs]
-            slopes = np.diff(values) / np.diff(self.contexts)
-            self._pieces[key] = values.tolist(), slopes.tolist()
-        return self._pieces[key]
+        values = self.beside if beside else self.decode
+        if beside not in self._slopes:
+            self._slopes[beside] = np.diff(values) / np.diff(self.contexts)
+        self._pieces[seqs, beside] = found = values[seqs].tolist(), self._slopes[beside][seqs].tolist()
+        return found
 
 
 def _between(nodes: Sequence[float], value: float) -> tuple[int, float]:

@@ -245,7 +245,7 @@ def _decided(layout: Layout, size: Size, rate: float) -> tuple[float, Outcome]:
     """The worst time over its limit, and the run that says it; a short one, which begins with less load, where that is plain."""
     q = layout.question
     whole = lengths_of_run(q, sum(size))
-    for counted, sure in LOOKS:
+    for counted, sure in LOOKS if q.goal.slo else ():
         warmup = min(whole[1], counted)
         if 2 * (warmup + counted) <= whole[0]:
             outcome = ran(layout, size, rate, (warmup + counted, warmup))
@@ -319,12 +319,16 @@ def grown(trial: Trial) -> Trial:
     high = max(low, float(np.log(trial.capacity / rate / trial.stretch)))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        outcome = ran(trial.layout, trial.size, rate * float(np.exp(middle)), stretch=trial.stretch)
-        if worst(q, outcome) <= 1:  # near the limit no short look says
+        if not q.goal.slo or worst(q, _at_rate(trial, rate * float(np.exp(middle)))) <= 1:
             low = middle
         else:
             high = middle
     return replace(trial, growth=float(np.expm1(low)))
+
+
+def _at_rate(trial: Trial, rate: float) -> Outcome:
+    """Its run at another rate, with steps as long as they may be; the whole of it, because near the limit no short look says."""
+    return ran(trial.layout, trial.size, rate, stretch=trial.stretch)
 
 
 def ranged(trial: Trial) -> Trial:

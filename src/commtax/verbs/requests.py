@@ -222,8 +222,9 @@ def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int 
     rules, workers = fleet.workers.rules, fleet.workers
     each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) + rules.states * rules.block
     at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
-    done = np.sort(run(_repeated(stream, min(20_000, max(least, int(5 * at_once)))), fleet, hit_rate).book.done_s)
-    quarter = len(done) // 4
+    count = min(20_000, max(least, int(5 * at_once)))
+    quarter = count // 4
+    done = np.sort(run(_repeated(stream, count), fleet, hit_rate, enough=count - quarter).book.done_s)  # those who are not, last
     return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
 
 
@@ -334,7 +335,7 @@ def steps_of(asked: Question, longest: int) -> Surface:
     """The table of a plan's steps; equal plans share one."""
     tokens, seqs = step_limits(asked)
     rows = tokens if asked.engine.serves.chunked else max(tokens, longest) + seqs
-    return _surface(asked.normal(), rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST)))))
+    return _surface(asked.normal().but(replicas=1), rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST)))))
 
 
 @a_few_remembered

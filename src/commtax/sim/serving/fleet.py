@@ -28,8 +28,8 @@ class Clients:
             heappush(self.pending, (max(now + ROUND_TRIP_S, self.book.arrival_s[i]), i))
 
 
-def alone(replica: Replica, clients: Clients) -> None:
-    """One engine and its own clients: nobody else needs to be waited for."""
+def alone(replica: Replica, clients: Clients, enough: float = inf) -> None:
+    """One engine and its own clients: nobody else needs to be waited for. It answers all, or the first ``enough``."""
 
     def send(_: int = -1, now: float = -inf) -> None:
         if now > -inf:
@@ -41,7 +41,7 @@ def alone(replica: Replica, clients: Clients) -> None:
     if clients.cap < inf:
         replica.on_done = send
     send()
-    replica.run()
+    replica.run(enough=enough)
 
 
 def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], feedback: bool) -> None:

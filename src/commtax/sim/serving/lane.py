@@ -40,6 +40,8 @@ class Lane:
         """
         rules = self.pool.rules
         thrown = not rules.prefill_first and self.secure(begin)
+        if not self.prompts and not self.pool.waiting:
+            return []
         room = rules.tokens - (0 if rules.prefill_first else self.seqs)
         chosen = self._begun(room)
         return chosen if thrown else self._let_in(chosen, room - sum(new for _, new, _ in chosen), begin)
@@ -98,7 +100,7 @@ class Lane:
     def secure(self, begin: float) -> bool:
         """Take blocks for the next token of all that decode; where there are none, the youngest are thrown out. Whether any was."""
         thrown = False
-        while self.seqs and not self.fits(1):
+        while self.seqs and self.pool.free < 2 * self.seqs and not self.fits(1):
             self._throw_out(begin)
             thrown = True
         self._take(1)
@@ -110,6 +112,10 @@ class Lane:
         if steps == ahead or self.pool.rules.reserved or not self.seqs:
             return
         phases, block, step = self.phases, self.pool.rules.block, self.step + ahead
+        if steps - ahead == 1:
+            if grown := phases[-step % block]:
+                self.pool.grow(grown)
+            return
         whole, rest = divmod(steps - ahead, block)
         grown = whole * self.seqs
         for k in range(step, step + rest):
@@ -167,13 +173,15 @@ class Lane:
 
     def decoded(self, steps: int) -> list[int]:
         """All that decode have made so many tokens; returns who is done."""
-        self._take(steps)
+        if steps != self.taken:
+            self._take(steps)
         self.taken = 0
         self.step += steps
         self.cached += steps * self.seqs
-        done = []
-        while self.ends and self.ends[0][0] == self.step:
-            _, i = heappop(self.ends)
+        done: list[int] = []
+        ends, step = self.ends, self.step
+        while ends and ends[0][0] == step:
+            _, i = heappop(ends)
             self.pool.release(i, self._leave(i, 0))
             done.append(i)
         return done

@@ -32,29 +32,33 @@ class Pool:
 
     def needed(self, i: int, ahead: int = 0) -> int:
         """Blocks that a request takes when it is admitted; one that decodes at once may have a token more by the step's end."""
+        more = ahead if ahead and self.computed_elsewhere(i) and not self.rules.reserved else 0
+        if self.prefixes is None:
+            return -(-(self._kept(i) + more) // self.rules.block) + self.rules.states
         ids = self._ids(i)
-        more = ahead if self.computed_elsewhere(i) and not self.rules.reserved else 0
-        return self._own_blocks(ids, self._kept(i) + more) + (self.prefixes.new_blocks(ids) if self.prefixes else 0)
+        return self._own_blocks(ids, self._kept(i) + more) + self.prefixes.new_blocks(ids)
 
     def admit(self, i: int, ahead: int = 0) -> bool:
         """Take the blocks of a request, where they are free."""
-        ids, needed = self._ids(i), self.needed(i, ahead)
+        needed = self.needed(i, ahead)
         if needed > self.free:
             return False
         self.free -= needed
         self.running += 1
         if self.prefixes:
-            self.prefixes.hold(ids)
+            self.prefixes.hold(self._ids(i))
             self.prefixes.trim(self.free)
         return True
 
     def release(self, i: int, tokens: int) -> None:
         """Give back the blocks of a request that has so many tokens."""
-        ids = self._ids(i)
-        self.free += self._own_blocks(ids, self._kept(i) if self.rules.reserved else tokens)
+        tokens = self._kept(i) if self.rules.reserved else tokens
         self.running -= 1
-        if self.prefixes:
-            self.free += self.prefixes.leave(ids)
+        if self.prefixes is None:
+            self.free += -(-tokens // self.rules.block) + self.rules.states
+            return
+        ids = self._ids(i)
+        self.free += self._own_blocks(ids, tokens) + self.prefixes.leave(ids)
 
     def grow(self, blocks: int) -> None:
         self.free -= blocks
@@ -72,7 +76,7 @@ class Pool:
 
     def _own_blocks(self, ids: tuple[int, ...], tokens: int) -> int:
         """Blocks that no other request can share: of tokens and of states."""
-        own = -(-tokens // self.rules.block) - (len(ids) * self.prefixes.per_id if self.prefixes else 0)
+        own = -(-tokens // self.rules.block) - len(ids) * (self.prefixes.per_id if self.prefixes else 0)
         return max(0, own) + self.rules.states
 
     def _ids(self, i: int) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ class Replica:
         self.undecided = 0  # steps of decodes that pass before who waits is looked at again
         self.ready = False  # whether each rank has a prompt to compute …
         self.passed = 0  # … and steps of decodes since that changed, or since prompts were computed
-        self.log: list[Segment] = []
+        self.log: list[tuple[float, ...]] = []  # what a ``Segment`` has
         self.ended: list[float] = []  # when requests left
         self.on_done: Callable[[int, float], None] | None = None
 
@@ -77,10 +77,11 @@ class Replica:
         ids = self.book.prefixes[i] if self.book.prefixes else ()
         return max((pool.prefixes.match(ids) for pool in self.pools if pool.prefixes), default=0)
 
-    def run(self, until: float = inf) -> None:
-        """All steps that begin before ``until``."""
-        while self.clock < until:
-            self._step(self.clock, until)
+    def run(self, until: float = inf, enough: float = inf) -> None:
+        """All steps that begin before ``until``, or until so many requests are answered."""
+        step, ended = self._step, self.ended
+        while self.clock < until and len(ended) < enough:
+            step(self.clock, until)
 
     def go_on(self, until: float) -> None:
         """Steps up to the next answer, which may bring a request to another engine, or that begin before ``until``."""
@@ -151,7 +152,8 @@ class Replica:
         if self.rules.prefill_first or not lane.seqs:
             lane.stalled = lane.stalled or lane.seqs
             lane.last_s = lane.last_s if lane.seqs else end
-            self._write(Segment(begin, 1, 0, seconds, 0.0, 0, 0.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
+            self.log.append((begin, 1, 0, seconds, 0.0, 0, 0.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
+            self._stream(begin, 0)
         else:
             self._tokens(number, lane, (begin, end), 1, seconds, 0.0, tokens)
         for i in lane.prompted(chunks):
@@ -194,17 +196,18 @@ class Replica:
     def _tokens(self, number: int, lane: Lane, time: Span, steps: int, first: float, more: float, tokens: int) -> None:
         """All that decode in a lane have got so many tokens, and who has got all leaves."""
         begin, end = time
-        stall, pool = begin - lane.last_s if lane.stalled else 0.0, lane.pool
-        facts = (lane.stalled, stall, tokens, len(pool.waiting), pool.free, number)
-        self._write(Segment(begin, steps, lane.seqs, first, more, *facts))
+        stalled, pool = lane.stalled, lane.pool
+        stall = begin - lane.last_s if stalled else 0.0
+        self.log.append((begin, steps, lane.seqs, first, more, stalled, stall, tokens, len(pool.waiting), pool.free, number))
+        self._stream(begin, steps * lane.seqs)
         lane.last_s, lane.stalled = end, 0
         for i in lane.decoded(steps):
             self._leave(i, end)
 
-    def _write(self, segment: Segment) -> None:
-        self.log.append(segment)
+    def _stream(self, begin: float, tokens: int) -> None:
+        """The front end sends so many tokens of steps that begin then."""
         if self.rules.token_s:
-            self.streamed = max(self.streamed, segment.begin_s) + segment.steps * segment.decodes * self.rules.token_s
+            self.streamed = max(self.streamed, begin) + tokens * self.rules.token_s
 
     def _token(self, i: int, now: float) -> None:
         """A prompt is done and made a token: a request's first, or the next of one that had been thrown out."""

@@ -64,8 +64,10 @@ class Run:
         return sum(len(engine.ended) for engine in self.engines)
 
 
-def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Run], None] | None = None) -> Run:
-    """Send a stream of requests through a fleet until all are answered.
+def run(
+    stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Run], None] | None = None, enough: float = inf
+) -> Run:
+    """Send a stream of requests through a fleet until all are answered, or, where nobody's answer hangs on others', ``enough``.
 
     ``watch`` is shown the run when it begins; whoever watches may interrupt it, and has what happened until then.
     """
@@ -73,7 +75,7 @@ def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Ru
     engines = fleet.workers.build(book)
     ran = Run(book, engines, fleet.prompts.build(book, len(engines)) if fleet.prompts else [])
     if watch is None:
-        _send(ran, fleet, stream)
+        _send(ran, fleet, stream, enough)
         return ran
     try:
         watch(ran)
@@ -83,7 +85,7 @@ def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Ru
     return ran
 
 
-def _send(ran: Run, fleet: Fleet, stream: Stream) -> None:
+def _send(ran: Run, fleet: Fleet, stream: Stream, enough: float = inf) -> None:
     book, engines, everyone = ran.book, ran.engines, range(len(stream))
     if fleet.prompts:
         _apart(book, fleet, ran.prompt_engines, engines, stream.in_flight)
@@ -92,7 +94,7 @@ def _send(ran: Run, fleet: Fleet, stream: Stream) -> None:
         for engine in engines:
             own = everyone[engine.number :: len(engines)]
             if own:
-                alone(engine, Clients(book, stream.in_flight, own))
+                alone(engine, Clients(book, stream.in_flight, own), enough if len(engines) == 1 else inf)
         return
     clients = Clients(book, stream.in_flight, everyone)
     route = router(fleet.router, engines)
