@@ -39,7 +39,7 @@ class Surface:
 
     alone: list[float]  # a step of decodes without their attention, by sequences
     samples: list[int]  # nodes: rows that need logits
-    mixed: list[list[float]]  # a step with prompt tokens without attention, by node of samples and by rows
+    mixed: Array  # a step with prompt tokens without attention, by node of samples and by rows
     contexts: list[float]  # nodes: mean cached tokens of a sequence
     decode: Array  # attention of decodes, by sequences and node of context …
     beside: Array  # … and beside prompts: each kind of step has its pace
@@ -57,7 +57,9 @@ class Surface:
     _pieces: dict[tuple[int, bool], tuple[list[float], list[float]]] = field(default_factory=dict)
     _slopes: dict[bool, Array] = field(default_factory=dict)
     _samples: dict[int, tuple[list[float], list[float], float]] = field(default_factory=dict)
+    _rows: dict[int, list[float]] = field(default_factory=dict)
     _chunks: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)
+    _scaled: dict[float, Self] = field(default_factory=dict)
 
     def decoding(self, seqs: int, cached: float) -> tuple[float, float, float]:
         """Seconds of a step of decodes alone, by how much the next one is longer, and for how many steps that holds."""
@@ -112,11 +114,18 @@ class Surface:
 
     def scaled(self, factor: float) -> Self:
         """The same steps, all longer by a factor."""
-        mixed, prompt, among = ((np.array(table) * factor).tolist() for table in (self.mixed, self.prompt, self.among))
+        if factor in self._scaled:
+            return self._scaled[factor]
+        prompt, among = ((np.array(table) * factor).tolist() for table in (self.prompt, self.among))
+        self._scaled.clear()  # several runs with one factor follow each other
+        self._scaled[factor] = self._times(factor, prompt, among)
+        return self._scaled[factor]
+
+    def _times(self, factor: float, prompt: list[list[float]], among: list[list[float]]) -> Self:
         return replace(
             self,
             alone=[x * factor for x in self.alone],
-            mixed=mixed,
+            mixed=self.mixed * factor,
             decode=self.decode * factor,
             beside=self.beside * factor,
             prompt=prompt,
@@ -130,13 +139,18 @@ class Surface:
             _pieces={},
             _slopes={},
             _samples={},
+            _rows={},
+            _scaled={},
             _chunks={},
         )
 
     def _rest(self, rows: int, samples: int) -> float:
         if samples not in self._samples:
             i, part = _between(self.samples, samples)
-            self._samples[samples] = self.mixed[i], self.mixed[i + 1], part
+            for node in (i, i + 1):
+                if node not in self._rows:
+                    self._rows[node] = self.mixed[node].tolist()
+            self._samples[samples] = self._rows[i], self._rows[i + 1], part
         low, high, x = self._samples[samples]
         last = len(low) - 1
         if rows > last:  # beyond the table: as the last rows grow
@@ -190,7 +204,7 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
     return Surface(
         alone=(alone + host.host_s_per_seq * np.arange(alone.size)).tolist(),
         samples=samples,
-        mixed=mixed.tolist(),
+        mixed=mixed,
         contexts=contexts.tolist(),
         decode=decode,
         beside=beside,

@@ -17,13 +17,13 @@ from commtax.planner.layouts import SLACK, Layout
 from commtax.planner.space import beside
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
-from commtax.sim.serving.running import run
+from commtax.sim.serving.running import Fleet, run
 from commtax.spec import Plan
 from commtax.spec.stream import Stream
 from commtax.verbs.asking import settled
 from commtax.verbs.confidence import Estimate, through
 from commtax.verbs.loads import first
-from commtax.verbs.requests import Outcome, capacity_of, fleet_of, stream_of
+from commtax.verbs.requests import Outcome, capacity_of, fleet_of, longest_of, stream_of
 
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run
@@ -196,8 +196,16 @@ def capacity(layout: Layout, size: Size) -> float:
 
 @remembered
 def _saturated(q: Question) -> float:
-    stream, asked = first(all_requests(q), COUNTED), settled(q)
-    return capacity_of(stream, fleet_of(asked, stream), asked.offered.prefix_hit_rate, COUNTED)
+    stream = first(all_requests(q), COUNTED)
+    asked, fleet = _engines(q, longest_of(stream))
+    return capacity_of(stream, fleet, asked.offered.prefix_hit_rate, COUNTED)
+
+
+@a_few_remembered
+def _engines(q: Question, longest: int) -> tuple[Question, Fleet]:
+    """A question as it is run, and its engines."""
+    asked = settled(q)
+    return asked, fleet_of(asked, longest)
 
 
 def _sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
@@ -229,8 +237,8 @@ def ran(layout: Layout, size: Size, rate: float, length: tuple[int, int] | None 
     """The run of a fleet at a rate, with steps longer by a factor than they are priced."""
     length = length or lengths_of_run(layout.question, sum(size))
     stream = stream_of_run(layout.question, rate, length)
-    asked = settled(_sized(layout, size).but(request_rate=rate, warmup=length[1]))
-    fleet = fleet_of(asked, stream)
+    asked, fleet = _engines(_sized(layout, size), longest_of(stream))
+    asked = asked.but(request_rate=rate, warmup=length[1])
     fleet = fleet if stretch == 1 else fleet.scaled(stretch)
     return Outcome(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
 

@@ -232,7 +232,7 @@ def serve(put: Question, watch: Callable[[Run], None] | None = None) -> Outcome:
     """The run of a question. Whoever watches may interrupt it, and has the requests that were answered until then."""
     asked = settled(put)
     stream = stream_of(asked)
-    fleet = fleet_of(asked, stream)
+    fleet = fleet_of(asked, longest_of(stream))
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
     notes = (*asked.notes, *stream.notes)
     return _answered(Outcome(asked, stream, fleet, ran, notes)) if ran.stopped else Outcome(asked, stream, fleet, ran, notes)
@@ -282,10 +282,14 @@ def _lengths(mean: object, spread: object) -> Lengths:
     return Lengths("uniform", mean, low, high) if high > low else Lengths("constant", mean)
 
 
-def fleet_of(asked: Question, stream: Stream) -> Fleet:
+def longest_of(stream: Stream) -> int:
+    """Tokens of the longest request."""
+    return int(np.max(stream.input_len + stream.output_len))
+
+
+def fleet_of(asked: Question, longest: int) -> Fleet:
     """The engines of a plan: ranks of attention data parallelism step together where experts are shared, else apart."""
     plan, wanted = asked.plan, asked.requests
-    longest = int(np.max(stream.input_len + stream.output_len))
     workers = _workers(asked, longest)
     if not wanted.disaggregated:
         return Fleet(workers, asked.offered.router)

@@ -40,7 +40,8 @@ def alone(replica: Replica, clients: Clients, enough: float = inf) -> None:
 
     if clients.cap < inf:
         replica.on_done = send
-    send()
+    replica.offer_all(sorted(clients.pending))
+    clients.pending = []
     replica.run(enough=enough)
 
 
@@ -50,6 +51,13 @@ def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
     The engine that is furthest behind goes on, up to the next request and, where answers bring new requests, up to the
     next engine's clock.
     """
+    if len(engines) == 1 and not feedback:
+        while clients.pending:
+            engines[0].run(clients.pending[0][0])
+            now, i = heappop(clients.pending)
+            send(i, now)
+        engines[0].run()
+        return
     while True:
         now = clients.pending[0][0] if clients.pending else inf
         behind = min(engines, key=lambda engine: engine.clock)
@@ -67,6 +75,8 @@ def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
 def router(kind: str, engines: Sequence[Replica]) -> Route:
     """Which engine a request goes to: each in turn, the one with the fewest requests, or the one that knows most of its prompt."""
     turn = -1
+    if len(engines) == 1:
+        return lambda _, __: engines[0]
 
     def in_turn(_: int, __: float) -> Replica:
         nonlocal turn

@@ -61,18 +61,20 @@ class Lane:
     def _let_in(self, chosen: list[Chunk], room: int, begin: float) -> list[Chunk]:
         """Waiting requests in turn, as long as step, cache and engine have room for the first of them."""
         pool, rules = self.pool, self.pool.rules
-        while pool.waiting and room > 0 and pool.running < rules.seqs and len(chosen) < rules.prompts:
-            i = pool.waiting[0]
+        waiting, goal = pool.waiting, pool.book.goal
+        while waiting and room > 0 and pool.running < rules.seqs and len(chosen) < rules.prompts:
+            i = waiting[0]
             done = pool.cached_tokens(i)
-            new = pool.book.goal[i] - done
+            new = goal[i] - done
             if new > room and not rules.chunked and (chosen or new <= rules.tokens):
                 break
             if not pool.admit(i, self.taken):
                 break
-            pool.waiting.popleft()
+            waiting.popleft()
             self._start(i, done, begin)
             if new:
-                new = min(new, room) if rules.chunked else new
+                if new > room and rules.chunked:
+                    new = room
                 chosen.append((i, new, done))
                 room -= new
         return chosen
@@ -189,6 +191,9 @@ class Lane:
     def prompted(self, chunks: list[Chunk]) -> list[int]:
         """The chunks are computed; returns the requests whose prompts are done, each with one token more."""
         book, self.taken = self.pool.book, 0
+        if len(chunks) == len(self.prompts) and all(past + new >= book.goal[i] for i, new, past in chunks):  # as most often
+            self.prompts = []
+            return [i for i, _, _ in chunks]
         progress = {i: past + new for i, new, past in chunks}
         ready = [i for i, done in progress.items() if done >= book.goal[i]]
         if ready or len(chunks) > 1 or self.prompts:

@@ -26,12 +26,13 @@ class Pipeline(Replica):
         self.busy = [0.0] * stages  # until when a stage works on batches that entered before
 
     def _step(self, begin: float, until: float) -> None:  # noqa: ARG002
-        turn = self.out.index(min(self.out))
+        turn = self.out.index(begin)
         lane = self.lanes[turn]
         if self.batches[turn]:
             self._complete(turn, lane)
         self.seen = begin
-        self._arrive()
+        if self.next < len(self.times) and self.times[self.next] <= begin:
+            self._arrive()
         chunks = lane.form(begin)
         if not chunks and self.rules.prefill_first:
             lane.secure(begin)
