@@ -139,9 +139,26 @@ def least(task: Task) -> Trial:
             tried[able[at]] = _trial(layout, able[at])
         return tried[able[at]]
 
+    hopeless = set[Size]()
+
+    def holds(at: int) -> bool:
+        if able[at] not in tried and _overloaded(layout, able[at]):
+            hopeless.add(able[at])
+            return False
+        return trial(at).holds
+
     find = _first_pair if layout.apart else _first_count
-    best = replace(trial(find(able, lambda at: trial(at).holds)), simulated=len(tried))
+    best = trial(find(able, holds))
+    best = replace(best, simulated=len(hopeless.union(tried)))
     return grown(best) if task.grows and best.holds else best
+
+
+def _overloaded(layout: Layout, size: Size) -> bool:
+    """Whether its capacity alone says that a fleet does not hold, which is looked at anyway where there is no limit to break."""
+    q, rate = layout.question, rate_of(layout.question)
+    if q.goal.slo or q.goal.confidence < EVEN or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
+        return False
+    return capacity(layout, size) <= rate
 
 
 def _first_count(able: list[Size], holds: Callable[[int], bool]) -> int:

@@ -51,25 +51,33 @@ def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
     The engine that is furthest behind goes on, up to the next request and, where answers bring new requests, up to the
     next engine's clock.
     """
-    if len(engines) == 1 and not feedback:
-        while clients.pending:
-            engines[0].run(clients.pending[0][0])
-            now, i = heappop(clients.pending)
-            send(i, now)
-        engines[0].run()
+    if not feedback:
+        _onwards(engines, clients, send)
         return
     while True:
         now = clients.pending[0][0] if clients.pending else inf
         behind = min(engines, key=lambda engine: engine.clock)
         if behind.clock < now:
-            others = min((e.clock for e in engines if e is not behind), default=inf) if feedback else inf
-            until = min(now, max(others, nextafter(behind.clock, inf)))
-            (behind.go_on if feedback else behind.run)(until)
+            others = min((e.clock for e in engines if e is not behind), default=inf)
+            behind.go_on(min(now, max(others, nextafter(behind.clock, inf))))
         elif now < inf:
             _, i = heappop(clients.pending)
             send(i, now)
         else:
             return
+
+
+def _onwards(engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None]) -> None:
+    """The same where answers bring nothing new: before each request all go on up to it, in any order."""
+    while clients.pending:
+        now = clients.pending[0][0]
+        for engine in engines:
+            if engine.clock < now:
+                engine.run(now)
+        now, i = heappop(clients.pending)
+        send(i, now)
+    for engine in engines:
+        engine.run()
 
 
 def router(kind: str, engines: Sequence[Replica]) -> Route:
@@ -84,7 +92,12 @@ def router(kind: str, engines: Sequence[Replica]) -> Route:
         return engines[turn]
 
     def least(_: int, now: float) -> Replica:
-        return min(engines, key=lambda engine: engine.load(now))
+        chosen, fewest = engines[0], engines[0].load(now)
+        for engine in engines[1:]:
+            load = engine.load(now)
+            if load < fewest:
+                chosen, fewest = engine, load
+        return chosen
 
     def known(i: int, now: float) -> Replica:
         return min(engines, key=lambda engine: (-engine.knows(i), engine.load(now)))

@@ -134,6 +134,10 @@ def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replic
             engine.on_done = lambda _, now: clients.answered(now)
         together([*before, *engines], clients, send, feedback=True)
     else:
-        together(before, clients, send, feedback=False)
+        if fleet.router == "round-robin":  # each has its own share of requests
+            for place, engine in enumerate(before):
+                alone(engine, Clients(book, inf, range(place, len(book.arrival_s), len(before))))
+        else:
+            together(before, clients, send, feedback=False)
         clients.pending = pending
         together(engines, clients, send, feedback=False)
