@@ -13,6 +13,7 @@ from math import ceil, isfinite, isnan, nan
 import numpy as np
 
 from commtax.arrays import a_few_remembered, remembered
+from commtax.ledger import Z80
 from commtax.planner.layouts import SLACK, Layout
 from commtax.planner.space import beside
 from commtax.question import EVEN, Question
@@ -23,7 +24,7 @@ from commtax.spec.stream import Stream
 from commtax.verbs.asking import settled
 from commtax.verbs.confidence import Estimate, through
 from commtax.verbs.loads import first
-from commtax.verbs.requests import Outcome, capacity_of, fleet_of, longest_of, stream_of
+from commtax.verbs.requests import RANGED, Outcome, capacity_of, fleet_of, longest_of, range_between, stream_of
 
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run
@@ -63,6 +64,7 @@ class Trial:
     sure: Mapping[str, float] = field(default_factory=dict)  # … and what is limited is then so long
     growth: float = -1.0  # share by which the rate may grow until a limit breaks; below 0: not looked for
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    sigma: float = 0.0  # of the logarithm of a step's length, where it holds
 
     @property
     def holds(self) -> bool:
@@ -300,7 +302,8 @@ def _trial(layout: Layout, size: Size) -> Trial:
     if q.goal.growth and over <= 1:
         outcome = ran(layout, size, q.offered.request_rate)
         longer = ran(layout, size, q.offered.request_rate, stretch=stretch) if longer else None
-    return Trial(layout, size, over, most, _figures(q, outcome), 1, stretch, _limited(q, longer) if longer else {})
+    sure, sigma = _limited(q, longer) if longer else {}, outcome.sigma if over <= 1 else 0.0
+    return Trial(layout, size, over, most, _figures(q, outcome), 1, stretch, sure, sigma=sigma)
 
 
 def stretch_of(outcome: Outcome) -> float:
@@ -357,8 +360,13 @@ def _at_rate(trial: Trial, rate: float) -> Outcome:
 
 
 def ranged(trial: Trial) -> Trial:
-    """With the ranges of what is limited and shown."""
+    """With the ranges of what is limited and shown. Its run at the rate is known; only those with other steps are missing."""
     q = trial.layout.question
-    outcome = ran(trial.layout, trial.size, q.offered.request_rate)
     names = dict.fromkeys(("ttft_p95", "itl_p99", *(name for name, _ in q.goal.slo)))
-    return replace(trial, ranges={name: outcome.range_of(name) for name in names})
+    if not trial.sigma or lengths_of_run(q, sum(trial.size))[0] > RANGED:
+        outcome = ran(trial.layout, trial.size, q.offered.request_rate)
+        return replace(trial, ranges={name: outcome.range_of(name) for name in names})
+    factor = float(np.exp(Z80 * trial.sigma))
+    short, long = (ran(trial.layout, trial.size, q.offered.request_rate, stretch=by) for by in (1 / factor, factor))
+    ranges = {name: range_between(trial.figures[name], short.statistic(name), long.statistic(name)) for name in names}
+    return replace(trial, ranges=ranges)

@@ -136,9 +136,7 @@ class Outcome:
         """The 80 % range: the figure with steps as short and as long as they may be."""
         value = self.statistic(name)
         low, same, high = (end.statistic(name) for end in self.ends)
-        if not same:
-            return value, value
-        return min(value, value * low / same), max(value, value * high / same)
+        return range_between(value, low, high, same)
 
     @property
     def mean_running(self) -> float:
@@ -211,6 +209,12 @@ class Outcome:
         kept = self.columns["ttft_s"][seen] <= ttft_s
         tpot = self.columns["tpot_s"][seen]
         return float(np.mean(kept & ((tpot <= tpot_s) | np.isnan(tpot)) & (self.columns["e2e_s"][seen] <= e2e_s)))
+
+
+def range_between(value: float, low: float, high: float, same: float | None = None) -> tuple[float, float]:
+    """The range of a figure by others with shorter and longer steps, and of as many requests as these where they are fewer."""
+    same = value if same is None else same
+    return (min(value, value * low / same), max(value, value * high / same)) if same else (value, value)
 
 
 def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000) -> float:
