@@ -1,6 +1,5 @@
 """How long requests are: the data sets that ship here as tables of quantiles, and the one way to spell a distribution."""
 
-import csv
 import re
 from collections.abc import Mapping
 from dataclasses import field, replace
@@ -196,6 +195,8 @@ def _from_file(path: str, side: Side, argument: str) -> Lengths:
 
 def _rows(path: str, argument: str) -> list[tuple[int, list[str]]]:
     """Lines that hold something, with their numbers."""
+    import csv
+
     lines = csv.reader(StringIO(read_text(local(path), argument, most=TABLE_BYTES), newline=""))
     try:
         rows = [(lines.line_num, cells) for cells in lines if any(cell.strip() for cell in cells)]

@@ -1,6 +1,5 @@
 """Strict reading of catalogue files: every number carries its source, and an unknown key is an error."""
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
@@ -116,5 +115,7 @@ def normal(name: str) -> str:
 
 def suggest(name: str, choices: Iterable[str]) -> str:
     """'; did you mean …?', or nothing where nothing is near."""
+    import difflib  # not for those who spell names right
+
     likely = difflib.get_close_matches(normal(name), sorted(set(choices)), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(likely)}?" if likely else ""

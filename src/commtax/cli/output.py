@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -84,6 +83,8 @@ def write_page(path: str, draw: Callable[[Shown, str], object], shown: Shown, pa
 
     typed = click.get_current_context().obj
     kept = [w for before, w in zip(["", *typed], typed, strict=False) if before != "--html" and not w.startswith("--html")]
+    import shlex
+
     write_text(path, offline(draw(shown, shlex.join(["commtax", *kept])), page), "html")
 
 

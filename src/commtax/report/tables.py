@@ -1,7 +1,5 @@
 """The shapes that all answers are told in on a terminal: tables, sentences, notes."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 
 from commtax.question import Question
@@ -77,6 +75,9 @@ def between(low_s: Number, high_s: Number) -> str:
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     """Flat records under a line of their names."""
+    import csv  # not for those who read tables
+    import io
+
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -8,7 +8,6 @@ from commtax.sim.serving.book import Book
 from commtax.sim.serving.replica import Replica
 
 ROUND_TRIP_S = 1e-6  # from an answer to the client's next request: an engine has begun its next step by then
-ROUTERS = ("round-robin", "least-loaded", "prefix")
 Route = Callable[[int, float], Replica]
 
 
