@@ -42,6 +42,15 @@ def a_few_remembered(make: Callable[P, T]) -> Callable[P, T]:
     return remembered(make, 64)
 
 
+def different(values: Any, axis: int | None = None) -> Any:
+    """``np.unique``; that looks for masked arrays, and imports them, unless it is asked for more.
+
+    >>> different([3, 1, 3]).tolist()
+    [1, 3]
+    """
+    return np.unique(values, return_index=True, axis=axis)[0]
+
+
 def pick(condition: Any, yes: Any, no: Any) -> Any:
     """``yes`` where the condition holds, else ``no``; a plain number where all three are.
 
@@ -81,7 +90,7 @@ def distinct(*values: Any) -> tuple[tuple[Any, ...], Any] | None:
 
 def _levels(values: Any) -> tuple[Any, Any] | None:
     """The different numbers of an array, sorted, and which of them each is: those of a sample, as long as that has all."""
-    known = np.unique(values.ravel()[:: max(1, values.size // MANY)])
+    known = different(values.ravel()[:: max(1, values.size // MANY)])
     if len(known) * SEEN > MANY:
         return None
     for _ in range(2):
@@ -89,7 +98,7 @@ def _levels(values: Any) -> tuple[Any, Any] | None:
         others = values[known[at] != values]
         if not others.size:
             return known, at
-        known = np.union1d(known, others[: SEEN * MANY])
+        known = different(np.concatenate([known, others[: SEEN * MANY]]))
     return None
 
 

@@ -18,6 +18,7 @@ from typing import Self
 
 import numpy as np
 
+from commtax.arrays import different
 from commtax.cost.pricing import Terms, inference_bill, num_launches
 from commtax.ledger import Bill, Line
 from commtax.records import dataclass
@@ -228,7 +229,7 @@ def _decodes(priced: Callable[[Workload], Bill], contexts: Array, most_seqs: int
     """Steps of decodes by sequences: without their attention, of that communication, and attention by node of context, which is
     linear between nodes of sequences."""
     every = np.arange(most_seqs + 1.0)
-    nodes = np.unique(np.round(_geometric(most_seqs)))
+    nodes = different(np.round(_geometric(most_seqs)))
     seqs, context = np.repeat(nodes, contexts.size), np.tile(contexts, nodes.size)
     bill = priced(Workload(decode_seqs=np.append(np.maximum(1, every), seqs), cached_tokens=np.append(every * 0, seqs * context)))
     rest, comm, attention = (
@@ -309,7 +310,7 @@ def _rows(most: int) -> Array:
 def _contexts(terms: Terms, most: int) -> Array:
     """Mean contexts that are priced: finer than octaves, and where a window or a selector cuts."""
     cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]
-    return np.unique([0.0, *_geometric(max(most, 2)), *(float(c) for c in cuts if 0 < c < most)])
+    return different([0.0, *_geometric(max(most, 2)), *(float(c) for c in cuts if 0 < c < most)])
 
 
 def _geometric(most: float) -> Array:

@@ -10,6 +10,7 @@ from math import ceil, inf
 
 import numpy as np
 
+from commtax.arrays import different
 from commtax.planner.columns import Array, Rejected, label, sizes_of
 from commtax.planner.reasons import in_type
 from commtax.planner.serving import at_once, having_room, simulated, sizes
@@ -87,7 +88,7 @@ def _bearable(one: Question, plans: Space, stream: Stream, index: int) -> tuple[
     for name, limit in one.goal.slo:
         least = _alone(one, plans, name, stream)
         slow = least * ALONE > limit
-        for tp in np.unique(plans.tp[slow & kept]).tolist():
+        for tp in different(plans.tp[slow & kept]).tolist():
             these = np.flatnonzero(slow & kept & (plans.tp == tp))
             words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else label(**sizes_of(plans, int(these[0])))
             best = f"{limit_name(name)} {format_seconds(float(least[these].min()))} without any load"
