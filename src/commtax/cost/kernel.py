@@ -1,6 +1,6 @@
 """A kernel as the cost model sees it: the shapes that decide its time, its FLOPs and its bytes; and what a step makes them from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from commtax.arrays import pick
 from commtax.cost.quantised import format_of
 from commtax.cost.tensors import quantisation
 from commtax.ledger import Part, Place, Stage
+from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Quant, Workload
 
 LOW_ARITHMETIC = ("fp8", "nvfp4")
