@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from pathlib import Path
 
@@ -66,6 +67,30 @@ def test_every_constant_of_collectives_is_counted_or_a_fact(numbers):
         assert set(keys) <= {*rules["fitted"], *rules["ranges"], *rules["facts"]}, path.stem
         fitted = sum(key in (*rules["fitted"], *rules["ranges"]) for key in keys) + len(floors)
         assert fitted == sum(number.file == path.relative_to(PACKAGE).as_posix() for number in numbers), path.stem
+
+
+@pytest.mark.parametrize("key", RULES["kernels"]["chosen"])
+def test_constants_that_were_chosen_have_sources_that_say_so(key):
+    sources = table(f"catalog/kernels/{key}.toml")["sources"]
+    for name in RULES["kernels"]["chosen"][key]:
+        form = name.partition(".")[0]
+        said = sources["step" if form == "step" else "train"]["title"]  # of small kernels that of training
+        assert "assumed" in said or "guessed" in said, name
+
+
+@pytest.mark.parametrize("rule", ["counted", "measured"])
+def test_what_engines_did_not_fit_names_sources_that_are_used(rule):
+    for key, sources in RULES["engines"][rule].items():
+        used = re.findall(r', "([^"]+)"\]$', (PACKAGE / f"catalog/engines/{key}.toml").read_text(), re.MULTILINE)
+        assert set(sources) <= set(used), key
+
+
+def test_effects_of_engines_were_fitted_on_chips_of_the_catalogue(numbers):
+    chips = {path.stem for path in (PACKAGE / "catalog/chips").glob("*.toml")}
+    effects = [n for n in numbers if n.kind == "effect" and n.fitted_on and n.file.startswith("catalog/engines")]
+    assert effects
+    for number in effects:
+        assert set(number.owner.chips.split(", ")) <= chips, number.where
 
 
 def test_what_is_counted_has_a_value_and_a_kind(numbers):

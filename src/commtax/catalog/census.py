@@ -156,24 +156,26 @@ def _kernel_numbers(file: str, layer: Document) -> Iterator[Fitted]:
         return
     home = ", ".join(layer.get("fitted_on") or layer.get("measured_on") or ())
     fitted_on = "" if key in rules["assumed"] else f"tables of single kernels{f' on {home}' * bool(home)}"
+    chosen, measured = (set(rules[said].get(key, ())) for said in ("chosen", "measured"))
     for engine, group, form, constants in _kernel_tables(layer):
         for name, value in constants.items():
             if not _is_number(value) or name in rules["facts"]:
                 continue
-            kind = "range" if name in rules["ranges"] else "kernel"
-            if kind == "kernel" and form in rules["whole"]:
-                yield _effect(file, group, f"{form}.{name}", value, fitted_on and "whole steps", Owner(engine, key))
+            kind, names = "range" if name in rules["ranges"] else "kernel", {form, f"{form}.{name}"}
+            told = "" if chosen & names else rules["published"].get(group.partition(".")[0], fitted_on)
+            if kind == "kernel" and form in rules["whole"] and not measured & names:
+                yield _effect(file, group, f"{form}.{name}", value, told and "whole steps", Owner(engine, key))
             else:
-                yield Fitted(file, group, name, value, kind, fitted_on, Owner(engine, key, form))
+                yield Fitted(file, group, name, value, kind, told, Owner(engine, key, form))
 
 
 def _kernel_tables(layer: Document) -> Iterator[tuple[str, str, str, Document]]:
     """(engine, name in the file, form, constants) of every table of constants."""
-    owners = [("", "", layer)]
+    owners = [("", "", layer), ("", "fallback.", layer.get("fallback", {}))]
     owners += [(who, f"{kind}.{who}.", own) for kind in ("engine", "timed") for who, own in layer.get(kind, {}).items()]
     for engine, prefix, own in owners:
         for form, kinds in own.items():
-            if isinstance(kinds, dict) and form not in ("engine", "timed", "sources"):
+            if isinstance(kinds, dict) and form not in ("engine", "timed", "fallback", "sources"):
                 for dtype, constants in kinds.items():
                     if isinstance(constants, dict):
                         yield engine, f"{prefix}{form}.{dtype}", form, constants
@@ -201,6 +203,8 @@ def _library_tables(facts: Document) -> Iterator[tuple[str, Document]]:
     yield "", {name: value for name, value in facts.items() if _is_number(value)}
     for row in facts.get("path", ()):
         yield f"path {row.get('name', row['algorithm'])}", row
+    for row in facts.get("hosts", ()):
+        yield f"hosts {row['kind']}", {"source": "hosts", **row}
     for row in facts.get("spread", ()):
         yield f"spread {row['where']}", row
     for name, network in {"network": facts.get("network", {}), **facts.get("networks", {})}.items():
@@ -218,12 +222,22 @@ def _link_numbers(file: str, facts: Document) -> Iterator[Fitted]:
 
 
 def _engine_numbers(file: str, facts: Document) -> Iterator[Fitted]:
-    chosen, chips = _rules()["engines"]["assumed"], ", ".join(facts.get("served_on", ()))
+    rules = _rules()["engines"]
+    counted, measured = (rules[said].get(facts["key"], ()) for said in ("counted", "measured"))
     for group, name, value, source in _sourced(facts, ""):
-        if _kind(name):
-            title = "" if source in chosen else facts["sources"][source]["title"]
-            version = group.removeprefix("versions.") or facts["version"]
-            yield _effect(file, group, name, value, title, Owner(f"{facts['key']}@{version}", chips))
+        if _kind(name) and source not in counted:
+            title = "" if source in rules["assumed"] else facts["sources"][source]["title"]
+            version = group.removeprefix("versions.")
+            owner = Owner(f"{facts['key']}@{version or facts['version']}", _fitted_chips(facts, version, source))
+            number = _effect(file, group, name, value, title, owner)
+            yield replace(number, kind="kernel") if source in measured else number
+
+
+def _fitted_chips(facts: Document, version: str, source: str) -> str:
+    """Those that a number's source names, else those whose runs its version or engine was fitted on."""
+    own = facts.get("versions", {}).get(version, {})
+    told = (facts["sources"][source].get("chips"), own.get("served_on"), facts.get("served_on"), facts.get("fitted_chips"))
+    return ", ".join(next((chips for chips in told if chips), ()))
 
 
 def _sourced(facts: Document, group: str) -> Iterator[tuple[str, str, float, str]]:
