@@ -1,14 +1,22 @@
 """How fast: one million steps by one call, one step alone, and whole commands. Prints CPU seconds; nothing is asserted.
 
 python benchmarks/speed.py
+python benchmarks/speed.py --beside ../old-checkout [--repeats 3] [--racks]
+
+``--beside`` compares with another checkout instead: both take turns, and the least of several runs counts. ``--racks`` plans for a
+rack of 72 GPUs too, which takes minutes.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
+import os
 import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -67,21 +75,82 @@ def pipelines() -> None:
 
 
 def commands() -> None:
-    for words in (
-        "bill llama-3.1-8b --cluster 8xh100-sxm -tp 8",
-        "fit llama-3.1-70b --cluster 8xh100-sxm",
-        "expect all-reduce -c 8xh100-sxm",
-    ):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "commtax", *words.split()], check=True, stdout=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-        print(f"commtax {words}: {spent:.2f} s of CPU as a whole process")
+    for words in (BILL, "fit llama-3.1-70b --cluster 8xh100-sxm", "expect all-reduce -c 8xh100-sxm"):
+        print(f"commtax {words}: {command_s(HERE, words):.2f} s of CPU as a whole process")
+
+
+HERE = Path(__file__).parents[1]
+BILL = "bill llama-3.1-8b --cluster 8xh100-sxm -tp 8"
+PLAN = "plan llama-3.1-70b --cluster 2x8xh100-sxm"
+RATED = "plan llama-3.1-70b --cluster 4x8xh100-sxm --request-rate 20"
+LIMITED = f"{RATED} --p95-ttft 1s --p99-itl 50ms"
+RACK = "plan llama-3.1-70b --cluster 72xgb200 --request-rate 200"
+MILLION = """
+import time, numpy as np, commtax
+rng, n = np.random.default_rng(0), 1_000_000
+tp, batch, context = rng.choice([1, 2, 4, 8], n), rng.integers(1, 512, n), rng.integers(1, 100_000, n)
+commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8)
+start = time.process_time()
+float(np.sum(commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=tp, batch=batch, context=context).step_s))
+print(time.process_time() - start)
+"""
+
+
+def process_s(checkout: Path, words: list[str]) -> tuple[float, str]:
+    """CPU seconds of a Python with a checkout's package and of all that it starts, without threads of a linear algebra."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OPENBLAS_NUM_THREADS": "1"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ran = subprocess.run([sys.executable, *words], check=True, env=environment, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, ran.stdout
+
+
+def command_s(checkout: Path, words: str) -> float:
+    return process_s(checkout, ["-m", "commtax", *words.split()])[0]
+
+
+def measured_s(checkout: Path, what: str) -> float:
+    if what == MILLION:
+        return float(process_s(checkout, ["-c", MILLION])[1])
+    return process_s(checkout, ["-c", what])[0] if what == NUMPY else command_s(checkout, what)
+
+
+NUMPY = "import numpy"
+
+
+def _if_known(checkout: Path, what: str) -> float:
+    """Infinite where an older package has no such option."""
+    try:
+        return measured_s(checkout, what)
+    except subprocess.CalledProcessError:
+        return math.inf
+
+
+def beside(old: Path, repeats: int, racks: bool) -> None:
+    """Each figure of this checkout, of the other one, and their ratio."""
+    least = {}
+    for what in (NUMPY, MILLION, BILL, PLAN, RATED, LIMITED, *([RACK] if racks else [])):
+        pairs = [(measured_s(HERE, what), _if_known(old, what)) for _ in range(repeats + 1)][1:]  # the first writes bytecode
+        now, then = (min(side) for side in zip(*pairs, strict=True))
+        least[what] = now
+        name = "a million steps" if what == MILLION else what
+        there = f"{then:.3f} there: {now / then:.2f} of it" if then < math.inf else "not known there"
+        print(f"{name}: {now:.3f} s of CPU, {there}", flush=True)
+    print(f"bill over {NUMPY}: {least[BILL] / least[NUMPY]:.2f}")
+
+
+def main() -> None:
+    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given.add_argument("--beside", type=Path, metavar="CHECKOUT")
+    given.add_argument("--repeats", type=int, default=3)
+    given.add_argument("--racks", action="store_true")
+    words = given.parse_args()
+    if words.beside:
+        beside(words.beside.resolve(), words.repeats, words.racks)
+        return
+    for figure in (million_steps, one_step, training, pipelines, commands):
+        figure()
 
 
 if __name__ == "__main__":
-    million_steps()
-    one_step()
-    training()
-    pipelines()
-    commands()
+    main()

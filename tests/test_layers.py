@@ -31,6 +31,7 @@ ROWS = [
     {"spec"},
     {"units", "arrays", "files", "patterns"},
     {"statement"},
+    {"records", "kept"},
 ]
 LEVEL = {name: level for level, row in enumerate(reversed(ROWS)) for name in row}
 ONLY_IN = {

@@ -30,28 +30,20 @@ def test_prompts_in_nvfp4_are_faster_than_in_fp8_where_chips_have_fp4(chip, mode
 
 def test_a_prompt_on_b200_pays_fp4_arithmetic_and_says_calibrated():
     one = prefill("nvfp4", tp=1)
-    assert one.step_s < 0.06  # bf16 arithmetic: 0.116
+    assert one.step_s < 0.065  # bf16 arithmetic: 0.116
     assert all("assumed" not in line.source for line in one.lines if line.kind == "compute")
 
 
 @pytest.mark.parametrize("dtype", ["nvfp4", "int4", "mxfp4"])
 def test_unpacked_weights_are_assumed_and_as_wide_as_what_nobody_measured(dtype):
     plain, packed = (prefill(d, "h100-sxm", tp=4) for d in ("bf16", dtype))
-    assert unpaced_s(packed) == pytest.approx(unpaced_s(plain), rel=0.05)  # bf16 arithmetic
+    assert kernels_s(packed) == pytest.approx(kernels_s(plain), rel=0.05)  # bf16 arithmetic
     assert any("unpacked 4-bit" in line.source for line in packed.lines)
     assert packed.high_s / packed.step_s > plain.high_s / plain.step_s
 
 
-def unpaced_s(bill):
-    """Kernels alone, without the pace of whole runs in a number format."""
-    return sum(line.total_s for line in bill.lines if line.kind == "compute") / bill.question.engine.kernels.prefill_pace
-
-
-@pytest.mark.parametrize(("dtype", "native", "other"), [("nvfp4", "b200-sxm", "h100-sxm"), ("fp8", "h100-sxm", "a100-80-sxm")])
-def test_a_format_that_ran_where_chips_multiply_it_has_no_pace_where_they_unpack_it(dtype, native, other):
-    there, plain, here = (prefill(*words, tp=4) for words in ((dtype, native), ("bf16", native), (dtype, other)))
-    assert there.question.engine.kernels.prefill_pace != plain.question.engine.kernels.prefill_pace
-    assert here.question.engine.kernels.prefill_pace == prefill("bf16", other, tp=4).question.engine.kernels.prefill_pace
+def kernels_s(bill):
+    return sum(line.total_s for line in bill.lines if line.kind == "compute")
 
 
 sizes = st.integers(6, 14).map(lambda n: 2**n)

@@ -49,7 +49,7 @@ def looked_up(table, seqs, context, prompts, new, past):
 def test_a_step_looked_up_is_the_step_priced(plan):
     asked = asked_of(plan)
     table = steps_of(asked, LONGEST)
-    steps = random_steps(np.random.default_rng(5), 400, len(table.mixed[0]) - 1)
+    steps = random_steps(np.random.default_rng(5), 400, table.mixed.shape[1] - 1)
     seqs, context, prompts, new, past = steps
     priced = step_bill(asked, Workload(seqs * 1.0, seqs * context, prompts * 1.0, prompts * new * 1.0, prompts * past * 1.0)).step_s
     found = np.array([looked_up(table, *step) for step in zip(*(column.tolist() for column in steps), strict=True)])

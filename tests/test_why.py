@@ -16,7 +16,6 @@ from commtax import catalog
 from commtax.catalog.effects import KINDS, held, mechanism, mechanisms
 from commtax.cost.forms import CHIP_FORMS, FORMS, equation
 from commtax.cost.forms.form import DAMPED, RATES, SECONDS
-from commtax.cost.kernels import KINDS as KERNEL_KINDS
 from commtax.cost.split import terms
 from commtax.files import table
 from commtax.spec import KernelHabits
@@ -65,9 +64,8 @@ def check(bill):
 @given(st.data())
 def test_parts_of_served_lines_add_up(data):
     model = data.draw(st.sampled_from(catalog.keys("models")))
-    paces = {kind: data.draw(st.sampled_from((1.0, 0.7, 1.4))) for kind in sorted({*KERNEL_KINDS.values()})}
     asked = {
-        "engine": catalog.engine(data.draw(st.sampled_from(SERVERS))).but(paces=paces, pooled=False),
+        "engine": catalog.engine(data.draw(st.sampled_from(SERVERS))).but(fp8_rate=data.draw(st.sampled_from((1.0, 0.7, 1.4)))),
         "tp": data.draw(sizes),
         "pp": data.draw(st.sampled_from((1, 1, 2, 3))),
         "phase": data.draw(st.sampled_from(("decode", "prefill", "mixed"))),
@@ -116,10 +114,9 @@ def test_parts_of_trained_lines_add_up(data):
 
 def test_an_effect_that_is_doubled_is_seen():
     """A factor that pricing multiplies stands in the explanation, with its mechanism and its value."""
-    engine = catalog.engine("vllm").but(paces={"products": 1.25}, fp8_rate=1.1, pooled=False)
+    engine = catalog.engine("vllm").but(fp8_rate=1.1)
     bill = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2, batch=64, dtype="fp8", engine=engine)
     effects = {e.name: e for e in why(bill, "feed-forward down").explanation.effects}
-    assert effects["pace of products"].value == 1.25
     assert effects["fp8_rate"].value == 1.1
     assert "step.clock" in effects
 

@@ -7,6 +7,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numpy as np
 
 PLAIN = (int, float, np.generic)
+MANY = 4096  # elements from which it pays to look for equal ones …
+SEEN = 4  # … and of which so many must be alike, on average
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -40,6 +42,15 @@ def a_few_remembered(make: Callable[P, T]) -> Callable[P, T]:
     return remembered(make, 64)
 
 
+def different(values: Any, axis: int | None = None) -> Any:
+    """``np.unique``; that looks for masked arrays, and imports them, unless it is asked for more.
+
+    >>> different([3, 1, 3]).tolist()
+    [1, 3]
+    """
+    return np.unique(values, return_index=True, axis=axis)[0]
+
+
 def pick(condition: Any, yes: Any, no: Any) -> Any:
     """``yes`` where the condition holds, else ``no``; a plain number where all three are.
 
@@ -49,3 +60,48 @@ def pick(condition: Any, yes: Any, no: Any) -> Any:
     if isinstance(condition, (bool, np.bool_)) and isinstance(yes, PLAIN) and isinstance(no, PLAIN):
         return yes if condition else no  # many times faster than np.where for one number
     return np.where(condition, yes, no)[()]
+
+
+def distinct(*values: Any) -> tuple[tuple[Any, ...], Any] | None:
+    """The different ones among many numbers (of several arrays: tuples of them), and where each stands.
+
+    None where they are few, or most of them are different, or their shapes are: then nothing is gained.
+
+    >>> (sizes, one), at = distinct(np.tile([8, 2], 5000), 1)
+    >>> sizes.tolist(), one, at[:3].tolist()
+    ([2, 8], 1, [1, 0, 1])
+    """
+    arrays = [x for x in values if isinstance(x, np.ndarray)]
+    if len({x.shape for x in arrays}) != 1 or arrays[0].size < MANY:
+        return None
+    size, codes, found = 1, np.zeros((), dtype=np.intp), []
+    for values_of in map(_levels, arrays):
+        if values_of is None or size * len(values_of[0]) * SEEN > arrays[0].size:
+            return None
+        levels, at = values_of
+        found.append(levels)
+        codes, size = codes * len(levels) + at, size * len(levels)
+    here = np.zeros(size, dtype=bool)
+    here[codes] = True
+    kept = np.flatnonzero(here)
+    few = iter([x[i] for x, i in zip(found, np.unravel_index(kept, [len(x) for x in found]), strict=True)])
+    return tuple(next(few) if isinstance(x, np.ndarray) else x for x in values), (np.cumsum(here) - 1)[codes]
+
+
+def _levels(values: Any) -> tuple[Any, Any] | None:
+    """The different numbers of an array, sorted, and which of them each is: those of a sample, as long as that has all."""
+    known = different(values.ravel()[:: max(1, values.size // MANY)])
+    if len(known) * SEEN > MANY:
+        return None
+    for _ in range(2):
+        at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+        others = values[known[at] != values]
+        if not others.size:
+            return known, at
+        known = different(np.concatenate([known, others[: SEEN * MANY]]))
+    return None
+
+
+def spread(value: Any, at: Any) -> Any:
+    """What was computed of different numbers, where each stands."""
+    return value[at] if isinstance(value, np.ndarray) and value.ndim else value

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from commtax.kept import table as table
 from commtax.statement import Refusal
 
 Document = dict[str, Any]  # an object of JSON whose keys its schema names
@@ -43,13 +44,6 @@ Watch = Callable[[int], None]
 """Whoever wants to know how many more bytes on the disk have been read."""
 Json = Any
 """A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks what it finds."""
-
-
-def table(path: str) -> Document:
-    """A table that ships with the package, by its path in it."""
-    import tomllib  # not for those who read none
-
-    return tomllib.loads((Path(__file__).parent / path).read_text(encoding="utf-8"))
 
 
 def local(name: Named) -> Path:

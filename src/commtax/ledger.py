@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from commtax.arrays import some
+from commtax.records import dataclass
 from commtax.spec import Experts, Number
 from commtax.statement import Note, Source
 

@@ -6,7 +6,6 @@ counts. Anything else is a ``ValueError`` that names the argument and the rule.
 
 import math
 from collections.abc import Mapping
-from fractions import Fraction
 from numbers import Real
 from typing import Any
 
@@ -161,6 +160,8 @@ def min_microbatches_for_bubble(num_stages: float, max_bubble: float) -> int:
         raise Refusal(f"max_bubble must be at least 1e-9 with more than one stage, got {max_bubble}")
     if stages == 1:
         return 1
+    from fractions import Fraction
+
     share = Fraction(budget)
     m = max(1, math.ceil((stages - 1) * (1 - share) / share))
     while m > 1 and bubble_fraction(stages, m - 1) <= budget:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
+from commtax.records import dataclass
 from commtax.statement import Refusal
 
 MAX_SIGNS = 1_000  # of one pattern

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 import numpy as np
 
+from commtax.records import dataclass
 from commtax.spec import Cluster, Engine, Model, Number, Plan, Profile, TrainStep, Workload
 from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note

@@ -1,11 +1,12 @@
 """Checkpoints that no file of ours describes, by their names: a bundled model stored as the ending (and its maker) tells."""
 
-import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from commtax.catalog.loader import FACTS, Table, aliases, normal, plain, stems
 from commtax.catalog.quantisation import stored
+from commtax.files import table as kept
+from commtax.records import dataclass
 from commtax.spec import Citation, Model, Quant
 from commtax.statement import Note
 
@@ -44,7 +45,7 @@ class Rule:
 
 @lru_cache(maxsize=1)
 def _file() -> Table:
-    return tomllib.loads((FACTS / "checkpoints.toml").read_text(encoding="utf-8"))
+    return kept(str(FACTS / "checkpoints.toml"))
 
 
 @lru_cache(maxsize=1)

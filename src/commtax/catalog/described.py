@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +60,8 @@ def _counted(text: str) -> tuple[int | None, str]:
 
 
 def _document(path: str) -> Table:
+    import tomllib  # not for those who describe none
+
     try:
         return tomllib.loads(decoded(read_bytes(local(path), "cluster", most=MOST_BYTES)))
     except Refusal as error:

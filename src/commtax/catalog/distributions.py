@@ -1,9 +1,8 @@
 """How long requests are: the data sets that ship here as tables of quantiles, and the one way to spell a distribution."""
 
-import csv
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from io import StringIO
 from typing import Literal
@@ -12,6 +11,7 @@ import numpy as np
 
 from commtax.catalog.loader import did_you_mean, find, plain, stems, suggest, table
 from commtax.files import TABLE_BYTES, Json, local, read_text
+from commtax.records import dataclass
 from commtax.spec.stream import MOST_TOKENS, Array, Lengths, between, through
 from commtax.statement import Refusal
 from commtax.units import parse_count
@@ -195,6 +195,8 @@ def _from_file(path: str, side: Side, argument: str) -> Lengths:
 
 def _rows(path: str, argument: str) -> list[tuple[int, list[str]]]:
     """Lines that hold something, with their numbers."""
+    import csv
+
     lines = csv.reader(StringIO(read_text(local(path), argument, most=TABLE_BYTES), newline=""))
     try:
         rows = [(lines.line_num, cells) for cells in lines if any(cell.strip() for cell in cells)]

@@ -1,13 +1,13 @@
 """What fitted numbers of engines and whole steps are, by name (``effects.toml``), and where an engine's have their values from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from commtax.catalog.loader import plain, stems
 from commtax.catalog.loader import table as facts
 from commtax.catalog.versions import nearest
 from commtax.files import table
+from commtax.records import dataclass
 from commtax.spec import ENGINE_PARTS, Citation, Engine
 
 KINDS = ("kernel", "effect", "host", "queue", "overlap", "memory", "range", "what-if")

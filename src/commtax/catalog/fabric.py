@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import lru_cache
 from types import MappingProxyType
 
 from commtax.catalog.loader import Table, find, plain, record, stems, suggest, table
 from commtax.catalog.versions import nearest, parts, same
+from commtax.records import dataclass
 from commtax.spec import Chip, Cluster, Fabric, Link, Network, Path, Protocol, Spread
 from commtax.statement import Note, Refusal, Source
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from commtax.files import Json
+from commtax.records import dataclass
 from commtax.statement import Note
 
 MAX_SIZE = 2**40

@@ -4,7 +4,6 @@ Each family is one small function of ``families`` under ``@family`` with its arc
 themselves default (for example ``num_key_value_heads`` = ``num_attention_heads`` in Llama) follow the same default there.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -109,6 +108,8 @@ def _nearest(config: Mapping[str, Json], own: str) -> str:
         whole, _ = completed(config, ARCHITECTURES[name].shared)
         fields = _read(name, whole)[1]
         used = len(fields.asked & {*config, *text_section(config)})
+        import difflib
+
         alike = difflib.SequenceMatcher(None, short(own), short(name)).ratio()
         return (-1 if fields.bad else used), alike if alike > SIMILAR else 0.0, name == USUAL
 

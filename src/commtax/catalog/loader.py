@@ -1,8 +1,6 @@
 """Strict reading of catalogue files: every number carries its source, and an unknown key is an error."""
 
-import difflib
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import lru_cache
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from commtax.files import Json
+from commtax.files import table as kept
 from commtax.spec import Citation
 from commtax.statement import Refusal
 
@@ -79,8 +78,9 @@ def stems(kind: str) -> tuple[str, ...]:
 @lru_cache(maxsize=512)
 def table(kind: str, stem: str) -> Table:
     """The file of one key: a ``config.json`` keeps its format, all others are TOML."""
-    ending, parse = ("json", json.loads) if kind == "models" else ("toml", tomllib.loads)
-    contents: Table = parse((FACTS / kind / f"{stem}.{ending}").read_text(encoding="utf-8"))
+    if kind != "models":
+        return kept(str(FACTS / kind / f"{stem}.toml"))
+    contents: Table = json.loads((FACTS / kind / f"{stem}.json").read_text(encoding="utf-8"))
     return contents
 
 
@@ -115,5 +115,7 @@ def normal(name: str) -> str:
 
 def suggest(name: str, choices: Iterable[str]) -> str:
     """'; did you mean …?', or nothing where nothing is near."""
+    import difflib  # not for those who spell names right
+
     likely = difflib.get_close_matches(normal(name), sorted(set(choices)), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(likely)}?" if likely else ""

@@ -3,7 +3,7 @@
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +12,7 @@ from commtax.catalog.checkpoints import made_of, taken_as
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import did_you_mean, find, plain, table
 from commtax.files import Json, local, parse_json, read_json
+from commtax.records import dataclass
 from commtax.spec import Citation, Model
 from commtax.statement import Refusal
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from commtax.catalog import physics
 from commtax.catalog.loader import Table, suggest
 from commtax.files import Json
+from commtax.records import dataclass
 from commtax.statement import Refusal
 
 

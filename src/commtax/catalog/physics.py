@@ -4,9 +4,9 @@ Below the ranges are the ceilings of a known chip or link: nothing that is measu
 """
 
 import math
-from dataclasses import dataclass
 
 from commtax.files import Json, table
+from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Chip, ChipFacts, Link, Path
 from commtax.statement import Refusal
 from commtax.units import format_bytes, format_rate, format_si

@@ -1,10 +1,10 @@
 """How checkpoints of each architecture spell the modules that our inventory names, and what they never quantise."""
 
-import tomllib
-from dataclasses import dataclass
 from functools import lru_cache
 
 from commtax.catalog.loader import FACTS, Table
+from commtax.files import table as kept
+from commtax.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Spelling:
 @lru_cache(maxsize=1)
 def _tables() -> dict[str, Table]:
     """One table a family, with its architectures."""
-    tables: list[Table] = tomllib.loads((FACTS / "spellings.toml").read_text(encoding="utf-8"))["family"]
+    tables: list[Table] = kept(str(FACTS / "spellings.toml"))["family"]
     return {name: table for table in tables for name in table["architectures"]}
 
 

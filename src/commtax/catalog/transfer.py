@@ -7,11 +7,11 @@ out of the fit.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from commtax.catalog.hardware import chip as chip_of
 from commtax.files import Json, table
+from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, Chip, Engine, Model
 
 MULTIPLIED = ("fp8", "nvfp4")

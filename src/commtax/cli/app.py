@@ -3,7 +3,6 @@
 import io
 import os
 import sys
-import traceback
 from importlib import import_module
 from typing import TextIO
 
@@ -66,6 +65,8 @@ def main(argv: list[str] | None = None) -> None:
         text, code = in_one_line(error)
         try:
             if debug:
+                import traceback
+
                 traceback.print_exc()
             click.echo(f"error: {text}", err=True)
         except OSError:  # who closed standard error still gets the exit code

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from commtax.cli.options import SLO, TIMES
 from commtax.cli.order import Order, refuse
-from commtax.planner.fleets import best_fleets, limits_of, priced
-from commtax.planner.trials import Trial
 from commtax.question import Question
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.loads import split
+
+if TYPE_CHECKING:
+    from commtax.planner.trials import Trial
 
 STATISTICS = tuple(f"{which}_{metric}" for metric in TIMES for which in SLO)
 DRAWN = ("burstiness", "num_prompts", "seed", "unique_prompts", "shared_prefix", "prefix_cache", "router")
@@ -35,6 +36,7 @@ def prices(value: object, name: str) -> float | list[float]:
 
 
 def answer(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str, ...]) -> NoReturn:
+    from commtax.planner.fleets import best_fleets  # not for those who have no rate
     from commtax.report import fleets
 
     given = order.given
@@ -55,6 +57,8 @@ def answer(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str
 
 def _put(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str, ...]) -> list[Question]:
     """The question on each of its clusters."""
+    from commtax.planner.fleets import limits_of, priced
+
     given = order.given
     named = {"input_len": lengths[0], "output_len": lengths[1], "request_rate": given["request_rate"]}
     plain, offered = split({**named, **{name: given[name] for name in DRAWN}})

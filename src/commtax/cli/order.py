@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +14,7 @@ from commtax.cli.options import TRAINED, About, Command, Given
 from commtax.cli.output import Output
 from commtax.cli.pasting import filled, laid_out
 from commtax.question import Limits, Question
+from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Profile
 from commtax.statement import Refusal
 from commtax.verbs.asking import Options, unsettled

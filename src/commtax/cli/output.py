@@ -3,15 +3,15 @@
 import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 import click
 
 from commtax.files import write_text
+from commtax.records import dataclass
 from commtax.spec import Cluster
 from commtax.spelling import visible
 
@@ -83,11 +83,26 @@ def write_page(path: str, draw: Callable[[Shown, str], object], shown: Shown, pa
 
     typed = click.get_current_context().obj
     kept = [w for before, w in zip(["", *typed], typed, strict=False) if before != "--html" and not w.startswith("--html")]
+    import shlex
+
     write_text(path, offline(draw(shown, shlex.join(["commtax", *kept])), page), "html")
+
+
+COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS", "DATABRICKS_RUNTIME_VERSION")
+"""What makes Rich take a pipe for a terminal."""
 
 
 def terminal() -> Any:
     """A console that never folds tables beyond recognition: 160 columns in a pipe, at least 100 on a terminal."""
+    columns = os.environ.get("COLUMNS", "160")
+    if sys.stdout.isatty() or not columns.isdigit() or any(name in os.environ for name in COLOURED):
+        return _rich()
+    from commtax.report.drawn import Pipe
+
+    return Pipe(max(100, int(columns)), _rich)
+
+
+def _rich() -> Any:
     from rich.console import Console
     from rich.segment import Segment
 

@@ -15,7 +15,7 @@ from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled, origin, variant
 from commtax.cli.options import About, Given
 from commtax.files import local, read_text
-from commtax.readers.launch.shapes import model_with, sizes_of
+from commtax.readers.launch.shapes import model_with
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.asking import AUTO_EP
@@ -131,6 +131,7 @@ def _model(launch: Launch, remarks: list[str]) -> str:
         return _named(launch.model, remarks)
     if not launch.shape:
         return ""
+
     if key := model_with(launch.shape):
         remarks.append(f"the command's sizes are those of {key}")
         return key
@@ -154,6 +155,8 @@ def _agreed(model: str, launch: Launch, remarks: list[str]) -> str:
         if normal(model) != normal(name):
             raise Refusal(f"MODEL '{model}' is not the pasted command's '{launch.model}': leave one of them out")
     elif launch.shape and known:
+        from commtax.readers.launch.shapes import sizes_of
+
         sizes = sizes_of(known)
         odd = [(name, size) for name, size in launch.shape if sizes.get(name, size) != size]
         if odd:

@@ -8,7 +8,6 @@ each. Adapters of embedding and head are not counted: few have any.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from commtax.cost.inventory import Tensor, inventory
 from commtax.cost.kernel import Kernel, Step
 from commtax.cost.placement import expert_tp
 from commtax.cost.tensors import Held, fullest_of, share, stage_params
+from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan
 
 SPLIT_INPUT = ("o_proj", "out_proj", "down_proj", "wo_b")

@@ -4,13 +4,12 @@ A factor's name is a field of the engine (``fp8_rate``, ``small_kernels`` …), 
 (``step.clock``, ``train.flash2`` …) or a what-if (``slow_rank``); ``catalog/effects.toml`` says what each of them is.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from commtax.cost.forms.form import Parts
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds
+from commtax.records import dataclass
 from commtax.spec import Chip, KernelConstants, Number
 
 Factor = tuple[str, Number]

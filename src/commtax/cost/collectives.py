@@ -5,12 +5,13 @@ The constants come from ``Path`` records, which are data.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 
-from commtax.arrays import pick, some
+from commtax.arrays import distinct, pick, some, spread
+from commtax.records import dataclass
 from commtax.spec import Algorithm, Number, Path
 from commtax.statement import Note
 from commtax.units import format_bytes
@@ -149,8 +150,17 @@ def applies(path: Path, nbytes: Number, ranks: Number) -> Number:
 def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
     """The path that a library takes, at no more than a larger tensor costs on the path behind a limit.
 
-    Constants were fitted on powers of two: between the last of them and a limit they would tell of a step down in time.
+    Constants were fitted on powers of two: between the last of them and a limit they would tell of a step down in time. Of many
+    steps most send the same tensors: each is looked at once.
     """
+    few = distinct(nbytes, ranks)
+    if few is None:
+        return _chosen(paths, nbytes, ranks)
+    found = _chosen(paths, *few[0])
+    return Choice(*(spread(x, few[1]) for x in (found.latency_s, found.wire_s, found.path)))
+
+
+def _chosen(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
     chosen = _first(paths, nbytes, ranks)
     for limits, next_byte in ((limits, step) for p in paths for limits, step in ((p.max_bytes, 1), (p.min_bytes, 0)) if limits):
         start = _limit(limits, ranks) + next_byte

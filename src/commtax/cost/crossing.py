@@ -5,13 +5,13 @@ lines of 128 bytes (LL128), or in a pipeline of long messages that takes time to
 records and those of the network's ``Link``, which are data.
 """
 
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.collectives import Choice, Parts, path_parts, ring_factor
+from commtax.records import dataclass
 from commtax.spec import Link, Network, Number, Path, Protocol
 
 ROUND = ("all-gather", "reduce-scatter")

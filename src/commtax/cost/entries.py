@@ -1,7 +1,7 @@
 """What kinds of attention have in common: projections, reading entries in decode, choosing them in prefill, scoring them."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from commtax.cost.caches import SCALE_BYTES
 from commtax.cost.forms.latent import Choosing, Reading, Scan
 from commtax.cost.kernel import Kernel, Step
 from commtax.cost.streams import quantising
+from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Attention, Indexer, Number
 
 Maker = Callable[[Step, Attention, int], Iterator[Kernel]]

@@ -6,9 +6,9 @@ follow the common checkpoint spelling, with ``N`` for a layer's number; shapes a
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
+from commtax.records import dataclass
 from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mamba2, Mixer, Mlp, Model
 
 FIRST, LAST = -1, -2

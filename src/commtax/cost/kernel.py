@@ -1,6 +1,6 @@
 """A kernel as the cost model sees it: the shapes that decide its time, its FLOPs and its bytes; and what a step makes them from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from commtax.arrays import pick
 from commtax.cost.quantised import format_of
 from commtax.cost.tensors import quantisation
 from commtax.ledger import Part, Place, Stage
+from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Quant, Workload
 
 LOW_ARITHMETIC = ("fp8", "nvfp4")
@@ -26,6 +27,15 @@ NARROW_PROMPTS, NARROW_CACHE = "fp8-attention", "fp8-kv"
 WIDE_BYTES = 2.0  # of an element of a cache that is not narrowed
 Attended = tuple[Number, Number, Number, int, Number, Number]
 """Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What attention sees: ``window`` keys of a prompt's query at most (0: all before it), and of its cache ``kept`` bytes that a
+    repeated measurement finds in the chip's; a step finds none."""
+
+    window: int = 0
+    kept: Number = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +63,11 @@ class Kernel:
     head_dim: int = 128
     length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
     past: Number = 0
-    window: int = 0  # keys that a prompt's query sees at most; 0: all before it
     grouped: bool = False  # a grouped product over experts
     fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
     stored: str = ""  # format of a product's weights where the arithmetic does not tell it
     shape: Any = None  # sizes of a form that has more than the fields above: a record of its module in ``forms``
-    kept: Number = 0.0  # bytes that a repeated measurement finds in the chip's cache; a step finds none
     casts: bool = False  # an element-wise kernel that casts the input of a product; n: bytes of the same cast in backward
     part: Part = ""
     place: Place = ""
@@ -120,7 +128,7 @@ class Step:
         single = stored == WIDE_BYTES and bool(np.all(shape[1] == shape[2]))
         kind = self._attended(form, low, SINGLE if single else WINDOWED if window else "")
         plain = Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
-        return replace(plain, stored=kind, window=window)
+        return replace(plain, stored=kind, shape=Seen(window))
 
     def _attended(self, form: Place, low: bool, decoding: str) -> str:
         """Which of a library's kernels attends: prompts over a narrow cache have their own, and heads with keys of their own."""

@@ -10,7 +10,7 @@ from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
-from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WINDOWED, Kernel
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WINDOWED, Kernel, Seen
 from commtax.cost.narrow import wide_twin
 from commtax.ledger import NO_NOTE
 from commtax.spec import Chip, KernelConstants, Number
@@ -105,22 +105,32 @@ def constants_of(kernel: Kernel, constants: KernelConstants) -> Table:
     return table
 
 
-def narrow_note(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Note:
-    """What a bill says where 8 bits take longer than 16: which table's rows do."""
-    wide = wide_twin(kernel)
-    if wide is None or np.ndim(kernel.count) or not kernel.count:
+def narrow_note(kernel: Kernel, took: Parts, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Note:
+    """What a bill of one step says where 8 bits took longer than 16: which table's rows do."""
+    taken = took[0] + took[1]
+    wide = None if np.ndim(taken) or not taken else wide_twin(kernel)
+    if wide is None:
         return NO_NOTE
-    times = [float(np.max(sum(seconds(one, chip, constants)), initial=0.0)) for one in (kernel, wide)]  # of no plan: none
-    if times[0] <= times[1] * (1 + NARROW_ROUNDING):
+    times = float(taken / sum(_one(wide, chip, constants, rate)))
+    if times <= 1 + NARROW_ROUNDING:
         return NO_NOTE
-    name, kind = table_of(kernel, constants), kernel_source(kernel, constants).kind
-    told = f"{kernel.what} takes {times[0] / times[1]:.2f} times as long in fp8 as in 16 bits"
+    name, kind = _measured_table(kernel, constants), kernel_source(kernel, constants).kind
+    told = f"{kernel.what} takes {times:.2f} times as long in fp8 as in 16 bits"
     return Note("narrow-slower", f"{told}: measured so, {name} of {constants.family} kernels ({kind})")
+
+
+def _measured_table(kernel: Kernel, constants: KernelConstants) -> str:
+    """The table that prices a kernel; where its format was not timed and has another's constants, that one's."""
+    name = table_of(kernel, constants)
+    form, _, kind = name.partition(".")
+    alike = (f"{form}.{other}" for other in STAND_INS.get(kind, ()))
+    same = (other for other in alike if constants.tables.get(other) == constants.tables[name])
+    return next(same, name) if kind == "fp8-loaded" else name
 
 
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
     """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
-    moved = kernel.nbytes - kernel.kept
+    moved = kernel.nbytes - (kernel.shape.kept if isinstance(kernel.shape, Seen) else 0.0)
     if kernel.form in CHIP_FORMS:
         cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)
         moved = np.maximum(cold_bytes, moved - chip.l2_bytes)

@@ -1,17 +1,18 @@
 """Which plans are legal. Arrays get a mask of rule codes; at the edge one broken rule becomes one clear sentence."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from commtax.arrays import pick, some
+from commtax.arrays import distinct, pick, some, spread
 from commtax.cost.placement import expert_tp
 from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
+from commtax.records import dataclass
 from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant
 from commtax.statement import Note, Refusal
 
@@ -316,7 +317,16 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most are asked for
         case = Case(model, cluster, _sized(plan, map(float, plain)), engine)
         return np.asarray(next((code for code, rule in enumerate(RULES[1:], start=2) if some(rule.broken(case))), 0))
-    sizes = np.broadcast_arrays(*plain)
+    few = distinct(*plain, plan.replicas, plan.shard)
+    if few is None:
+        return _codes(model, cluster, plan, engine)
+    *sizes, replicas, shard = few[0]
+    found = _codes(model, cluster, replace(_sized(plan, sizes), replicas=replicas, shard=shard), engine)
+    return np.asarray(spread(found, few[1]))
+
+
+def _codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
+    sizes = np.broadcast_arrays(*_sizes(plan))
     good = _all_whole(plan)
     safe = [np.minimum(pick(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
     case = Case(model, cluster, _sized(plan, safe), engine)

@@ -3,7 +3,6 @@ optimiser state and the activations in flight.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -15,6 +14,7 @@ from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
 from commtax.cost.tensors import Held, by_pp, fullest_layers, held, padded_vocab, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
+from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Mamba2, Mixer, Mlp, Model, Number, Plan, TrainStep
 from commtax.statement import Refusal
 

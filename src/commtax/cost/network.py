@@ -12,11 +12,12 @@ A queue's wait is Kingman's, S rho (ca^2 + cs^2) / 2 (1 - rho), seen by one of N
 load). Prompts share steps, up to ``most``: then who comes waits for the step in progress, and a queue forms later (Sakasegawa).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
 
+from commtax.records import dataclass
 from commtax.spec import Number
 
 TURNS, EXACT = 80, 1e-11  # of looking for the requests/s, and how well they are known

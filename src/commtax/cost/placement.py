@@ -4,13 +4,18 @@ Rank order decides which axis leaves the fast domain (a host, or an NVLink fabri
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import reduce
+from operator import attrgetter
 
 import numpy as np
 
-from commtax.arrays import pick
+from commtax.arrays import distinct, pick, spread
+from commtax.records import dataclass
 from commtax.spec import Cluster, Engine, Model, Number, Plan
+
+_SIZES = ("tp", "pp", "dp", "ep", "cp", "replicas", "shard", "microbatches")
+_sizes = attrgetter(*_SIZES)
 
 
 def over_replicas(plan: Plan, engine: Engine) -> Number:
@@ -79,6 +84,14 @@ def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     Bridges join the first GPU of a host with the second, and so on: two ranks of neighbouring numbers that start a job, or
     follow on such pairs, are a pair.
     """
+    few = distinct(*_sizes(plan))
+    if few is None:
+        return _span(axis, plan, cluster, engine)
+    found = _span(axis, replace(plan, **dict(zip(_SIZES, few[0], strict=True))), cluster, engine)
+    return Span(*(spread(getattr(found, name), few[1]) for name in ("ranks", "ranks_per_domain", "domains", "paired", "used")))
+
+
+def _span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     used = used_of_domain(plan, cluster, engine)
     ranks: Number = 1
     inside: Number = 1

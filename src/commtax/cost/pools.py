@@ -9,7 +9,7 @@ gets a fixed share of the memory. Others: states are counted in bytes beside the
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from commtax.cost.caches import (
     state_bytes_per_layer,
     unfinished_bytes,
 )
+from commtax.records import dataclass
 from commtax.spec import RECURRENT, Attention, Compressed, DeltaNet, Mamba2, Model, Number, Plan, StateHabits
 
 SHARED_LAYERS = 1.5  # kinds that differ by less than this are padded to the larger one instead of cut to the smaller

@@ -5,7 +5,7 @@ At the end the lines of an inference step, its kernels, its collectives and the 
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from commtax.cost.routed import EXCHANGED
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
+from commtax.records import dataclass
 from commtax.spec import Cluster, Engine, Fabric, KernelConstants, KernelHabits, Model, Number, Path, Plan, Workload
 from commtax.statement import Source
 
@@ -52,9 +53,8 @@ def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sig
     how = f"{form}, {pass_of(stage)}" if stage else form
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
-    why = NO_NOTE if stage else narrow_note(kernel, t.cluster.chip, t.constants)
     figures = {"flops": kernel.flops, "sigma": sigma, "peak_flops_per_s": rate, "priced_from": kernel}
-    return Line("compute", item, *times, why=why, source=source, **figures)
+    return Line("compute", item, *times, source=source, **figures)
 
 
 class Pricer:
@@ -321,8 +321,12 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
 
 def served_line(kernel: Kernel, t: Terms) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
-    times = (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied_in_serving(kernel, t))
-    return kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t)
+    applied = applied_in_serving(kernel, t)
+    times = (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)
+    line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t)
+    alone = times[0] / applied.slow_rank, times[1] / applied.slow_rank
+    why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)
+    return replace(line, why=why) if why else line
 
 
 def applied_in_serving(kernel: Kernel, t: Terms) -> Applied:

@@ -10,12 +10,12 @@ on: which layers each holds, and how many of their activations a rank keeps, sta
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from commtax.records import dataclass
 from commtax.spec import Number, Plan
 from commtax.statement import Refusal
 

@@ -11,12 +11,11 @@ k is the only thing that scheduling decides (``prompts_ahead``). R requests run;
 the others of c waiting, for (c - R) / R of a request's life (``pressure``). Nothing here knows a model or a chip.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from commtax.cost.network import Flow, Network
 from commtax.question import SPREAD
+from commtax.records import dataclass
 from commtax.spec import Engine, Number
 
 LEAST_S = 1e-9  # of a request that waits for nothing here: its prompt is computed elsewhere, and its first token is the last

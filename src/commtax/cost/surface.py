@@ -12,13 +12,16 @@ step. A step of several prompts pays the fixed time of their attention once, the
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+from math import inf
 from typing import Self
 
 import numpy as np
 
+from commtax.arrays import different
 from commtax.cost.pricing import Terms, inference_bill, num_launches
 from commtax.ledger import Bill, Line
+from commtax.records import dataclass
 from commtax.spec import Number, Workload
 
 Array = np.ndarray
@@ -28,6 +31,7 @@ MANY = 256.0  # prompts beside which one is one of many
 BLEND = 1.5  # exponent by which work blends with the longest block: 1.07 to 1.5 where prompts were measured (catalog/kernels)
 SAMPLES = (1, 2, 8, 32, 128, 512, 2048, 8192)
 ROOT2 = 2**0.5
+MOST_KEPT = 100_000  # prompts whose attention is remembered
 
 
 @dataclass(slots=True)
@@ -36,7 +40,7 @@ class Surface:
 
     alone: list[float]  # a step of decodes without their attention, by sequences
     samples: list[int]  # nodes: rows that need logits
-    mixed: list[list[float]]  # a step with prompt tokens without attention, by node of samples and by rows
+    mixed: Array  # a step with prompt tokens without attention, by node of samples and by rows
     contexts: list[float]  # nodes: mean cached tokens of a sequence
     decode: Array  # attention of decodes, by sequences and node of context
     new: list[float]  # nodes: prompt tokens of a step
@@ -49,18 +53,24 @@ class Surface:
     sample_s: float = 0.0  # of the host, for each row of a step with prompts that needs logits
     launch_s: float = 0.0  # a step of decodes takes no less: the host launches it kernel by kernel …
     mixed_launch_s: float = 0.0  # … and one with prompts no less than this
+    # What was looked up once: by sequences, samples, a prompt's new and past tokens.
     _pieces: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)
+    _slopes: list[Array] = field(default_factory=list)
+    _samples: dict[int, tuple[list[float], list[float], float]] = field(default_factory=dict)
+    _rows: dict[int, list[float]] = field(default_factory=dict)
+    _chunks: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)
+    _scaled: dict[float, Self] = field(default_factory=dict)
 
     def decoding(self, seqs: int, cached: float) -> tuple[float, float, float]:
         """Seconds of a step of decodes alone, by how much the next one is longer, and for how many steps that holds."""
-        start, slope = self._piece(seqs)
-        mean = cached / seqs
-        at = min(bisect_right(self.contexts, mean), len(self.contexts) - 1) - 1
+        start, slope = self._pieces.get(seqs) or self._piece(seqs)
+        contexts, mean = self.contexts, cached / seqs
+        at = min(bisect_right(contexts, mean), len(contexts) - 1) - 1
         more = slope[at]
-        end = self.contexts[at + 1] if at + 2 < len(self.contexts) else np.inf
-        seconds = self.alone[seqs] + start[at] + more * (mean - self.contexts[at])
+        end = contexts[at + 1] if at + 2 < len(contexts) else inf
+        seconds = self.alone[seqs] + start[at] + more * (mean - contexts[at])
         if seconds < self.launch_s:
-            return self.launch_s, 0.0, min(end - mean, (self.launch_s - seconds) / more if more > 0 else np.inf)
+            return self.launch_s, 0.0, min(end - mean, (self.launch_s - seconds) / more if more > 0 else inf)
         return seconds, more, end - mean
 
     def mixing(self, seqs: int, cached: float, tokens: int, prompts: int, attention_s: float) -> float:
@@ -69,7 +79,7 @@ class Surface:
         if not seqs and prompts > 1:  # more rows need logits, but no kernels of decodes run as in tables of more samples than one
             seconds += self._rest(tokens, 1) - self._rest(tokens, 2)
         if seqs:
-            start, slope = self._piece(seqs)
+            start, slope = self._pieces.get(seqs) or self._piece(seqs)
             mean = cached / seqs
             at = min(bisect_right(self.contexts, mean), len(self.contexts) - 1) - 1
             seconds += start[at] + slope[at] * (mean - self.contexts[at])
@@ -81,26 +91,41 @@ class Surface:
         The chip has the work of all to do and waits for the longest block of one: [ (sum work)^p + max longest^p ]^(1/p). Of a
         prompt alone that is its price, which says how long its longest block is.
         """
+        known = self._chunks
         if len(chunks) == 1:
             _, new, past = chunks[0]
-            return _at(self.prompt, _between(self.new, new), _between(self.past, past))
+            return (known.get((new, past)) or self._chunk(new, past))[0]
         work = longest = 0.0
         for _, new, past in chunks:
-            across, down = _between(self.new, new), _between(self.past, past)
-            own = _at(self.among, across, down)
+            _, own, block = known.get((new, past)) or self._chunk(new, past)
             work += own
-            longest = max(longest, _at(self.prompt, across, down) ** BLEND - own**BLEND)
+            longest = max(longest, block)
         blended: float = (work**BLEND + longest) ** (1 / BLEND)
         return blended
 
+    def _chunk(self, new: int, past: int) -> tuple[float, float, float]:
+        """Attention of a prompt's tokens alone and among many, and by how much the longest block is longer, to the power."""
+        across, down = _between(self.new, new), _between(self.past, past)
+        one, own = _at(self.prompt, across, down), _at(self.among, across, down)
+        if len(self._chunks) > MOST_KEPT:  # prompts of any length
+            self._chunks.clear()
+        self._chunks[new, past] = found = (one, own, one**BLEND - own**BLEND)
+        return found
+
     def scaled(self, factor: float) -> Self:
         """The same steps, all longer by a factor."""
-        tables = (self.mixed, self.prompt, self.among)
-        mixed, prompt, among = ([[x * factor for x in row] for row in table] for table in tables)
+        if factor in self._scaled:
+            return self._scaled[factor]
+        prompt, among = ((np.array(table) * factor).tolist() for table in (self.prompt, self.among))
+        self._scaled.clear()  # several runs with one factor follow each other
+        self._scaled[factor] = self._times(factor, prompt, among)
+        return self._scaled[factor]
+
+    def _times(self, factor: float, prompt: list[list[float]], among: list[list[float]]) -> Self:
         return replace(
             self,
             alone=[x * factor for x in self.alone],
-            mixed=mixed,
+            mixed=self.mixed * factor,
             decode=self.decode * factor,
             prompt=prompt,
             among=among,
@@ -111,11 +136,21 @@ class Surface:
             launch_s=self.launch_s * factor,
             mixed_launch_s=self.mixed_launch_s * factor,
             _pieces={},
+            _slopes=[],
+            _samples={},
+            _rows={},
+            _scaled={},
+            _chunks={},
         )
 
     def _rest(self, rows: int, samples: int) -> float:
-        i, x = _between(self.samples, samples)
-        low, high = self.mixed[i], self.mixed[i + 1]
+        if samples not in self._samples:
+            i, part = _between(self.samples, samples)
+            for node in (i, i + 1):
+                if node not in self._rows:
+                    self._rows[node] = self.mixed[node].tolist()
+            self._samples[samples] = self._rows[i], self._rows[i + 1], part
+        low, high, x = self._samples[samples]
         last = len(low) - 1
         if rows > last:  # beyond the table: as the last rows grow
             return low[last] + (rows - last) * (low[last] - low[last // 2]) / (last - last // 2)
@@ -123,11 +158,10 @@ class Surface:
 
     def _piece(self, seqs: int) -> tuple[list[float], list[float]]:
         """Decode attention of so many sequences: its value and slope at each node of context."""
-        if seqs not in self._pieces:
-            values = self.decode[seqs]
-            slopes = np.diff(values) / np.diff(self.contexts)
-            self._pieces[seqs] = values.tolist(), slopes.tolist()
-        return self._pieces[seqs]
+        if not self._slopes:
+            self._slopes.append(np.diff(self.decode) / np.diff(self.contexts))
+        self._pieces[seqs] = found = self.decode[seqs].tolist(), self._slopes[0][seqs].tolist()
+        return found
 
 
 def _between(nodes: Sequence[float], value: float) -> tuple[int, float]:
@@ -165,7 +199,7 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
     return Surface(
         alone=(alone + host.host_s_per_seq * np.arange(alone.size)).tolist(),
         samples=samples,
-        mixed=mixed.tolist(),
+        mixed=mixed,
         contexts=contexts.tolist(),
         decode=decode,
         new=new.tolist(),
@@ -188,7 +222,7 @@ def _decodes(priced: Callable[[Workload], Bill], contexts: Array, most_seqs: int
     """Steps of decodes by sequences: without their attention, of that communication, and attention by node of context, which is
     linear between nodes of sequences."""
     every = np.arange(most_seqs + 1.0)
-    nodes = np.unique(np.round(_geometric(most_seqs)))
+    nodes = different(np.round(_geometric(most_seqs)))
     seqs, context = np.repeat(nodes, contexts.size), np.tile(contexts, nodes.size)
     bill = priced(Workload(decode_seqs=np.append(np.maximum(1, every), seqs), cached_tokens=np.append(every * 0, seqs * context)))
     rest, comm, attention = (
@@ -269,7 +303,8 @@ def _rows(most: int) -> Array:
 def _contexts(terms: Terms, most: int) -> Array:
     """Mean contexts that are priced: finer than octaves, and where a window or a selector cuts."""
     cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]
-    return np.unique([0.0, *_geometric(max(most, 2)), *(float(c) for c in cuts if 0 < c < most)])
+    found: Array = different([0.0, *_geometric(max(most, 2)), *(float(c) for c in cuts if 0 < c < most)])
+    return found
 
 
 def _geometric(most: float) -> Array:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -12,6 +11,7 @@ from commtax.cost.inventory import FIRST, Tensor, copies, inventory
 from commtax.cost.placement import expert_tp, tokens_split
 from commtax.cost.quantised import formats
 from commtax.cost.schedules import SCHEDULES
+from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant
 
 ROWWISE = "fp8-rowwise"

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from commtax.cost.serving import Load, decoding_seqs
 from commtax.question import Question
+from commtax.records import dataclass
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import plural

@@ -13,12 +13,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from multiprocessing import get_context
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from commtax.statement import Refusal
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -50,6 +51,9 @@ class Processes:
         if len(tasks) < 2:
             yield from Alone().each(work, tasks)
             return
+        from concurrent.futures import ProcessPoolExecutor, as_completed  # half of what a small plan takes to import
+        from multiprocessing import get_context
+
         if self.pool is None:
             self.pool = ProcessPoolExecutor(self.count, get_context(_start_method()), initializer=_leave_interrupts)
         places = {self.pool.submit(work, task): place for place, task in enumerate(tasks)}

@@ -7,7 +7,7 @@ what is listed already, nor half of the best, is left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, isnan
 from typing import Unpack
 
@@ -19,6 +19,7 @@ from commtax.planner.reasons import in_type
 from commtax.planner.remedies import larger, to_fit
 from commtax.planner.trials import Task, Trial, judged, least, lengths_of_run, rate_of
 from commtax.question import CONFIDENCE, EVEN, Question
+from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_seconds, plural

@@ -6,11 +6,11 @@ itself waits for nobody, so load can only lengthen its times; and no fleet answe
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import ceil, inf
 
 import numpy as np
 
+from commtax.arrays import different
 from commtax.cost.serving import Load
 from commtax.planner.columns import Array, Rejected, label, sizes_of
 from commtax.planner.reasons import in_type
@@ -18,6 +18,7 @@ from commtax.planner.serving import at_once, having_room, simulated, sizes
 from commtax.planner.space import Space, beside
 from commtax.planner.splits import full_copy
 from commtax.question import Question
+from commtax.records import dataclass
 from commtax.spec.stream import Stream
 from commtax.units import format_seconds
 from commtax.verbs.apart import MOVING, cache_bytes, outside_Bps, prompting_of
@@ -94,7 +95,7 @@ def _bearable(one: Question, plans: Space, stream: Stream, index: int) -> tuple[
     for name, limit in one.goal.slo:
         least = _alone(one, plans, name, stream)
         slow = least * ALONE > limit
-        for tp in np.unique(plans.tp[slow & kept]).tolist():
+        for tp in different(plans.tp[slow & kept]).tolist():
             these = np.flatnonzero(slow & kept & (plans.tp == tp))
             words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else label(**sizes_of(plans, int(these[0])))
             best = f"{limit_name(name)} {format_seconds(float(least[these].min()))} without any load"

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from commtax.arrays import different
 from commtax.cost.legality import RULES, Case
 from commtax.planner.columns import Array, Columns, Rejected, ServingPlans, TrainPlans, family, label, sizes_of, worth
 from commtax.planner.space import Space
@@ -39,7 +40,7 @@ def illegal(base: Question, whole: Space) -> Iterator[Rejected]:
 def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:
     """Plans without room for one request: the largest of each tp degree stands for its smaller ones."""
     length = min(base.model.max_len, int(base.requests.tokens))
-    for tp in np.unique(legal.tp[~fits]).tolist():
+    for tp in different(legal.tp[~fits]).tolist():
         these = np.flatnonzero(~fits & (legal.tp == tp))
         sizes = sizes_of(legal, int(these[np.argmax(legal.group[these])]))
         lack = max(holds(laid(base, **sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
@@ -54,9 +55,9 @@ def too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Reje
     key = family(every)
     met = np.bincount(key, weights=good) > 0
     bad = ~met[key] & (every.mode == 0)
-    for index, tp in np.unique(np.stack([every.dtype[bad], every.tp[bad]]), axis=1).T.astype(int).tolist():
+    for index, tp in different(np.stack([every.dtype[bad], every.tp[bad]]), axis=1).T.astype(int).tolist():
         rows = every.take(np.flatnonzero(bad & (every.dtype == index) & (every.tp == tp)))
-        several = len(np.unique(np.stack([rows.pp, rows.dp, rows.ep]), axis=1).T)
+        several = len(different(np.stack([rows.pp, rows.dp, rows.ep]), axis=1).T)
         name = f"TP {tp} ({several} plans)" if several > 1 else label(**sizes_of(rows, 0))
         yield Rejected(name + in_type(answer.question, index), f"breaks the limit: {best_times(answer, rows)}")
 
@@ -87,7 +88,7 @@ def behind(answer: ServingPlans) -> Iterator[Rejected]:
         return
     value, named = worth(q, rows), set()
     for axis, name in (("tp", "TP"), ("pp", "PP"), ("ep", "EP")):
-        for size in np.unique(getattr(rows, axis)).tolist():
+        for size in different(getattr(rows, axis)).tolist():
             same = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))
             if not len(same) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
                 continue

@@ -8,6 +8,7 @@ from itertools import chain
 
 import numpy as np
 
+from commtax.arrays import different
 from commtax.planner import reasons
 from commtax.planner.columns import NO_SERVING, SERVED, Array, Columns, Rejected, ServingPlans, cached, family, ground, order, over
 from commtax.planner.space import Space, space
@@ -129,7 +130,7 @@ def knees(base: Question, roomy: Space, room: Array) -> Array:
     rows, load, last = _coarse(room)
     before, after = np.where(load == 1, 1, np.append(1, load[:-1])), np.where(last, load, np.append(load[1:], 1))
     top = _most_powerful(rows, _power(base, roomy.take(rows), load))
-    loads = np.unique(np.linspace(before[top], after[top], PIECES + 1).round().astype(int) + 0 * top, axis=0).T
+    loads = different(np.linspace(before[top], after[top], PIECES + 1).round().astype(int) + 0 * top, axis=0).T
     fine_rows = np.repeat(rows[top], loads.shape[1])
     best = _most_powerful(fine_rows, _power(base, roomy.take(fine_rows), loads.ravel()))
     return np.asarray(loads.ravel()[best])
@@ -148,7 +149,7 @@ def _most_powerful(rows: Array, power: Array) -> Array:
 
 def _coarse(room: Array) -> tuple[Array, Array, Array]:
     """(plan, clients, whether it is the plan's last) of the coarse grid: powers of the root of two up to each plan's room."""
-    steps = np.unique(np.round(2 ** (np.arange(0, 41) / 2)).astype(int))
+    steps = different(np.round(2 ** (np.arange(0, 41) / 2)).astype(int))
     rows, load = [], []
     for plan_, most in enumerate(room.tolist()):
         clients = np.append(steps[steps < most], most)

@@ -1,12 +1,12 @@
 """Which plans there are: tensor x pipeline x attention-data x expert parallelism, and how many copies a cluster holds."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from commtax.cost import legality
 from commtax.planner.columns import Array, Table
+from commtax.records import dataclass
 from commtax.spec import Cluster, Engine, Model, Plan
 
 

@@ -7,22 +7,24 @@ under way at once.
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import ceil, isfinite, isnan, nan
 
 import numpy as np
 
 from commtax.arrays import a_few_remembered, remembered
+from commtax.ledger import Z80
 from commtax.planner.layouts import SLACK, Layout
 from commtax.planner.space import beside
 from commtax.question import EVEN, Question
-from commtax.sim.serving.running import run
+from commtax.records import dataclass
+from commtax.sim.serving.running import Fleet, run
 from commtax.spec import Plan
 from commtax.spec.stream import Stream
 from commtax.verbs.asking import settled
 from commtax.verbs.confidence import Estimate, through
 from commtax.verbs.loads import first
-from commtax.verbs.requests import Outcome, capacity_of, fleet_of, stream_of
+from commtax.verbs.requests import RANGED, Outcome, capacity_of, fleet_of, longest_of, range_between, stream_of
 
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run
@@ -62,6 +64,7 @@ class Trial:
     sure: Mapping[str, float] = field(default_factory=dict)  # … and what is limited is then so long
     growth: float = -1.0  # share by which the rate may grow until a limit breaks; below 0: not looked for
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    sigma: float = 0.0  # of the logarithm of a step's length, where it holds
 
     @property
     def holds(self) -> bool:
@@ -138,9 +141,26 @@ def least(task: Task) -> Trial:
             tried[able[at]] = _trial(layout, able[at])
         return tried[able[at]]
 
+    hopeless = set[Size]()
+
+    def holds(at: int) -> bool:
+        if able[at] not in tried and _overloaded(layout, able[at]):
+            hopeless.add(able[at])
+            return False
+        return trial(at).holds
+
     find = _first_pair if layout.apart else _first_count
-    best = replace(trial(find(able, lambda at: trial(at).holds)), simulated=len(tried))
+    best = trial(find(able, holds))
+    best = replace(best, simulated=len(hopeless.union(tried)))
     return grown(best) if task.grows and best.holds else best
+
+
+def _overloaded(layout: Layout, size: Size) -> bool:
+    """Whether its capacity alone says that a fleet does not hold, which is looked at anyway where there is no limit to break."""
+    q, rate = layout.question, rate_of(layout.question)
+    if q.goal.slo or q.goal.confidence < EVEN or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
+        return False
+    return capacity(layout, size) <= rate
 
 
 def _first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
@@ -195,8 +215,16 @@ def capacity(layout: Layout, size: Size) -> float:
 
 @remembered
 def _saturated(q: Question) -> float:
-    stream, asked = first(all_requests(q), COUNTED), settled(q)
-    return capacity_of(stream, fleet_of(asked, stream), asked.offered.prefix_hit_rate, COUNTED)
+    stream = first(all_requests(q), COUNTED)
+    asked, fleet = _engines(q, longest_of(stream))
+    return capacity_of(stream, fleet, asked.offered.prefix_hit_rate, COUNTED)
+
+
+@a_few_remembered
+def _engines(q: Question, longest: int) -> tuple[Question, Fleet]:
+    """A question as it is run, and its engines."""
+    asked = settled(q)
+    return asked, fleet_of(asked, longest)
 
 
 def _sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
@@ -228,8 +256,8 @@ def ran(layout: Layout, size: Size, rate: float, length: tuple[int, int] | None 
     """The run of a fleet at a rate, with steps longer by a factor than they are priced."""
     length = length or lengths_of_run(layout.question, sum(size))
     stream = stream_of_run(layout.question, rate, length)
-    asked = settled(_sized(layout, size).but(request_rate=rate, warmup=length[1]))
-    fleet = fleet_of(asked, stream)
+    asked, fleet = _engines(_sized(layout, size), longest_of(stream))
+    asked = asked.but(request_rate=rate, warmup=length[1])
     fleet = fleet if stretch == 1 else fleet.scaled(stretch)
     return Outcome(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
 
@@ -244,7 +272,7 @@ def _decided(layout: Layout, size: Size, rate: float) -> tuple[float, Outcome]:
     """The worst time over its limit, and the run that says it; a short one, which begins with less load, where that is plain."""
     q = layout.question
     whole = lengths_of_run(q, sum(size))
-    for counted, sure in LOOKS:
+    for counted, sure in LOOKS if q.goal.slo else ():
         warmup = min(whole[1], counted)
         if 2 * (warmup + counted) <= whole[0]:
             outcome = ran(layout, size, rate, (warmup + counted, warmup))
@@ -274,7 +302,8 @@ def _trial(layout: Layout, size: Size) -> Trial:
     if q.goal.growth and over <= 1:
         outcome = ran(layout, size, q.offered.request_rate)
         longer = ran(layout, size, q.offered.request_rate, stretch=stretch) if longer else None
-    return Trial(layout, size, over, most, _figures(q, outcome), 1, stretch, _limited(q, longer) if longer else {})
+    sure, sigma = _limited(q, longer) if longer else {}, outcome.sigma if over <= 1 else 0.0
+    return Trial(layout, size, over, most, _figures(q, outcome), 1, stretch, sure, sigma=sigma)
 
 
 def stretch_of(outcome: Outcome) -> float:
@@ -318,17 +347,26 @@ def grown(trial: Trial) -> Trial:
     high = max(low, float(np.log(trial.capacity / rate / trial.stretch)))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        outcome = ran(trial.layout, trial.size, rate * float(np.exp(middle)), stretch=trial.stretch)
-        if worst(q, outcome) <= 1:  # near the limit no short look says
+        if not q.goal.slo or worst(q, _at_rate(trial, rate * float(np.exp(middle)))) <= 1:
             low = middle
         else:
             high = middle
     return replace(trial, growth=float(np.expm1(low)))
 
 
+def _at_rate(trial: Trial, rate: float) -> Outcome:
+    """Its run at another rate, with steps as long as they may be; the whole of it, because near the limit no short look says."""
+    return ran(trial.layout, trial.size, rate, stretch=trial.stretch)
+
+
 def ranged(trial: Trial) -> Trial:
-    """With the ranges of what is limited and shown."""
+    """With the ranges of what is limited and shown. Its run at the rate is known; only those with other steps are missing."""
     q = trial.layout.question
-    outcome = ran(trial.layout, trial.size, q.offered.request_rate)
     names = dict.fromkeys(("ttft_p95", "itl_p99", *(name for name, _ in q.goal.slo)))
-    return replace(trial, ranges={name: outcome.range_of(name) for name in names})
+    if not trial.sigma or lengths_of_run(q, sum(trial.size))[0] > RANGED:
+        outcome = ran(trial.layout, trial.size, q.offered.request_rate)
+        return replace(trial, ranges={name: outcome.range_of(name) for name in names})
+    factor = float(np.exp(Z80 * trial.sigma))
+    short, long = (ran(trial.layout, trial.size, q.offered.request_rate, stretch=by) for by in (1 / factor, factor))
+    ranges = {name: range_between(trial.figures[name], short.statistic(name), long.statistic(name)) for name in names}
+    return replace(trial, ranges=ranges)

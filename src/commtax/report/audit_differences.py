@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from rich.console import Console
-
 from commtax.audit.differing import Change, Difference, Sent, SentChange
 from commtax.report.audit_documents import culprit_record, finite, merged
 from commtax.report.audit_words import culprit_sentence, share_text, value_text
 from commtax.report.auditing import short
 from commtax.report.documents import Record
+from commtax.report.drawn import Console
 from commtax.report.tables import Table, notes, say, show_table, without_empty
 from commtax.units import format_bytes, format_seconds, plural
 

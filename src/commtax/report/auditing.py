@@ -3,9 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-from rich.text import Text
-
 from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, KernelRow, Section
 from commtax.audit.typical import by_rank, of_all
 from commtax.readers.trace import Usage
@@ -23,6 +20,7 @@ from commtax.report.audit_words import (
     to_blame,
     value_text,
 )
+from commtax.report.drawn import Console, Text
 from commtax.report.tables import Table, notes, say, show_table, without_empty
 from commtax.units import format_bytes, format_seconds, plural
 

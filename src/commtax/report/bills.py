@@ -1,15 +1,13 @@
 """A priced step, served or trained, and one collective: for a terminal (sentence, picture, lines, what-ifs) and as documents."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
-
-from rich.console import Console
-from rich.text import Text
 
 from commtax.ledger import Line
 from commtax.question import Question
+from commtax.records import dataclass
 from commtax.report.documents import LEFT_OUT, Asked, Named, Record, facts, filled, question
+from commtax.report.drawn import Console, Text
 from commtax.report.tables import NOTHING_SENT, between, headline, notes, say, served_step, show_shares, show_table
 from commtax.spec import Number
 from commtax.units import format_bytes, format_rate, format_seconds, plural

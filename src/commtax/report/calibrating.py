@@ -1,9 +1,8 @@
 """A calibration for a terminal: what changed, how well it fits, what is odd, what to measure next; and as a document."""
 
-from rich.console import Console
-
 from commtax.calibrate.records import Calibration, Change, Part
 from commtax.report.documents import Record, facts
+from commtax.report.drawn import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_rate, format_seconds
 

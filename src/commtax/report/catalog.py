@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +14,7 @@ from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.inventory import inventory, mtp_params, num_active_params, num_params
 from commtax.cost.tensors import total_bytes
 from commtax.report.documents import Record, facts, plain
+from commtax.report.drawn import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import (
     ENGINE_PARTS,

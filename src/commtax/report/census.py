@@ -4,10 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.text import Text
-
 from commtax.catalog.census import KINDS, LAW, Fitted, breakers, stood, totals
+from commtax.report.drawn import Console, Text
 from commtax.report.tables import notes, say, show_table
 
 WORDS = {

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from commtax.report.documents import Record, Row, facts
+from commtax.report.drawn import Console, Text
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import PARALLEL, TAXES

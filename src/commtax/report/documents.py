@@ -1,12 +1,13 @@
 """Answers as JSON documents: one typed record each, units in the names of its fields."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from commtax.question import Question
+from commtax.records import dataclass
 from commtax.spec import SIZES, Number, Plan
 
 Shape = TypeVar("Shape")

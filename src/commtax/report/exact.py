@@ -1,11 +1,11 @@
 """What is exact, for a terminal and as a document: the bytes that a rank holds (``fit``) and sends (``bill --exact``)."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
-from rich.console import Console
-
+from commtax.records import dataclass
 from commtax.report.documents import LEFT_OUT, Asked, Named, Record, facts, filled, question
+from commtax.report.drawn import Console
 from commtax.report.tables import NOTHING_SENT, headline, notes, say, served_step, show_table, where
 from commtax.spec import Number
 from commtax.units import GiB, format_bytes, plural

@@ -6,9 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from commtax.files import Document
+from commtax.report.drawn import Console
 from commtax.report.plots import COLOURS, picture, style
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds

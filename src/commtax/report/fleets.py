@@ -1,16 +1,15 @@
 """Fleets for a rate of requests: what to run, the ranking, what was rejected; and as a document."""
 
-from dataclasses import dataclass
 from math import isinf
-
-from rich.console import Console
 
 from commtax.planner.contest import sustained
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
 from commtax.planner.trials import COUNTED, EACH, Trial
 from commtax.question import Question
+from commtax.records import dataclass
 from commtax.report.documents import Record, facts, filled
+from commtax.report.drawn import Console
 from commtax.report.planning import MOST_REJECTED, shortened, spread_notes
 from commtax.report.tables import between, notes, say, show_table
 from commtax.units import format_seconds, plural

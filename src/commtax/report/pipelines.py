@@ -4,12 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
-from rich.text import Text
 
 from commtax import napkin
 from commtax.cost.schedules import SCHEDULES
 from commtax.report.documents import Record
+from commtax.report.drawn import Console, Text
 from commtax.report.tables import notes, say, show_table
 from commtax.sim.pipeline import PipelineRun, step_pipeline
 from commtax.statement import Refusal

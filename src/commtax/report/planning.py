@@ -2,19 +2,19 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.text import Text
 
 from commtax.planner.columns import Columns, Rejected, ServingPlans, Standing, TrainColumns, TrainPlans, request_s
 from commtax.planner.reasons import SAID, in_type, missed, odds
 from commtax.planner.training import BUDGET
 from commtax.question import EVEN, Question
+from commtax.records import dataclass
 from commtax.report.documents import LEFT_OUT, Named, Record, facts, filled, named
+from commtax.report.drawn import Console, Text
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.serving import basis_words
 from commtax.report.tables import notes, say, show_table

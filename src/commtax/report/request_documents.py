@@ -1,10 +1,11 @@
 """Requests in time as documents: our figures beside the keys of ``vllm bench serve``, so that scripts for its results read ours."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import isfinite, isinf, isnan
 
 import numpy as np
 
+from commtax.records import dataclass
 from commtax.report.documents import Asked, Named, Record, Row, filled, named, plain, question
 from commtax.report.requests import METRICS, STATISTICS, remarks, tail_words
 from commtax.spec import Number

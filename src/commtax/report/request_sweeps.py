@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
+from commtax.report.drawn import Console
 from commtax.report.plots import COLOURS, check_plot, no_formula, picture, style
 from commtax.report.requests import fleet_words, rate_words, remarks
 from commtax.report.tables import headline, notes, say, show_table

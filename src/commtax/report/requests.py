@@ -2,8 +2,7 @@
 
 from math import isfinite, isinf
 
-from rich.console import Console
-
+from commtax.report.drawn import Console
 from commtax.report.serving import basis_words
 from commtax.report.tables import headline, notes, say, show_table
 from commtax.spec.stream import Lengths

@@ -1,13 +1,13 @@
 """Closed-loop serving for a terminal and as a document."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
-from rich.console import Console
 
 from commtax.catalog.transfer import unseen
+from commtax.records import dataclass
 from commtax.report.documents import LEFT_OUT, Asked, Record, Row, facts, filled, first_having, plain, question
+from commtax.report.drawn import Console
 from commtax.report.tables import headline, notes, say, show_shares, show_table
 from commtax.spec import Number
 from commtax.units import format_mean, format_seconds, plural

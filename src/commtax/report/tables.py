@@ -1,14 +1,10 @@
 """The shapes that all answers are told in on a terminal: tables, sentences, notes."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich.console import Console
-from rich.table import Table as Drawn
-from rich.text import Text
-
 from commtax.question import Question
+from commtax.report.drawn import Console, Text
+from commtax.report.drawn import Table as Drawn
 from commtax.spec import Number
 from commtax.units import format_seconds
 from commtax.verbs.asking import describe_gpus
@@ -24,13 +20,7 @@ CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mix
 
 def show_table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[str | Text]], title: str = "") -> None:
     """Columns that start with '>' are right-aligned."""
-    drawn = Drawn(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in columns:
-        right = name.startswith(">")
-        drawn.add_column(name.lstrip(">"), justify="right" if right else "left", header_style="dim", no_wrap=right)
-    for row in rows:
-        drawn.add_row(*row)
-    console.print(drawn)
+    console.print(Drawn(columns, [list(row) for row in rows], title))
 
 
 def without_empty(columns: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> Table:
@@ -85,6 +75,9 @@ def between(low_s: Number, high_s: Number) -> str:
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     """Flat records under a line of their names."""
+    import csv  # not for those who read tables
+    import io
+
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()

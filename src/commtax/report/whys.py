@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich.console import Console
-
 from commtax.report.documents import Named, filled, named
+from commtax.report.drawn import Console
 from commtax.report.tables import between, headline, notes, say, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.billing import StepBill

@@ -15,7 +15,7 @@ import csv
 import gzip
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
 from math import nan
@@ -23,6 +23,7 @@ from math import nan
 import numpy as np
 
 from commtax.files import LOG_BYTES, Json, Named, parse_json, read_text, written
+from commtax.records import dataclass
 from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, Stream
 from commtax.statement import Note, Refusal
 from commtax.units import plural

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypedDict
 
+from commtax.records import dataclass
 from commtax.statement import Source
 
 Algorithm = Literal["ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch", "pairwise", "per-peer"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+
+from commtax.records import dataclass
 
 USUAL_LANES = 128
 """fp32 units of a multiprocessor of GA10x, Ada, Hopper and Blackwell (their whitepapers), of a compute unit of CDNA 3 and 4 with

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from commtax.records import dataclass
 from commtax.spec.hardware import Citation
 from commtax.statement import Note
 

@@ -1,9 +1,10 @@
 """How a model is laid over GPUs, and what one step of it does."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, get_args
+
+from commtax.records import dataclass
 
 Number = Any
 """int, float or a NumPy array: the same formula serves all three, which no type checker can follow."""

@@ -78,12 +78,12 @@ def surface(timings: Timings) -> Surface:
     rows, seqs = np.arange(prompts[-1] + 1), np.arange(known[-1] + 1)
     short, long = (np.interp(seqs, known, column) for column in decode_s)
     contexts, further = [0.0, *map(float, lengths), 2.0 * lengths[-1]], lengths[-1] / (lengths[-1] - lengths[0])
-    by_rows = np.interp(rows, prompts, prompt_s).tolist()
+    by_rows = np.interp(rows, prompts, prompt_s)
     decode = np.stack([short * 0, short * 0, long - short, (long - short) * (1 + further)], axis=-1)
     return Surface(
         alone=short.tolist(),
         samples=[1, 2],
-        mixed=[by_rows, by_rows],
+        mixed=np.array([by_rows, by_rows]),
         contexts=contexts,
         decode=decode,
         new=[0.0, 1.0],

@@ -35,7 +35,6 @@ class Fold:
     median: float
     covered: float
     half_width: float
-    drafted: bool = False  # with runs that may have guessed tokens ahead
 
 
 def at_home(records: Records) -> list[Line]:

@@ -2,7 +2,7 @@
 and what it sends, ``commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8)``."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Unpack
 
@@ -19,6 +19,7 @@ from commtax.cost.train_traffic import training
 from commtax.cost.training import training_bill
 from commtax.ledger import Bill, Item, Line
 from commtax.question import Question
+from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.asking import BillOptions, SentOptions, TrainBillOptions, context_notes, only, settled, terms_of, unsettled

@@ -6,7 +6,7 @@ with where the order of two plans flips.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any, Unpack
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.question import Changes, Question
+from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import parse_count

@@ -14,12 +14,12 @@ Where a figure must keep several limits, their probabilities are not multiplied:
 chip longer than they were priced lengthens all times together, so all limits are kept with the probability of the least sure one.
 """
 
-from dataclasses import dataclass
 from math import inf, sqrt
 
 import numpy as np
 
 from commtax.question import EVEN
+from commtax.records import dataclass
 from commtax.spec import Number
 from commtax.statement import Refusal
 from commtax.units import parse_fraction

@@ -1,7 +1,5 @@
 """What a collective should take on this hardware, and whether a measurement is as it should be."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from commtax import catalog
@@ -9,6 +7,7 @@ from commtax.catalog import profile as overlay
 from commtax.cost.collectives import ring_factor
 from commtax.cost.placement import Span
 from commtax.cost.pricing import launched_s, price, source_of, spread_of
+from commtax.records import dataclass
 from commtax.spec import Cluster, Fabric, Number, Profile
 from commtax.statement import Refusal, Source
 from commtax.verbs.checking import positive

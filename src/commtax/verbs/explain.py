@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from commtax.cost.inventory import num_active_params, num_params
 from commtax.cost.training import dp_token_threshold, tp_tax
 from commtax.ledger import LAUNCH_FLOOR, Line
 from commtax.question import Changes, Question
+from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, TAXES, Cluster
 from commtax.statement import Refusal
 from commtax.units import format_bytes, format_seconds

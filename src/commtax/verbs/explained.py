@@ -1,11 +1,11 @@
 """All that is told about a priced step beside its lines, once for whoever shows it; the lesson's own numbers beside ours too."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from commtax import napkin
 from commtax.ledger import Line
+from commtax.records import dataclass
 from commtax.spec import SIZES, AxisName, Chip
 from commtax.units import format_bytes, format_rate, format_seconds, format_si
 from commtax.verbs.asking import fabric_of

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, reduce
 from itertools import islice
 from typing import Any, ClassVar, Literal, Unpack
@@ -11,12 +11,13 @@ from typing import Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from commtax import catalog
-from commtax.arrays import pick
+from commtax.arrays import different, pick
 from commtax.cost import memory
 from commtax.cost.caches import kv_bytes_per_token_layer, state_bytes_per_sequence
 from commtax.cost.pools import Group, KvPool, kv_pool
 from commtax.cost.tensors import stage_layers
 from commtax.question import Limits, Question
+from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
@@ -251,7 +252,7 @@ def cache_tokens(asked: Question) -> Number:
     table, where = np.unique(np.stack([*axes, legal], axis=-1), axis=0, return_inverse=True)
     held = np.zeros(len(table))
     groups = table[:, 0] * table[:, 1] if asked.engine.memory.reserve else 0 * table[:, 0]  # a reserve may grow with a copy's ranks
-    for pp, ranks in np.unique(np.stack([table[:, 1], groups], axis=-1)[table[:, 4] == 1], axis=0).astype(int).tolist():
+    for pp, ranks in different(np.stack([table[:, 1], groups], axis=-1)[table[:, 4] == 1], axis=0).astype(int).tolist():
         alike = (table[:, 1] == pp) & (groups == ranks) & (table[:, 4] == 1)
         tp, _, dp, ep, _ = table[alike].T
         one = replace(asked, plan=replace(plan, tp=tp, pp=pp, dp=dp, ep=ep))
@@ -285,7 +286,7 @@ def _of_stages(asked: Question, figure: Callable[[KvPool], Number], worst: Calla
     plan, size = asked.plan, asked.limits.block_size or asked.engine.memory.block_size
     many = np.asarray(plan.pp)
     found: Number = None
-    for pp in np.unique(many).astype(int).tolist():
+    for pp in different(many).astype(int).tolist():
         ranges = stage_layers(asked.model, pp, asked.engine.sends.odd_layers)
         pools = (kv_pool(asked.model, plan, ranges[s], size, asked.engine.states) for s in _different_stages(asked, pp))
         here = reduce(worst, map(figure, pools))

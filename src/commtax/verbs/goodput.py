@@ -1,9 +1,10 @@
 """Limits of each request's times, and how many requests keep to them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import inf, isfinite
 
+from commtax.records import dataclass
 from commtax.statement import Refusal
 from commtax.verbs.confidence import probability_of
 from commtax.verbs.loads import number

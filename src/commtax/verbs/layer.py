@@ -6,11 +6,11 @@ lies under the pass that hides it and the rest after that pass, so that the leng
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from commtax.cost.tensors import fullest_layers
 from commtax.ledger import PLACES, Line, Part
+from commtax.records import dataclass
 from commtax.verbs.billing import StepBill
 
 ENDS = ("tower", "head", "embedding", "loss", "stages", "update")

@@ -8,9 +8,7 @@ import numpy as np
 
 from commtax.catalog.distributions import lengths
 from commtax.question import Offered
-from commtax.sim.arrivals import read
-from commtax.sim.serving.fleet import ROUTERS
-from commtax.spec.stream import MOST_TOKENS, Lengths, Stream
+from commtax.spec.stream import MOST_TOKENS, ROUTERS, Lengths, Stream
 from commtax.statement import Refusal
 from commtax.units import parse_seconds
 from commtax.verbs.checking import positive
@@ -57,7 +55,11 @@ def _trace(given: Given) -> Stream:
     for name in DRAWN:
         if name in given:
             raise Refusal(f"{name}: the trace says when requests come and how long they are; leave one of them out", name)
-    return source if isinstance(source, Stream) else read(str(source))
+    if isinstance(source, Stream):
+        return source
+    from commtax.sim.arrivals import read  # not for those who have none
+
+    return read(str(source))
 
 
 def _check(given: Mapping[str, object], offered: Offered) -> None:

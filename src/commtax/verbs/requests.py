@@ -5,7 +5,7 @@ The engine's scheduler is simulated step by step, each step as long as the cost 
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from math import ceil, inf, isfinite, nan
@@ -17,6 +17,7 @@ from commtax.arrays import a_few_remembered
 from commtax.cost.surface import Surface, surface
 from commtax.ledger import Z80
 from commtax.question import Offered, Question
+from commtax.records import dataclass
 from commtax.sim.serving import figures
 from commtax.sim.serving.book import Rules
 from commtax.sim.serving.running import Fleet, Moves, Run, Workers, run
@@ -136,9 +137,7 @@ class Outcome:
         """The 80 % range: the figure with steps as short and as long as they may be."""
         value = self.statistic(name)
         low, same, high = (end.statistic(name) for end in self.ends)
-        if not same:
-            return value, value
-        return min(value, value * low / same), max(value, value * high / same)
+        return range_between(value, low, high, same)
 
     @property
     def mean_running(self) -> float:
@@ -213,6 +212,12 @@ class Outcome:
         return float(np.mean(kept & ((tpot <= tpot_s) | np.isnan(tpot)) & (self.columns["e2e_s"][seen] <= e2e_s)))
 
 
+def range_between(value: float, low: float, high: float, same: float | None = None) -> tuple[float, float]:
+    """The range of a figure by others with shorter and longer steps, and of as many requests as these where they are fewer."""
+    same = value if same is None else same
+    return (min(value, value * low / same), max(value, value * high / same)) if same else (value, value)
+
+
 def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000) -> float:
     """Requests/s that a fleet answers when there are always enough: the middle half of a run of all at once.
 
@@ -222,8 +227,9 @@ def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int 
     rules, workers = fleet.workers.rules, fleet.workers
     each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) + rules.states * rules.block
     at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
-    done = np.sort(run(_repeated(stream, min(20_000, max(least, int(5 * at_once)))), fleet, hit_rate).book.done_s)
-    quarter = len(done) // 4
+    count = min(20_000, max(least, int(5 * at_once)))
+    quarter = count // 4
+    done = np.sort(run(_repeated(stream, count), fleet, hit_rate, enough=count - quarter).book.done_s)  # those who are not, last
     return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
 
 
@@ -231,7 +237,7 @@ def serve(put: Question, watch: Callable[[Run], None] | None = None) -> Outcome:
     """The run of a question. Whoever watches may interrupt it, and has the requests that were answered until then."""
     asked = settled(put)
     stream = stream_of(asked)
-    fleet = fleet_of(asked, stream)
+    fleet = fleet_of(asked, longest_of(stream))
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
     notes = (*asked.notes, *stream.notes)
     return _answered(Outcome(asked, stream, fleet, ran, notes)) if ran.stopped else Outcome(asked, stream, fleet, ran, notes)
@@ -281,10 +287,14 @@ def _lengths(mean: object, spread: object) -> Lengths:
     return Lengths("uniform", mean, low, high) if high > low else Lengths("constant", mean)
 
 
-def fleet_of(asked: Question, stream: Stream) -> Fleet:
+def longest_of(stream: Stream) -> int:
+    """Tokens of the longest request."""
+    return int(np.max(stream.input_len + stream.output_len))
+
+
+def fleet_of(asked: Question, longest: int) -> Fleet:
     """The engines of a plan: ranks of attention data parallelism step together where experts are shared, else apart."""
     wanted = asked.requests
-    longest = int(np.max(stream.input_len + stream.output_len))
     workers = _workers(asked, longest)
     if not wanted.disaggregated:
         return Fleet(workers, asked.offered.router)
@@ -341,7 +351,7 @@ def steps_of(asked: Question, longest: int) -> Surface:
     """The table of a plan's steps; equal plans share one."""
     tokens, seqs = step_limits(asked)
     rows = tokens if asked.engine.serves.chunked else max(tokens, longest) + seqs
-    return _surface(asked.normal(), rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST)))))
+    return _surface(asked.normal().but(replicas=1), rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST)))))
 
 
 @a_few_remembered

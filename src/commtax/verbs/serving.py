@@ -1,7 +1,7 @@
 """Closed-loop serving: ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, ...)``."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -15,6 +15,7 @@ from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Z80, Bill
 from commtax.question import SPREAD, Question, Requests
+from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean

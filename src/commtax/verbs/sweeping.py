@@ -1,12 +1,12 @@
 """The same requests at several rates, or with several clients: where latency turns up."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from math import log, sqrt
 
 import numpy as np
 
 from commtax.question import Question
+from commtax.records import dataclass
 from commtax.statement import Refusal
 from commtax.verbs.goodput import Slo
 from commtax.verbs.loads import MOST_RATE

@@ -1,13 +1,14 @@
 """What fits to train: ``commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8)``."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import ClassVar, Literal, Unpack
 
 from commtax.cost import legality
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.question import Changes, Question
+from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.verbs import checking
 from commtax.verbs.asking import TrainedOptions, only, settled, unsettled

@@ -1,9 +1,10 @@
 """What readers of families share: the register of architectures, and the parts that most configs name alike."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from commtax.catalog.fields import Fields
+from commtax.records import dataclass
 from commtax.spec import Attention, Block, Experts, Extra, Mlp, Model
 
 Reader = Callable[[Fields], Model]

@@ -1,8 +1,9 @@
 """Vision towers: their tensors from a few dimensions, and the sections of configs that give those."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from commtax.catalog.fields import Fields
+from commtax.records import dataclass
 from commtax.spec import Tower, TowerTensor
 from commtax.statement import Note
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from commtax.cost.forms.form import TINY, Form, Parts, Table, moved_bytes
-from commtax.cost.kernel import Kernel
+from commtax.cost.kernel import Kernel, Seen
 
 HEAD_DIM, HEAD_OFFSET = 128.0, 150.0
 QUERY_TILE = 128.0  # queries of one block of a prompt
@@ -19,7 +19,7 @@ def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
     t = t0 + [ memory^p + blocks^p + serial^p + compute^p ]^(1/p) seconds, with blocks = tc batch kv_heads (d + 150)/278 and
     serial = kl ln(1 + length/kc) + kb ln(batch). Fitted on measured kernels (``catalog/kernels``).
     """
-    moved = moved_bytes(k.nbytes, k.kept, c) + k.batch * k.heads * k.head_dim * 4.0
+    moved = moved_bytes(k.nbytes, _seen(k).kept, c) + k.batch * k.heads * k.head_dim * 4.0
     memory = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps)
     blocks = c["tc"] * k.batch * k.kv_heads * ((k.head_dim + HEAD_OFFSET) / (HEAD_DIM + HEAD_OFFSET))
     serial = c["kl"] * np.log1p(k.length / c["kc"])
@@ -42,10 +42,15 @@ def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: fl
     edges = k.batch * k.length * c["c0"] * k.heads * 4.0 * k.head_dim  # tiles at the diagonal compute more than half
     byte_s = np.maximum(1 / (c["eb"] * bandwidth_Bps), c.get("tm", 0.0))
     work = (k.flops + edges) / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + k.nbytes * byte_s
-    keys = np.minimum(k.length + k.past, k.window + QUERY_TILE) if k.window else k.length + k.past
+    window = _seen(k).window
+    keys = np.minimum(k.length + k.past, window + QUERY_TILE) if window else k.length + k.past
     longest = c["tl"] * keys * (k.head_dim + HEAD_DIM) / (2 * HEAD_DIM)
     p = c["p"]
     return c["t0"], (work**p + longest**p + TINY) ** (1 / p)
+
+
+def _seen(k: Kernel) -> Seen:
+    return k.shape or Seen()
 
 
 def _by_head_dim(head_dim: int, c: Table, name: str) -> float:

@@ -1,11 +1,10 @@
 """Kernels that carry tokens to the ranks of their experts and back, as tables of single launches time them."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from commtax.cost.forms.form import Form, Parts, Table
 from commtax.cost.kernel import Kernel
+from commtax.records import dataclass
 from commtax.spec import Number
 
 SHARPNESS = 4.0  # of the turn from what multiprocessors copy to what the link carries

@@ -3,12 +3,11 @@
 Entries have one width for all heads of a group, so a kernel reads each once for many heads and is often bound by arithmetic.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from commtax.cost.forms.form import TINY, Form, Parts, Table
 from commtax.cost.kernel import Kernel
+from commtax.records import dataclass
 from commtax.spec import Number
 
 TILE_QUERIES = 128.0  # queries of one block of prefill

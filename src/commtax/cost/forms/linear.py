@@ -5,12 +5,11 @@ keep; what surely comes from memory (states of many sequences) is ``cold_bytes``
 tensor cores but by the multiprocessors' instructions, which scale from chip to chip as plain fp32 arithmetic does.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from commtax.cost.forms.form import ChipForm, Parts, Table, from_memory, norm, vector_flops_per_s
 from commtax.cost.kernel import Kernel
+from commtax.records import dataclass
 from commtax.spec import Chip, Number
 
 QUERY_TILE = 128.0

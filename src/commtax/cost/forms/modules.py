@@ -3,10 +3,9 @@
 A step pays its own small kernels (``small``) and an engine's host time instead; these forms answer tables of whole modules.
 """
 
-from dataclasses import dataclass
-
 from commtax.cost.forms.form import Form, Parts, Table
 from commtax.cost.kernel import Kernel
+from commtax.records import dataclass
 from commtax.spec import Number
 
 MODULES = tuple(f"{kind}-{phase}" for kind in ("mla", "dsa", "msa", "csa", "hca") for phase in ("context", "generation"))

@@ -6,11 +6,12 @@ A row is a field, its kind and the flag's spellings, the one that is written fir
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 
 from commtax.cost.schedules import SCHEDULES
 from commtax.files import table
+from commtax.records import dataclass
 from commtax.statement import Note, Refusal
 from commtax.units import parse_count, parse_fraction
 

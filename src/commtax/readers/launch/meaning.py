@@ -3,13 +3,14 @@
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from commtax.cost.schedules import Layout, virtual_layers
 from commtax.files import parse_json
 from commtax.readers import filled
 from commtax.readers.launch.flags import RULES, Reading, Value, dialect
+from commtax.records import dataclass
 from commtax.spec import OVERLAPPED
 from commtax.statement import Note, Refusal
 

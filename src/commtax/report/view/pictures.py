@@ -1,11 +1,12 @@
 """What the page draws beside a view: plans as points, each with the state that it is, and heat maps; also all of it in one file."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from commtax.planner.columns import Columns, ServingPlans, TrainColumns, TrainPlans, describe_kind
+from commtax.records import dataclass
 from commtax.report.documents import Named, Record, Value
 from commtax.report.pipelines import Pipeline, page_pipeline
 from commtax.report.planning import ServedPlans, TrainedPlans, plans_document

@@ -1,12 +1,13 @@
 """What an engine goes by, and the book of all requests: what each asks for and what becomes of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from math import nan
 from typing import Self
 
 import numpy as np
 
+from commtax.records import dataclass
 from commtax.spec.engine import Scheduling
 from commtax.spec.stream import Stream
 

@@ -8,7 +8,6 @@ from commtax.sim.serving.book import Book
 from commtax.sim.serving.replica import Replica
 
 ROUND_TRIP_S = 1e-6  # from an answer to the client's next request: an engine has begun its next step by then
-ROUTERS = ("round-robin", "least-loaded", "prefix")
 Route = Callable[[int, float], Replica]
 
 
@@ -28,8 +27,8 @@ class Clients:
             heappush(self.pending, (max(now + ROUND_TRIP_S, self.book.arrival_s[i]), i))
 
 
-def alone(replica: Replica, clients: Clients) -> None:
-    """One engine and its own clients: nobody else needs to be waited for."""
+def alone(replica: Replica, clients: Clients, enough: float = inf) -> None:
+    """One engine and its own clients: nobody else needs to be waited for. It answers all, or the first ``enough``."""
 
     def send(_: int = -1, now: float = -inf) -> None:
         if now > -inf:
@@ -40,8 +39,9 @@ def alone(replica: Replica, clients: Clients) -> None:
 
     if clients.cap < inf:
         replica.on_done = send
-    send()
-    replica.run()
+    replica.offer_all(sorted(clients.pending))
+    clients.pending = []
+    replica.run(enough=enough)
 
 
 def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], feedback: bool) -> None:
@@ -50,13 +50,15 @@ def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
     The engine that is furthest behind goes on, up to the next request and, where answers bring new requests, up to the
     next engine's clock.
     """
+    if not feedback:
+        _onwards(engines, clients, send)
+        return
     while True:
         now = clients.pending[0][0] if clients.pending else inf
         behind = min(engines, key=lambda engine: engine.clock)
         if behind.clock < now:
-            others = min((e.clock for e in engines if e is not behind), default=inf) if feedback else inf
-            until = min(now, max(others, nextafter(behind.clock, inf)))
-            (behind.go_on if feedback else behind.run)(until)
+            others = min((e.clock for e in engines if e is not behind), default=inf)
+            behind.go_on(min(now, max(others, nextafter(behind.clock, inf))))
         elif now < inf:
             _, i = heappop(clients.pending)
             send(i, now)
@@ -64,9 +66,24 @@ def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
             return
 
 
+def _onwards(engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None]) -> None:
+    """The same where answers bring nothing new: before each request all go on up to it, in any order."""
+    while clients.pending:
+        now = clients.pending[0][0]
+        for engine in engines:
+            if engine.clock < now:
+                engine.run(now)
+        now, i = heappop(clients.pending)
+        send(i, now)
+    for engine in engines:
+        engine.run()
+
+
 def router(kind: str, engines: Sequence[Replica]) -> Route:
     """Which engine a request goes to: each in turn, the one with the fewest requests, or the one that knows most of its prompt."""
     turn = -1
+    if len(engines) == 1:
+        return lambda _, __: engines[0]
 
     def in_turn(_: int, __: float) -> Replica:
         nonlocal turn
@@ -74,7 +91,12 @@ def router(kind: str, engines: Sequence[Replica]) -> Route:
         return engines[turn]
 
     def least(_: int, now: float) -> Replica:
-        return min(engines, key=lambda engine: engine.load(now))
+        chosen, fewest = engines[0], engines[0].load(now)
+        for engine in engines[1:]:
+            load = engine.load(now)
+            if load < fewest:
+                chosen, fewest = engine, load
+        return chosen
 
     def known(i: int, now: float) -> Replica:
         return min(engines, key=lambda engine: (-engine.knows(i), engine.load(now)))

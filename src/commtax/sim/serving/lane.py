@@ -40,6 +40,8 @@ class Lane:
         """
         rules = self.pool.rules
         thrown = not rules.prefill_first and self.secure(begin)
+        if not self.prompts and not self.pool.waiting:
+            return []
         room = rules.tokens - (0 if rules.prefill_first else self.seqs)
         chosen = self._begun(room)
         return chosen if thrown else self._let_in(chosen, room - sum(new for _, new, _ in chosen), begin)
@@ -59,18 +61,20 @@ class Lane:
     def _let_in(self, chosen: list[Chunk], room: int, begin: float) -> list[Chunk]:
         """Waiting requests in turn, as long as step, cache and engine have room for the first of them."""
         pool, rules = self.pool, self.pool.rules
-        while pool.waiting and room > 0 and pool.running < rules.seqs and len(chosen) < rules.prompts:
-            i = pool.waiting[0]
+        waiting, goal = pool.waiting, pool.book.goal
+        while waiting and room > 0 and pool.running < rules.seqs and len(chosen) < rules.prompts:
+            i = waiting[0]
             done = pool.cached_tokens(i)
-            new = pool.book.goal[i] - done
+            new = goal[i] - done
             if new > room and not rules.chunked and (chosen or new <= rules.tokens):
                 break
             if not pool.admit(i, self.taken):
                 break
-            pool.waiting.popleft()
+            waiting.popleft()
             self._start(i, done, begin)
             if new:
-                new = min(new, room) if rules.chunked else new
+                if new > room and rules.chunked:
+                    new = room
                 chosen.append((i, new, done))
                 room -= new
         return chosen
@@ -98,7 +102,7 @@ class Lane:
     def secure(self, begin: float) -> bool:
         """Take blocks for the next token of all that decode; where there are none, the youngest are thrown out. Whether any was."""
         thrown = False
-        while self.seqs and not self.fits(1):
+        while self.seqs and self.pool.free < 2 * self.seqs and not self.fits(1):
             self._throw_out(begin)
             thrown = True
         self._take(1)
@@ -110,6 +114,10 @@ class Lane:
         if steps == ahead or self.pool.rules.reserved or not self.seqs:
             return
         phases, block, step = self.phases, self.pool.rules.block, self.step + ahead
+        if steps - ahead == 1:
+            if grown := phases[-step % block]:
+                self.pool.grow(grown)
+            return
         whole, rest = divmod(steps - ahead, block)
         grown = whole * self.seqs
         for k in range(step, step + rest):
@@ -167,13 +175,15 @@ class Lane:
 
     def decoded(self, steps: int) -> list[int]:
         """All that decode have made so many tokens; returns who is done."""
-        self._take(steps)
+        if steps != self.taken:
+            self._take(steps)
         self.taken = 0
         self.step += steps
         self.cached += steps * self.seqs
-        done = []
-        while self.ends and self.ends[0][0] == self.step:
-            _, i = heappop(self.ends)
+        done: list[int] = []
+        ends, step = self.ends, self.step
+        while ends and ends[0][0] == step:
+            _, i = heappop(ends)
             self.pool.release(i, self._leave(i, 0))
             done.append(i)
         return done
@@ -181,6 +191,9 @@ class Lane:
     def prompted(self, chunks: list[Chunk]) -> list[int]:
         """The chunks are computed; returns the requests whose prompts are done, each with one token more."""
         book, self.taken = self.pool.book, 0
+        if len(chunks) == len(self.prompts) and all(past + new >= book.goal[i] for i, new, past in chunks):  # as most often
+            self.prompts = []
+            return [i for i, _, _ in chunks]
         progress = {i: past + new for i, new, past in chunks}
         ready = [i for i, done in progress.items() if done >= book.goal[i]]
         if ready or len(chunks) > 1 or self.prompts:

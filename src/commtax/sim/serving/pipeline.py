@@ -26,12 +26,13 @@ class Pipeline(Replica):
         self.busy = [0.0] * stages  # until when a stage works on batches that entered before
 
     def _step(self, begin: float, until: float) -> None:  # noqa: ARG002
-        turn = min(range(len(self.out)), key=self.out.__getitem__)
+        turn = self.out.index(begin)
         lane = self.lanes[turn]
         if self.batches[turn]:
             self._complete(turn, lane)
         self.seen = begin
-        self._arrive()
+        if self.next < len(self.times) and self.times[self.next] <= begin:
+            self._arrive()
         chunks = lane.form(begin)
         if not chunks and self.rules.prefill_first:
             lane.secure(begin)
@@ -44,10 +45,10 @@ class Pipeline(Replica):
     def _enter(self, turn: int, lane: Lane, chunks: list[Chunk], begin: float) -> None:
         """A batch goes through the stages, each as soon as the batches before it have left that."""
         each = (lane.seconds(chunks) if chunks else lane.pace()[0]) / len(self.lanes)
-        now = begin
-        for stage, busy in enumerate(self.busy):
-            now = max(now, busy) + each
-            self.busy[stage] = now
+        now, busy = begin, self.busy
+        for stage, until in enumerate(busy):
+            now = (now if now > until else until) + each
+            busy[stage] = now
         self.batches[turn], self.out[turn] = (chunks, begin, now - begin), begin + (now - begin)  # to the last bit when it ends
 
     def _complete(self, turn: int, lane: Lane) -> None:
@@ -63,9 +64,9 @@ class Pipeline(Replica):
 
     def _idle(self) -> None:
         """The next batch leaves, or a request comes and an empty lane takes it."""
-        empty = next((i for i, at in enumerate(self.out) if at == inf), None)
         pool = self.pools[0]
-        if empty is not None:
+        if inf in self.out:
+            empty = self.out.index(inf)
             if pool.waiting and pool.running < self.rules.seqs and pool.needed(pool.waiting[0], 1) <= pool.free:
                 self.out[empty] = self.clock
             elif self.next < len(self.times):

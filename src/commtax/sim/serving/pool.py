@@ -12,7 +12,7 @@ class Pool:
     Its states take the room of a fixed number of blocks more.
     """
 
-    __slots__ = ("book", "free", "prefixes", "rules", "running", "waiting")
+    __slots__ = ("book", "free", "plain", "prefixes", "rules", "running", "waiting")
 
     def __init__(self, rules: Rules, book: Book) -> None:
         self.rules, self.book = rules, book
@@ -20,10 +20,14 @@ class Pool:
         self.free = rules.blocks
         self.running = 0
         self.prefixes = Prefixes(max(1, book.prefix_block // rules.block)) if book.prefixes else None
+        self.plain = not book.prefixes and not book.hit_rate  # nothing is cached of a prompt that nobody has computed
 
     def cached_tokens(self, i: int) -> int:
         """Tokens of a waiting request that need not be computed: all where another worker has, else at most all but one."""
-        book, most = self.book, self.book.goal[i] - 1
+        book = self.book
+        if self.plain and not book.elsewhere[i]:
+            return 0
+        most = book.goal[i] - 1
         if self.computed_elsewhere(i):
             return most + 1
         if self.prefixes is None:
@@ -32,29 +36,37 @@ class Pool:
 
     def needed(self, i: int, ahead: int = 0) -> int:
         """Blocks that a request takes when it is admitted; one that decodes at once may have a token more by the step's end."""
+        more = ahead if ahead and self.computed_elsewhere(i) and not self.rules.reserved else 0
+        if self.prefixes is None:
+            return -(-(self._kept(i) + more) // self.rules.block) + self.rules.states
         ids = self._ids(i)
-        more = ahead if self.computed_elsewhere(i) and not self.rules.reserved else 0
-        return self._own_blocks(ids, self._kept(i) + more) + (self.prefixes.new_blocks(ids) if self.prefixes else 0)
+        return self._own_blocks(ids, self._kept(i) + more) + self.prefixes.new_blocks(ids)
 
     def admit(self, i: int, ahead: int = 0) -> bool:
         """Take the blocks of a request, where they are free."""
-        ids, needed = self._ids(i), self.needed(i, ahead)
+        book, rules = self.book, self.rules
+        if self.plain and not book.elsewhere[i] and not rules.reserved:  # most are: as below, but many times as fast
+            needed = -(-book.goal[i] // rules.block) + rules.states
+        else:
+            needed = self.needed(i, ahead)
         if needed > self.free:
             return False
         self.free -= needed
         self.running += 1
         if self.prefixes:
-            self.prefixes.hold(ids)
+            self.prefixes.hold(self._ids(i))
             self.prefixes.trim(self.free)
         return True
 
     def release(self, i: int, tokens: int) -> None:
         """Give back the blocks of a request that has so many tokens."""
-        ids = self._ids(i)
-        self.free += self._own_blocks(ids, self._kept(i) if self.rules.reserved else tokens)
+        tokens = self._kept(i) if self.rules.reserved else tokens
         self.running -= 1
-        if self.prefixes:
-            self.free += self.prefixes.leave(ids)
+        if self.prefixes is None:
+            self.free += -(-tokens // self.rules.block) + self.rules.states
+            return
+        ids = self._ids(i)
+        self.free += self._own_blocks(ids, tokens) + self.prefixes.leave(ids)
 
     def grow(self, blocks: int) -> None:
         self.free -= blocks
@@ -72,7 +84,7 @@ class Pool:
 
     def _own_blocks(self, ids: tuple[int, ...], tokens: int) -> int:
         """Blocks that no other request can share: of tokens and of states."""
-        own = -(-tokens // self.rules.block) - (len(ids) * self.prefixes.per_id if self.prefixes else 0)
+        own = -(-tokens // self.rules.block) - len(ids) * (self.prefixes.per_id if self.prefixes else 0)
         return max(0, own) + self.rules.states
 
     def _ids(self, i: int) -> tuple[int, ...]:

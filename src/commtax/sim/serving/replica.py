@@ -5,7 +5,7 @@ the longest. A pipeline (``pipeline.py``) has one a stage, which share queue and
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ class Replica:
         self.undecided = 0  # steps of decodes that pass before who waits is looked at again
         self.ready = False  # whether each rank has a prompt to compute …
         self.passed = 0  # … and steps of decodes since that changed, or since prompts were computed
-        self.log: list[Segment] = []
+        self.log: list[tuple[float, ...]] = []  # what a ``Segment`` has
         self.ended: list[float] = []  # when requests left
         self.on_done: Callable[[int, float], None] | None = None
 
@@ -68,6 +68,19 @@ class Replica:
         if self.clock == inf:
             self._idle()
 
+    def offer_all(self, requests: Iterable[tuple[float, int]]) -> None:
+        """Many, each at its time, before anything has run."""
+        book, number, door, door_s, way_s = self.book, self.number, self.door, self.rules.door_s, self.rules.way_s
+        for now, i in requests:
+            book.served_by[i] = number
+            book.sent_s[i] = now
+            door = (door if door > now else now) + door_s
+            self.times.append(door + way_s)
+            self.coming.append(i)
+        self.door = door
+        if self.times:
+            self._idle()
+
     def load(self, now: float) -> int:
         """Requests that were sent here and are not answered."""
         return len(self.coming) - bisect_right(self.ended, now)
@@ -77,10 +90,11 @@ class Replica:
         ids = self.book.prefixes[i] if self.book.prefixes else ()
         return max((pool.prefixes.match(ids) for pool in self.pools if pool.prefixes), default=0)
 
-    def run(self, until: float = inf) -> None:
-        """All steps that begin before ``until``."""
-        while self.clock < until:
-            self._step(self.clock, until)
+    def run(self, until: float = inf, enough: float = inf) -> None:
+        """All steps that begin before ``until``, or until so many requests are answered."""
+        step, ended = self._step, self.ended
+        while self.clock < until and len(ended) < enough:
+            step(self.clock, until)
 
     def go_on(self, until: float) -> None:
         """Steps up to the next answer, which may bring a request to another engine, or that begin before ``until``."""
@@ -97,7 +111,11 @@ class Replica:
         if self.undecided and self._decodes(begin, secured=False):
             self._decode(begin, until)
             return
-        self._arrive()
+        if self.next < len(self.times) and self.times[self.next] <= self.seen:
+            self._arrive()
+        if len(self.lanes) == 1:
+            self._step_alone(begin, until, self.lanes[0])
+            return
         if self._patience() and self._decodes(begin, secured=False):
             self._decode(begin, until)
             return
@@ -107,6 +125,23 @@ class Replica:
             self._mixed(begin, chunks)
         elif self._decodes(begin, secured=not self.rules.prefill_first):
             self._decode(begin, until)
+        else:
+            self._idle()
+
+    def _step_alone(self, begin: float, until: float, lane: Lane) -> None:
+        """The same of an engine with one lane."""
+        rules, chunks = self.rules, lane.form(begin)
+        self.undecided = rules.stint if rules.stint > 1 else 0
+        if chunks:
+            self.passed = 0
+            seconds = lane.seconds(chunks)
+            self._pass(begin, begin + seconds)
+            self.finish(0, lane, chunks, begin, seconds)
+            return
+        if rules.prefill_first:
+            lane.secure(begin)
+        if lane.seqs:
+            self._decode_alone(begin, until, lane)
         else:
             self._idle()
 
@@ -151,19 +186,28 @@ class Replica:
         if self.rules.prefill_first or not lane.seqs:
             lane.stalled = lane.stalled or lane.seqs
             lane.last_s = lane.last_s if lane.seqs else end
-            self._write(Segment(begin, 1, 0, seconds, 0.0, 0, 0.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
+            self.log.append((begin, 1, 0, seconds, 0.0, 0, 0.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
+            if self.rules.token_s:
+                self._stream(begin, 0)
         else:
             self._tokens(number, lane, (begin, end), 1, seconds, 0.0, tokens)
+        first_s, seen = self.book.first_s, end if end > self.streamed else self.streamed
         for i in lane.prompted(chunks):
-            self._token(i, end)
+            if first_s[i] != first_s[i]:  # not a number yet
+                first_s[i] = seen
+            else:
+                self._token_again(i, end)
             if not lane.join(i):
                 self._leave(i, end)
 
     def _decode(self, begin: float, until: float) -> None:
         """Steps of decodes alone, as many as pass before something changes."""
+        if len(self.lanes) == 1:
+            self._decode_alone(begin, until, self.lanes[0])
+            return
         working = [(number, lane) for number, lane in enumerate(self.lanes) if lane.seqs]
         paces = [lane.pace() for _, lane in working]
-        first, more, steps = paces[0] if len(paces) == 1 else longest(paces)
+        first, more, steps = longest(paces) if len(paces) > 1 else paces[0]
         steps = min(steps, self._undisturbed(begin, until, first, more))
         steps = min(lane.fits(steps) for _, lane in working)
         self.undecided = max(0, self.undecided - steps)
@@ -173,6 +217,16 @@ class Replica:
         for number, lane in working:
             self._tokens(number, lane, (begin, end), steps, first, more, 0)
 
+    def _decode_alone(self, begin: float, until: float, lane: Lane) -> None:
+        first, more, steps = lane.pace()
+        steps = lane.fits(min(steps, self._undisturbed(begin, until, first, more)))
+        if self.undecided:
+            self.undecided = max(0, self.undecided - steps)
+        self.passed += steps
+        end = begin + (steps * first + more * steps * (steps - 1) / 2)
+        self._pass(end - first - more * (steps - 1), end)
+        self._tokens(0, lane, (begin, end), steps, first, more, 0)
+
     def _undisturbed(self, begin: float, until: float, first: float, more: float) -> int:
         """Steps before a request comes that is let in at once or chooses a rank, or before ``until``.
 
@@ -181,7 +235,8 @@ class Replica:
         steps = 2**31 if until == inf else max(1, steps_in(until - begin, first, more))
         if self.undecided:  # nobody is let in before they have passed
             return min(steps, self.undecided)
-        steps = min(steps, self._patience() or steps)
+        if self.rules.patience:
+            steps = min(steps, self._patience() or steps)
         if self.next < len(self.times) and (len(self.pools) > 1 or not self.pools[0].waiting):
             apart = max(0.0, self.times[self.next] - begin)
             steps = min(steps, max(1, steps_in(apart, first, more) + self.rules.ahead))
@@ -194,25 +249,23 @@ class Replica:
     def _tokens(self, number: int, lane: Lane, time: Span, steps: int, first: float, more: float, tokens: int) -> None:
         """All that decode in a lane have got so many tokens, and who has got all leaves."""
         begin, end = time
-        stall, pool = begin - lane.last_s if lane.stalled else 0.0, lane.pool
-        facts = (lane.stalled, stall, tokens, len(pool.waiting), pool.free, number)
-        self._write(Segment(begin, steps, lane.seqs, first, more, *facts))
+        stalled, pool = lane.stalled, lane.pool
+        stall = begin - lane.last_s if stalled else 0.0
+        self.log.append((begin, steps, lane.seqs, first, more, stalled, stall, tokens, len(pool.waiting), pool.free, number))
+        if self.rules.token_s:
+            self._stream(begin, steps * lane.seqs)
         lane.last_s, lane.stalled = end, 0
         for i in lane.decoded(steps):
             self._leave(i, end)
 
-    def _write(self, segment: Segment) -> None:
-        self.log.append(segment)
-        if self.rules.token_s:
-            self.streamed = max(self.streamed, segment.begin_s) + segment.steps * segment.decodes * self.rules.token_s
+    def _stream(self, begin: float, tokens: int) -> None:
+        """The front end sends so many tokens of steps that begin then."""
+        self.streamed = max(self.streamed, begin) + tokens * self.rules.token_s
 
-    def _token(self, i: int, now: float) -> None:
-        """A prompt is done and made a token: a request's first, or the next of one that had been thrown out."""
-        book = self.book
-        if book.first_s[i] != book.first_s[i]:  # not a number yet
-            book.first_s[i] = max(now, self.streamed)
-        elif book.thrown[i]:
-            book.lost_s[i] += now
+    def _token_again(self, i: int, now: float) -> None:
+        """A prompt is done again and made the next token of a request that had been thrown out."""
+        if self.book.thrown[i]:
+            self.book.lost_s[i] += now
 
     def _leave(self, i: int, now: float) -> None:
         self.book.done_s[i] = seen = max(now, self.streamed)

@@ -1,12 +1,13 @@
 """A whole run: engines built from what a fleet is, all requests sent through them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from heapq import heappush
 from math import inf
 from typing import Self
 
 from commtax.cost.surface import Surface
+from commtax.records import dataclass
 from commtax.sim.serving.book import Book, Rules, book_of
 from commtax.sim.serving.fleet import Clients, alone, router, together
 from commtax.sim.serving.pipeline import Pipeline
@@ -78,8 +79,10 @@ class Run:
         return sum(len(engine.ended) for engine in self.engines)
 
 
-def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Run], None] | None = None) -> Run:
-    """Send a stream of requests through a fleet until all are answered.
+def run(
+    stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Run], None] | None = None, enough: float = inf
+) -> Run:
+    """Send a stream of requests through a fleet until all are answered, or, where nobody's answer hangs on others', ``enough``.
 
     ``watch`` is shown the run when it begins; whoever watches may interrupt it, and has what happened until then.
     """
@@ -87,7 +90,7 @@ def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Ru
     engines = fleet.workers.build(book)
     ran = Run(book, engines, fleet.prompts.build(book, len(engines)) if fleet.prompts else [])
     if watch is None:
-        _send(ran, fleet, stream)
+        _send(ran, fleet, stream, enough)
         return ran
     try:
         watch(ran)
@@ -97,7 +100,7 @@ def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Ru
     return ran
 
 
-def _send(ran: Run, fleet: Fleet, stream: Stream) -> None:
+def _send(ran: Run, fleet: Fleet, stream: Stream, enough: float = inf) -> None:
     book, engines, everyone = ran.book, ran.engines, range(len(stream))
     if fleet.prompts:
         _apart(book, fleet, ran.prompt_engines, engines, stream.in_flight)
@@ -106,7 +109,7 @@ def _send(ran: Run, fleet: Fleet, stream: Stream) -> None:
         for engine in engines:
             own = everyone[engine.number :: len(engines)]
             if own:
-                alone(engine, Clients(book, stream.in_flight, own))
+                alone(engine, Clients(book, stream.in_flight, own), enough if len(engines) == 1 else inf)
         return
     clients = Clients(book, stream.in_flight, everyone)
     route = router(fleet.router, engines)
@@ -145,7 +148,11 @@ def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replic
             engine.on_done = lambda _, now: clients.answered(now)
         together([*before, *engines], clients, send, feedback=True)
     else:
-        together(before, clients, send, feedback=False)
+        if fleet.router == "round-robin":  # each has its own share of requests
+            for place, engine in enumerate(before):
+                alone(engine, Clients(book, inf, range(place, len(book.arrival_s), len(before))))
+        else:
+            together(before, clients, send, feedback=False)
         clients.pending = wire.pending
         together(engines, clients, send, feedback=False)
 

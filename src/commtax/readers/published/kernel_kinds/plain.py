@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.cost.forms.form import from_memory
-from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, Seen
 from commtax.readers.published.kernel_kinds.kind import OUT_BYTES, Array, KernelKind, Sizes, Words
 from commtax.spec import DTYPE_BYTES, Chip, Number
 
@@ -35,7 +35,10 @@ def _products(words: Words, x: Sizes) -> Sequence[Kernel]:
 
 def repeated(kernel: Kernel, x: Sizes) -> Kernel:
     """Attention that a table times again and again: the cache it reads stays in the chip's where it fits."""
-    return replace(kernel, kept=kernel.nbytes - from_memory(kernel.nbytes, x["l2_bytes"])) if "l2_bytes" in x else kernel
+    if "l2_bytes" not in x:
+        return kernel
+    kept = kernel.nbytes - from_memory(kernel.nbytes, x["l2_bytes"])
+    return replace(kernel, shape=replace(kernel.shape or Seen(), kept=kept))
 
 
 def launches(source: str, x: Sizes) -> Sequence[Kernel]:
@@ -98,7 +101,7 @@ def attention(form: str, x: Sizes, dtype: str, stored: float) -> Kernel:
     moved = 2 * OUT_BYTES * length * heads + 2 * stored * (length + past) * kv_heads
     flops, nbytes = 4.0 * batch * heads * _pairs(x) * dim, batch * dim * moved
     plain = Kernel("prefill attention", "prefill", 1, flops, nbytes, dtype=dtype, batch=batch, heads=heads, kv_heads=kv_heads)
-    return replace(plain, head_dim=int(dim), length=length, past=past, window=int(np.max(x["window_size"])))
+    return replace(plain, head_dim=int(dim), length=length, past=past, shape=Seen(int(np.max(x["window_size"]))))
 
 
 def _keys(x: Sizes) -> Array:

@@ -1,0 +1,131 @@
+"""Data classes that write their methods when somebody calls them.
+
+``dataclasses`` compiles six methods of every class when its module is imported, a millisecond each: most of what a command
+would spend before its first figure. Here they are compiled at the first call, and most never are. Fields, slots, ``replace``,
+``fields`` and ``asdict`` are the standard library's own, and to a type checker this is its ``dataclass``.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+T = TypeVar("T")
+Method = Callable[..., Any]
+_IN = {"__builtins__": __builtins__, "object_set": object.__setattr__, "FACTORY": object()}
+"""What compiled methods may name."""
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
+else:
+
+    def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, kw_only=False):
+        """As ``dataclasses.dataclass``, of which these options are used here."""
+
+        def wrap(cls):
+            cls.__doc__ = cls.__doc__ or cls.__name__  # else its signature is looked for
+            own = set(cls.__dict__)
+            cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
+            for name, method in _methods(cls, frozen, slots, eq).items():
+                if name not in own or (name == "__hash__" and cls.__dict__.get(name) is None):
+                    setattr(cls, name, method)
+            return cls
+
+        return wrap if cls is None else wrap(cls)
+
+
+def _methods(cls: type, frozen: bool, slots: bool, eq: bool) -> dict[str, Method | None]:
+    """The methods that a class gets unless it has its own."""
+    write = _init_frozen if frozen else _init
+    methods: dict[str, Method | None] = {"__init__": _late(cls, "__init__", write), "__repr__": _late(cls, "__repr__", _repr)}
+    if eq:
+        methods["__eq__"] = _late(cls, "__eq__", _eq)
+        methods["__hash__"] = _late(cls, "__hash__", _hash) if frozen else None
+    if frozen:
+        methods |= {"__setattr__": _refuse_set, "__delattr__": _refuse_delete}
+    if frozen and slots:
+        methods |= {"__getstate__": _state, "__setstate__": _restore}
+    return methods
+
+
+def _late(cls: type, name: str, write: Callable[[type], str]) -> Method:
+    """A method that is compiled, and takes its own place, when it is called."""
+
+    def method(self: object, *args: object, **given: object) -> object:
+        made = dict[str, Method]()
+        exec(write(cls), _IN | {f"default_{f.name}": _default(f) for f in _fields(cls)}, made)
+        made[name].__qualname__, made[name].__module__ = f"{cls.__qualname__}.{name}", cls.__module__
+        setattr(cls, name, made[name])
+        return made[name](self, *args, **given)
+
+    method.__name__, method.__qualname__ = name, f"{cls.__qualname__}.{name}"
+    return method
+
+
+def _fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(cls)
+
+
+def _default(f: dataclasses.Field[Any]) -> object:
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory
+
+
+def _init(cls: type, assign: str = "self.{0} = {1}") -> str:
+    """Arguments in the order of the fields, those by keyword alone last."""
+    parts = [f for f in _fields(cls) if f.init]
+    named = [_argument(f) for f in parts if f.kw_only]
+    arguments = ", ".join(["self", *(_argument(f) for f in parts if not f.kw_only), *(["*"] if named else []), *named])
+    lines = [assign.format(f.name, _value(f)) for f in _fields(cls) if f.init or _default(f) is not dataclasses.MISSING]
+    lines += ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []
+    return "\n ".join([f"def __init__({arguments}):", *(lines or ["pass"])])
+
+
+def _init_frozen(cls: type) -> str:
+    return _init(cls, "object_set(self, {0!r}, {1})")
+
+
+def _argument(f: dataclasses.Field[Any]) -> str:
+    if f.default_factory is not dataclasses.MISSING:
+        return f"{f.name}=FACTORY"
+    return f.name if f.default is dataclasses.MISSING else f"{f.name}=default_{f.name}"
+
+
+def _value(f: dataclasses.Field[Any]) -> str:
+    if f.default_factory is dataclasses.MISSING:
+        return f.name if f.init else f"default_{f.name}"
+    return f"default_{f.name}() if {f.name} is FACTORY else {f.name}" if f.init else f"default_{f.name}()"
+
+
+def _repr(cls: type) -> str:
+    parts = ", ".join(f"{f.name}={{self.{f.name}!r}}" for f in _fields(cls) if f.repr)
+    return f"def __repr__(self):\n return f'{{self.__class__.__qualname__}}({parts})'"
+
+
+def _eq(cls: type) -> str:
+    mine, theirs = (_tuple([f.name for f in _fields(cls) if f.compare], whose) for whose in ("self", "other"))
+    return f"def __eq__(self, other):\n if other.__class__ is self.__class__:\n  return {mine} == {theirs}\n return NotImplemented"
+
+
+def _hash(cls: type) -> str:
+    names = [f.name for f in _fields(cls) if (f.compare if f.hash is None else f.hash)]
+    return f"def __hash__(self):\n return hash({_tuple(names, 'self')})"
+
+
+def _tuple(names: list[str], whose: str) -> str:
+    return f"({''.join(f'{whose}.{name},' for name in names)})"
+
+
+def _refuse_set(self: object, name: str, value: object) -> None:  # noqa: ARG001
+    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def _refuse_delete(self: object, name: str) -> None:  # noqa: ARG001
+    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+def _state(self: object) -> list[object]:
+    return [getattr(self, f.name) for f in _fields(type(self))]
+
+
+def _restore(self: object, state: list[object]) -> None:
+    for f, value in zip(_fields(type(self)), state, strict=True):
+        object.__setattr__(self, f.name, value)
