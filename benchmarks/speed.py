@@ -10,6 +10,7 @@ rack of 72 GPUs too, which takes minutes.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import resource
 import subprocess
@@ -117,15 +118,24 @@ def measured_s(checkout: Path, what: str) -> float:
 NUMPY = "import numpy"
 
 
+def _if_known(checkout: Path, what: str) -> float:
+    """Infinite where an older package has no such option."""
+    try:
+        return measured_s(checkout, what)
+    except subprocess.CalledProcessError:
+        return math.inf
+
+
 def beside(old: Path, repeats: int, racks: bool) -> None:
     """Each figure of this checkout, of the other one, and their ratio."""
     least = {}
     for what in (NUMPY, MILLION, BILL, PLAN, RATED, LIMITED, *([RACK] if racks else [])):
-        pairs = [(measured_s(HERE, what), measured_s(old, what)) for _ in range(repeats + 1)][1:]  # the first writes bytecode
+        pairs = [(measured_s(HERE, what), _if_known(old, what)) for _ in range(repeats + 1)][1:]  # the first writes bytecode
         now, then = (min(side) for side in zip(*pairs, strict=True))
         least[what] = now
         name = "a million steps" if what == MILLION else what
-        print(f"{name}: {now:.3f} s of CPU, {then:.3f} there: {now / then:.2f} of it", flush=True)
+        there = f"{then:.3f} there: {now / then:.2f} of it" if then < math.inf else "not known there"
+        print(f"{name}: {now:.3f} s of CPU, {there}", flush=True)
     print(f"bill over {NUMPY}: {least[BILL] / least[NUMPY]:.2f}")
 
 

@@ -37,12 +37,12 @@ def test_a_prompt_on_b200_pays_fp4_arithmetic_and_says_calibrated():
 @pytest.mark.parametrize("dtype", ["nvfp4", "int4", "mxfp4"])
 def test_unpacked_weights_are_assumed_and_as_wide_as_what_nobody_measured(dtype):
     plain, packed = (prefill(d, "h100-sxm", tp=4) for d in ("bf16", dtype))
-    assert kernels_s(packed) == pytest.approx(kernels_s(plain), rel=0.05)  # bf16 arithmetic
+    assert kernels_of_s(packed) == pytest.approx(kernels_of_s(plain), rel=0.05)  # bf16 arithmetic
     assert any("unpacked 4-bit" in line.source for line in packed.lines)
     assert packed.high_s / packed.step_s > plain.high_s / plain.step_s
 
 
-def kernels_s(bill):
+def kernels_of_s(bill):
     return sum(line.total_s for line in bill.lines if line.kind == "compute")
 
 

@@ -69,7 +69,7 @@ def test_what_is_simulated_is_no_surer_than_its_steps(chip, engine, model, tp, p
     workers = {"disaggregated": True, "prefill_workers": 1, "decode_workers": 1} if apart else {}
     place = f"2x8x{chip}"
     s = commtax.simulate(model, place, concurrency=clients, input_len=1000, output_len=200, kv_tokens=1e9, **sizes, **workers)
-    step = commtax.bill(model, place, batch=int(s.running), context=1099, **sizes)
+    step = commtax.bill(model, place, batch=max(1, int(np.ceil(s.running))), context=1099, **sizes)
     prompt = commtax.bill(model, place, phase="prefill", batch=1, context=1000, **sizes)
     alone = factor(prompt.low_s, prompt.high_s)
     least = min(factor(step.low_s, step.high_s), alone)  # a step of prompts has decodes beside them, which may be surer

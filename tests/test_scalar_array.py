@@ -22,6 +22,8 @@ from commtax.cost.crossing import Crossing
 from commtax.cost.forms.form import Table
 from commtax.cost.inventory import Tensor, inventory
 from commtax.cost.kernel import Kernel, Step
+from commtax.cost.network import Decoding, Flow, Prompting, Wire, flow, nodes_to
+from commtax.cost.network import Network as Stations
 from commtax.cost.placement import Span
 from commtax.cost.pricing import Terms
 from commtax.cost.serving import Load, Served, Steps
@@ -57,6 +59,11 @@ WORK = Workload(np.array([1, 5, 9]), np.array([100, 700, 9000]), np.array([0, 1,
 PLAN = Plan(tp=TP, pp=np.array([1, 2, 2]), dp=DP, ep=np.array([1, 2, 16]), microbatches=np.array([1, 4, 8]))
 KERNEL = step_kernels(MODEL, PLAN, WORK, WORK.rows, ENGINE)[0]
 
+STATIONS = Stations(
+    NUMBERS * 10, NUMBERS * 20, 0.01,
+    Prompting(NUMBERS, NUMBERS * 0.1, 0.05, NUMBERS * 1.0), Wire(NUMBERS * 0.01, NUMBERS * 0.01, NUMBERS * 0.02),
+    Decoding.of(NUMBERS, 1, 64.0, 0.01 + nodes_to(64.0) / 1000), 0.5,
+)  # fmt: skip
 # One sample for each type that a cost function takes; numbers inside are arrays of N.
 SAMPLES = {
     typing.Any: NUMBERS,
@@ -93,6 +100,8 @@ SAMPLES = {
     ),
     Steps: Steps(np.array([1e-3, 2e-3, 9e-3]), np.array([2e-3, 3e-2, 5e-2]), np.array([1, 2, 1])),
     Served: Served(*(NUMBERS * 0.1 * (i + 1) for i in range(9))),
+    Stations: STATIONS,
+    Flow: flow(STATIONS),
     tuple[Path, ...]: fabric("vllm", CLUSTER).paths["all-reduce"],
     Quant | None: None,
     Mixer | None: Mamba2(16, 64, 4, 128),
@@ -149,6 +158,7 @@ SCALAR = {
     ),
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
     *("widened", "num_launches", "choosing", "narrow_note"),
+    *("flow", "nodes_to"),  # looked for as well as is asked: tests/test_disaggregated.py
     *("tower_kernels", "tower_items"),  # of a model that has one: tests/test_pictures.py
     *("projections", "selector", "decode", "prefill", "attention", "trained", "head_products", "scans"),  # tests/test_latent.py
     *("read", "choose", "seen_in_decode", "prompt_sizes", "pairs", "entry_bytes"),  # of its kinds of attention
@@ -187,6 +197,10 @@ def at(value, i):
             "Load",
             "Steps",
             "Served",
+            "Prompting",
+            "Wire",
+            "Decoding",
+            "Flow",
             "Terms",
             "Step",
             "Item",

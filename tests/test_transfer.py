@@ -74,7 +74,9 @@ def test_no_range_is_narrower_than_at_home(asked, metric, mixture):
 
 def test_the_page_shows_the_figures_that_were_found():
     folds = {(fold.left_out, fold.models, fold.metric): fold for fold in abroad()}
-    lines = re.findall(r"^\| (nothing|engine|chip|family|publisher|file).*? \| (dense|mixtures) \| (.*) \|$", PAGE.read_text(), re.M)
+    lines = re.findall(
+        r"^\| (nothing|engine|chip|family|publisher|file).*? \| (dense|mixtures) \| (.*) \|$", PAGE.read_text(), re.M
+    )
     assert len(lines) == len(folds) / 2
     for left_out, models, figures in lines:
         shown = [float(cell.strip(" %")) for cell in figures.split("|")]

@@ -23,7 +23,7 @@ def toy_surface(base_s=1e-2, seq_s=1e-3, row_s=1e-4, context_s=1e-6, prompt_s=1e
     bent = np.array([0.0, LONGEST / 2, LONGEST * 6.0]) * context_s
     new, past = [1.0, 64.0, 512.0], [0.0, 128.0, 512.0]
     alone_s = base_s + seq_s * count
-    mixed = [[base_s + seq_s * samples + row_s * r for r in range(rows + 1)] for samples in (1, seqs + 1)]
+    mixed = np.array([[base_s + seq_s * samples + row_s * r for r in range(rows + 1)] for samples in (1, seqs + 1)])
     prompt = [[prompt_s * n * (p + n / 2) for n in new] for p in past]
     comm = np.zeros(seqs + 1), np.zeros(rows + 1)
     decode = count[:, None] * bent[None, :]

@@ -1,5 +1,6 @@
 """Where the program begins: nothing large is imported yet, so that an interrupt is answered from the first moment."""
 
+import atexit
 import gc
 import os
 import signal
@@ -11,6 +12,7 @@ GARBAGE = 200_000  # objects between looks for garbage: at the usual 700 a tenth
 def main() -> None:
     """Run a command line."""
     gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
+    atexit.register(gc.freeze)  # nor is it looked for at the end, when all memory is given back
     _open_streams()
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a job in the background ignores it
     if usual:

@@ -54,6 +54,7 @@ class WhatIf:
 
     eager: bool = False  # every kernel is launched by the host; in training, element-wise kernels are not fused
     ep_backend: str = ""  # how tokens reach their experts; "": the engine's own
+    sampling: str = "greedy"  # how the next token is chosen; "top-p": among the most likely, for which some engines sort all logits
     overlap: float = 0.0  # share of communication that a user supposes hidden
     slow_rank: float = 1.0  # the slowest rank's compute time over the others': all wait for it
     latency_scale: float = 1.0  # of every collective

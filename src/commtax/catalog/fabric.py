@@ -89,6 +89,7 @@ class Library:
     aliases: tuple[str, ...] = ()
     note: str = ""
     fallback: str = ""  # the library that does what this one does not
+    leaves_hosts: bool = False  # its own kernels serve the GPUs of a whole fast domain, not of one host only
     elsewhere: tuple[str, ...] = ()  # chips of measured families in hosts that it was not measured on
     kin: Mapping[str, str] = field(default_factory=dict)  # whose constants serve a generation, or a kind of link
     ops: tuple[str, ...] = OPS
@@ -186,7 +187,7 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
     if own:
         return _make(library(name), cluster, own, version)
     links = tuple((x.key, x.kind, x.switched, x.mesh, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
-    key = (name, cluster.chip.key, cluster.chip.family, cluster.gpus_per_host, *links)
+    key = (name, cluster.chip.key, cluster.chip.family, cluster.gpus_per_host, cluster.domain, *links)
     if key not in _MADE:
         _MADE[key] = _make(library(name), cluster, version=version)
     return _MADE[key]
@@ -293,8 +294,9 @@ def _all_paths(asked: Library, cluster: Cluster, measured: Measured, version: st
     turn = 0
     for one in asked.chain:
         paths = _paths(one, cluster, measured, version if one is asked else "")
-        if one is asked and asked.fallback:  # an engine's own kernels serve the GPUs of one host
-            paths = tuple(replace(p, max_ranks=cluster.gpus_per_host) for p in paths)
+        if one is asked and asked.fallback:  # an engine's own kernels serve the GPUs of one host, or of a rack
+            most = cluster.domain if asked.leaves_hosts else cluster.gpus_per_host
+            paths = tuple(replace(p, max_ranks=most) for p in paths)
         chained += tuple(replace(p, turn=p.turn + turn) for p in paths)
         turn += max((p.turn for p in paths), default=-1) + 1
     return chained

@@ -177,6 +177,7 @@ OPTIONS: Mapping[str, Option] = {
     "eager": Option("Step", bool, False, "Without CUDA graphs: no padding, every kernel launched."),
     "ep_backend": Option("Step", "NAME", "", BACKENDS),
     "imbalance": Option("Step", float, None, IMBALANCE),
+    "sampling": Option("Step", "NAME", "greedy", "greedy (default), or top-p: among the most likely tokens."),
     "slow_rank": Option("Step", float, 1.0, "The slowest rank's compute over the others': all wait for it."),
     "overlap": Option("Step", SHARE, 0.0, "What-if: this share of communication hides behind compute."),
     "library": Option("Step", "NAME", "", LIBRARIES),
@@ -260,7 +261,19 @@ AXES = (*SIZES[2:], "sequence_parallel", "dtype", "kv_dtype")
 LORA = ("lora_rank", "max_loras")
 COPIES = ("redundant_experts",)
 LAID = (*SIZES[:2], *AXES, "replicas")
-STEP = ("phase", "batch", "context", "speculative", "eager", "ep_backend", "imbalance", "slow_rank", "overlap", "library")
+STEP = (
+    "phase",
+    "batch",
+    "context",
+    "speculative",
+    "eager",
+    "ep_backend",
+    "imbalance",
+    "sampling",
+    "slow_rank",
+    "overlap",
+    "library",
+)
 PICTURES = ("images", "image_size", "tower")
 LIMITS = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
 TRAINED = tuple(name for name, option in OPTIONS.items() if option.group == "Training")

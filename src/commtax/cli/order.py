@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LENGTHS = ("input_len", "output_len")
 """Options that may be distributions: those are not the question's until it is known what they are drawn for."""
-SERVED_STEP = ("kv_dtype", "speculative", "images", "image_size", "tower", "overlap")
+SERVED_STEP = ("kv_dtype", "speculative", "images", "image_size", "tower", "overlap", "sampling")
 """Options that belong to a step of serving."""
 
 

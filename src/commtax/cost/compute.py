@@ -28,14 +28,33 @@ from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixe
 
 
 def step_kernels(
-    model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine, exchange: str = "", imbalance: float = 0.0
+    model: Model,
+    plan: Plan,
+    work: Workload,
+    rows: Number,
+    engine: Engine,
+    exchange: str = "",
+    imbalance: float = 0.0,
+    sorts: bool = False,
 ) -> list[Kernel]:
-    """Every kernel of one step, all pipeline stages in sequence; ``exchange`` and ``imbalance`` as in ``Step``."""
+    """Every kernel of one step, all pipeline stages in sequence; ``exchange`` and ``imbalance`` as in ``Step``.
+
+    ``sorts``: tokens are drawn from the most likely ones.
+    """
     step = Step(model, plan, work, rows, engine, exchange, imbalance)
     kernels = [*_layers(step), head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
     if engine.key != "torch":
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
+    if sorts and engine.kernels.sort_launches:
+        kernels.append(_sampler(step))
     return kernels
+
+
+def _sampler(s: Step) -> Kernel:
+    """Tokens drawn from the most likely ones by an engine that sorts the logits of each row: many passes over all of them."""
+    runs, logits = s.engine.kernels, s.work.samples * s.model.vocab
+    moved = logits * runs.sort_bytes / runs.sort_launches / DTYPE_BYTES[s.plan.activations_dtype]
+    return s.small("sampling", "head", "", runs.sort_launches, moved, fusable=False)
 
 
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine, training: bool = False) -> list[Kernel]:

@@ -310,7 +310,7 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
-    made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance)
+    made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p")
     kernels = [served_line(k, t) for k in made]
     pricer = Pricer(t)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)

@@ -303,8 +303,8 @@ def _rows(most: int) -> Array:
 def _contexts(terms: Terms, most: int) -> Array:
     """Mean contexts that are priced: finer than octaves, and where a window or a selector cuts."""
     cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]
-    found: Array = different([0.0, *_geometric(max(most, 2)), *(float(c) for c in cuts if 0 < c < most)])
-    return found
+    nodes: Array = different([0.0, *_geometric(max(most, 2)), *(float(c) for c in cuts if 0 < c < most)])
+    return nodes
 
 
 def _geometric(most: float) -> Array:

@@ -54,6 +54,7 @@ def _modes(q: Question) -> tuple[tuple[str, bool], ...]:
             ("eager", s.eager),
             (f"{q.speculative} drafted tokens", q.speculative > 0),
             (_pictures(q), q.pictures.images > 0),
+            ("tokens drawn by top-p", s.sampling == "top-p"),
             (f"slowest rank {s.slow_rank:g}x", s.slow_rank != 1),
             (f"what-if: {s.overlap:.0%} of communication hidden", s.overlap > 0),
         )

@@ -7,6 +7,7 @@ from commtax.report.serving import basis_words
 from commtax.report.tables import headline, notes, say, show_table
 from commtax.spec.stream import Lengths
 from commtax.units import format_seconds, plural
+from commtax.verbs.apart import prompter
 from commtax.verbs.asking import describe_gpus, describe_layout
 from commtax.verbs.goodput import NEEDED, UPPER, Slo
 from commtax.verbs.requests import Outcome
@@ -80,12 +81,11 @@ def _kept(o: Outcome, slo: Slo) -> str:
 
 def fleet_words(o: Outcome) -> str:
     """The GPUs in words; of both kinds of workers where there are two."""
-    ahead, plan = o.fleet.prompts, o.question.plan
-    if ahead is None:
+    plan, wanted = o.question.plan, o.question.requests
+    if o.fleet.prompts is None:
         return describe_gpus(plan)
-    tp = o.question.requests.prefill_tp or int(plan.tp)
-    decoders = o.question.requests.decode_workers or 1
-    return f"{o.num_gpus} GPUs = {ahead.count} x TP {tp} for prompts + {decoders} x {describe_layout(plan)} to decode"
+    prompts = f"{wanted.prefill_workers or 1} x {describe_layout(prompter(o.question).plan)} for prompts"
+    return f"{o.num_gpus} GPUs = {prompts} + {wanted.decode_workers or 1} x {describe_layout(plan)} to decode"
 
 
 def _asked(o: Outcome) -> str:

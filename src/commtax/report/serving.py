@@ -211,7 +211,7 @@ def _workers(s: Simulation) -> dict[str, object]:
     gpus = s.num_gpus if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else None
     room = s.apart.kv_tokens if np.isfinite(s.apart.kv_tokens) else None
     return {
-        "prompt_workers": {"workers": s.apart.workers, **facts(s.apart.plan, "tp", "pp", "ep"), "kv_tokens": room},
+        "prompt_workers": {"workers": s.apart.workers, **facts(s.apart.plan, "tp", "pp", "dp", "ep"), "kv_tokens": room},
         "decode_workers": s.apart.copies if np.ndim(s.apart.copies) == 0 else None,
         "gpus": gpus,
         "idle_gpus": None if gpus is None else s.question.cluster.num_gpus - gpus,

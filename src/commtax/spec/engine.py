@@ -41,6 +41,10 @@ class KernelHabits:
 
     small_kernels: float = 1.0  # share of a plain engine's small kernels that is left after fusing them into neighbours
     small_bytes: float = 1.0  # … and of their bytes: fused into products and all-reduces they read and write less
+    sort_launches: float = (
+        0.0  # element-wise launches as long as choosing among the most likely tokens by sorting; 0: it sorts none …
+    )
+    sort_bytes: float = 0.0  # … and the bytes that it moves, for each logit
     prefill_fp8: bool = False  # prompts attend in fp8 where the cache is kept in it
     head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
     routing_launches: float = 4.0  # of kernels around the experts of a layer: choose and sort, permute, activate, combine

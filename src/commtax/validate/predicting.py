@@ -60,7 +60,7 @@ def between_tokens(run: steps.Run, entries: Sequence[Entry]) -> list[Predicted]:
     """The step at a run's mean batch, with the prompts that the median step has."""
     sizes = {"tp": run.tp, "dp": run.dp, "ep": run.ep, "dtype": run.dtype, "kv_dtype": run.kv_dtype, "engine": run.engine}
     batch = max(1, round(run.batch / run.dp))
-    asked = settled(unsettled(run.model, run.cluster, {"batch": batch, "context": run.context, **sizes}))
+    asked = settled(unsettled(run.model, run.cluster, {"batch": batch, "context": run.context, "sampling": run.sampling, **sizes}))
     work = replace(asked.work, prefill_seqs=run.prompts, prefill_tokens=run.prompts * run.prompt_len)
     priced = inference_bill(terms_of(asked), work, batch)
     unfit = "" if holds_weights(asked) else UNFIT

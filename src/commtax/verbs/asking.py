@@ -80,6 +80,7 @@ class ServedOptions(LengthOptions, PictureOptions, total=False):
     speculative: int
     eager: bool
     ep_backend: str
+    sampling: str
 
 
 class TrainedOptions(LengthOptions, total=False):

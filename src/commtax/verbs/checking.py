@@ -20,6 +20,7 @@ CONVENTIONS = ("full", "causal")
 LOOKING = ("prefill", "mixed")
 """Phases that look at pictures."""
 MAX_PIXELS = 65_536  # of a picture's side
+SAMPLING = ("greedy", "top-p")
 FACTOR = "a factor of at least 1 is needed"
 
 
@@ -131,6 +132,8 @@ def check_step(q: Question) -> None:
         raise Refusal(f"speculative={q.speculative}: drafted tokens are checked in decode, not in {q.phase}", "speculative")
     if not 0 <= q.what_if.overlap <= 1:
         raise Refusal(f"overlap={q.what_if.overlap}: a fraction from 0 to 1 is needed", "overlap")
+    if q.what_if.sampling not in SAMPLING:
+        raise Refusal(f"sampling '{q.what_if.sampling}': greedy, or top-p", "sampling", SAMPLING)
     if q.what_if.flops not in CONVENTIONS:
         raise Refusal(f"flops '{q.what_if.flops}': full (all query-key pairs) or causal", "flops")
     _check_factors(q)

@@ -202,13 +202,12 @@ def _once(tp: int, dp: int, ep: int, name: str) -> tuple[int, int, int]:
 
 def _workers(row: Row) -> dict[str, int]:
     """Workers for prompts and for decoding; a run whose table does not say how many there are tells nothing.
-
-    A prompt worker whose attention ranks have requests of their own is one of as many GPUs, each with a part of every request.
     """
     counts = {f"{part}_workers": _size(row, f"{part}_num_workers", 0) for part in ("prefill", "decode")}
     if not all(counts.values()):
         raise Refusal("disaggregated: how many workers there are is not said", "decode_num_workers")
-    return {"disaggregated": True, "prefill_tp": _prompt_gpus(row), **counts}
+    ranks = {"prefill_tp": whole(row, "prefill_tp_size"), "prefill_dp": _size(row, "prefill_attention_dp_size", 1)}
+    return {"disaggregated": True, **ranks, **counts}
 
 
 def _prompt_gpus(row: Row) -> int:

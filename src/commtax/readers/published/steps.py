@@ -34,6 +34,7 @@ class Run:
     dtype: str
     kv_dtype: str
     prompts: int = 0  # of a replica
+    sampling: str = "top-p"  # as a model's generation_config.json says, which servers follow
     prompt_len: int = 1
 
 
@@ -74,6 +75,7 @@ def question(row: Row) -> Run:
         kv_dtype=kept(row),
         prompts=median_count(batch / sizes["dp"] / answer),
         prompt_len=prompt,
+        sampling="greedy" if model.key in names()["sampled_from_all"] else "top-p",
     )
 
 
