@@ -1,8 +1,8 @@
 """One line of a bill explained: for a terminal, and as a document."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from commtax.records import dataclass
 from commtax.report.documents import Named, filled, named
 from commtax.report.drawn import Console
 from commtax.report.tables import between, headline, notes, say, show_table
