@@ -58,8 +58,8 @@ def test_a_link_is_its_file(folder):
 
 
 def test_an_engine_of_known_habits_is_its_file(folder):
-    renamed(folder / "engines" / "sglang.toml", "sglang", "new-engine")
-    old, new = (commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4, engine=name) for name in ("sglang", "new-engine"))
+    renamed(folder / "engines" / "vllm.toml", "vllm", "new-engine")
+    old, new = (commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4, engine=name) for name in ("vllm", "new-engine"))
     assert old.step_s == new.step_s
 
 

@@ -115,7 +115,7 @@ def test_a_run_is_read_as_its_script_launched_it(clients, columns, steps):
 def test_recipes_have_a_source_and_say_what_can_be_asked():
     chosen_by = {"engine", "models", "chips", "tp", "pp", "dp", "ep", "isl", "osl", "from_clients", "from_dp", "since", "until"}
     chosen_by |= {"weights", "mode", "days", "database"}
-    said = {"kv_dtype", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"}
+    said = {"kv_dtype", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "ep_backend"}
     assert said <= set(get_type_hints(Run))
     for recipe in table("readers/published/recipes.toml")["recipe"]:
         assert recipe["source"]

@@ -9,12 +9,13 @@ import ast
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from commtax.catalog.effects import mechanism
 from commtax.files import Document, Json, table
+from commtax.records import dataclass
 
 LAW = (0.7, 1.4)
 """What effects that were fitted end to end may make of a kernel's time."""

@@ -9,12 +9,13 @@ exactly. Derivatives are taken along the imaginary axis (a complex step), which 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from commtax.cost.forms.form import DAMPED, RATES, SECONDS, Parts, Table
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import constants_of, formed
+from commtax.records import dataclass
 from commtax.spec import Chip, KernelConstants
 
 TINY_STEP, ALONE = 1e-30, 1e-30

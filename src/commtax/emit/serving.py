@@ -3,10 +3,11 @@
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from commtax.question import Question
 from commtax.readers.launch.flags import Value, dialect, spelled
+from commtax.records import dataclass
 from commtax.spec import Model, Plan
 from commtax.statement import Refusal
 

@@ -3,7 +3,7 @@
 Priced as ``commtax simulate --disaggregated`` prices one of them: the same network, with steps priced once for each degree of tp.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from commtax.cost.serving import Load, Steps, closed_loop, prompts_apart, runnin
 from commtax.planner.columns import NO_SERVING, Array, Columns, cached
 from commtax.planner.space import Space, beside
 from commtax.question import EVEN, Goal, Question
+from commtax.records import dataclass
 from commtax.spec import Cluster, Number
 from commtax.units import plural
 from commtax.verbs.apart import Apart, decoding_of, network_of, prompting_of

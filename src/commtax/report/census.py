@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from commtax.catalog.census import KINDS, LAW, Fitted, breakers, stood, totals
+from commtax.records import dataclass
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import notes, say, show_table
 

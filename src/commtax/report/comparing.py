@@ -1,9 +1,9 @@
 """Bills side by side, over ranges and of several plans: tables, heat maps, break-evens, CSV, JSON and pictures."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from commtax.records import dataclass
 from commtax.report.documents import Record, Row, facts
 from commtax.report.drawn import Console, Text
 from commtax.report.plots import no_formula, picture, style

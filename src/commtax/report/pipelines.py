@@ -1,12 +1,13 @@
 """A pipeline for a terminal (the grid), as a picture (SVG), as a document, and for the page (boxes)."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import numpy as np
 
 from commtax import napkin
 from commtax.cost.schedules import SCHEDULES
+from commtax.records import dataclass
 from commtax.report.documents import Record
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import notes, say, show_table

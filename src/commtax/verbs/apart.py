@@ -1,7 +1,5 @@
 """Prompts on workers of their own, as ``cost.network`` takes them: both kinds of workers, and the wire between them."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from commtax.arrays import pick
@@ -11,6 +9,7 @@ from commtax.cost.network import Decoding, Flow, Network, Prompting, Wire, nodes
 from commtax.cost.serving import Load
 from commtax.ledger import Bill
 from commtax.question import Question
+from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
 from commtax.verbs.asking import laid
 from commtax.verbs.checking import positive

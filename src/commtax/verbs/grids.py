@@ -1,11 +1,12 @@
 """TP against links and against batches around one priced step: every cell is the same question with something changed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from commtax import catalog
 from commtax.cost.legality import legal_values
 from commtax.question import Question
+from commtax.records import dataclass
 from commtax.spec import Cluster
 from commtax.statement import Refusal
 from commtax.verbs.billing import StepBill, price

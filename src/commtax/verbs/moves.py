@@ -7,13 +7,14 @@ that is legal is the move. Training keeps a full cluster full, and its global ba
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from commtax.cost.legality import codes
 from commtax.question import Question
+from commtax.records import dataclass
 from commtax.spec import AXES, SIZES
 from commtax.statement import Refusal
 from commtax.verbs.checking import check_kinds, check_lengths

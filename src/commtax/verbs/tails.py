@@ -15,10 +15,10 @@ engine was in:
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
+from commtax.records import dataclass
 from commtax.sim.serving import figures
 from commtax.sim.serving.figures import Array, Columns
 from commtax.verbs.requests import Outcome

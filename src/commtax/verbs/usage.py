@@ -1,10 +1,9 @@
 """What a fleet was busy with while it served: steps, batches, cache, communication."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from commtax.cost.surface import Surface
+from commtax.records import dataclass
 from commtax.sim.serving import figures
 from commtax.sim.serving.figures import Array, Columns
 from commtax.verbs.requests import Outcome

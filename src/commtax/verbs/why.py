@@ -5,12 +5,12 @@ to its seconds. Everything is asked of the functions that priced the line.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from commtax.cost.pricing import host_parts
 from commtax.ledger import Z80, Line
+from commtax.records import dataclass
 from commtax.statement import Refusal
 from commtax.verbs.asking import terms_of
 from commtax.verbs.billing import StepBill, by_cost

@@ -1,8 +1,9 @@
 """The shapes of an explanation: sizes, floor, constants, effects, parts and doubts of one line of a bill."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from commtax.records import dataclass
 from commtax.statement import Source
 
 NO_SOURCE = Source("")

@@ -5,7 +5,7 @@ import hashlib
 import inspect
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from commtax import __version__
+from commtax.records import dataclass
 from commtax.report.bills import PricedAnswer
 from commtax.report.documents import LEFT_OUT, Value
 from commtax.report.exact import FitAnswer

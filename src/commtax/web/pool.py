@@ -12,8 +12,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from commtax.records import dataclass
 from commtax.web.answering import Written
 from commtax.web.guard import problem
 from commtax.web.nursery import ASKED, LIMIT_S, TOLD

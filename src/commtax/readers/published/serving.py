@@ -201,8 +201,7 @@ def _once(tp: int, dp: int, ep: int, name: str) -> tuple[int, int, int]:
 
 
 def _workers(row: Row) -> dict[str, int]:
-    """Workers for prompts and for decoding; a run whose table does not say how many there are tells nothing.
-    """
+    """Workers for prompts and for decoding; a run whose table does not say how many there are tells nothing."""
     counts = {f"{part}_workers": _size(row, f"{part}_num_workers", 0) for part in ("prefill", "decode")}
     if not all(counts.values()):
         raise Refusal("disaggregated: how many workers there are is not said", "decode_num_workers")

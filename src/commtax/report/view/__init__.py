@@ -5,12 +5,12 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from commtax.emit import launch_command, nccl_command
 from commtax.emit.serving import SERVING
 from commtax.ledger import Line
 from commtax.question import Question
+from commtax.records import dataclass
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Value, filled
 from commtax.report.view.state import SHORT, State, arguments, config_text, shortened, written

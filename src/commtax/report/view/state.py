@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from commtax.cost.memory import RECOMPUTE
 from commtax.cost.schedules import DEFAULT, TRAINING
 from commtax.planner.serving import OBJECTIVES
 from commtax.question import PHASES, Question
+from commtax.records import dataclass
 from commtax.report.documents import Value
 from commtax.spec import DTYPE_BYTES, OVERLAPPED, PARALLEL, SIZES, Cluster, Model
 from commtax.statement import Refusal

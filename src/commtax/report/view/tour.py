@@ -1,6 +1,5 @@
 """What the page starts from: the catalogue's names, presets and the tour (``tour.toml``)."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from commtax import catalog
@@ -8,6 +7,7 @@ from commtax.catalog.models import bundled
 from commtax.cost.inventory import num_params
 from commtax.cost.schedules import TRAINING
 from commtax.files import table
+from commtax.records import dataclass
 from commtax.report.documents import LEFT_OUT, Value
 
 Keys = dict[str, Value]
