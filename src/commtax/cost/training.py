@@ -120,7 +120,7 @@ class Kernels:
         self.power: Factor = ("power_clock", power_clock(self.chip, table))
         # Hours of dense products draw the clock down, in each number format by its own share of single kernels' rates.
         found = ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
-        self.clocks = {kind: _clock(c, table["fused"]) for kind, c in found if c}
+        self.clocks = {kind: _clock(c, table.get("fused", 1.0)) for kind, c in found if c}
         self.clock = self.clocks["bf16"]
         self.least = t.engine.host.launch_s if t.settings.eager else 0.0
         self.sigma = widened(table["sigma"], self.constants.label)
