@@ -11,8 +11,9 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import pick, remembered
 from commtax.cost.memory import TrainMemory, training_memory
-from commtax.cost.placement import over_replicas, span
+from commtax.cost.placement import experts_reach, over_replicas, span
 from commtax.cost.pricing import Pricer, comm_line, inference_bill
+from commtax.cost.routed import busiest_rank
 from commtax.cost.traffic import inference, padded_rows
 from commtax.cost.train_kernels import recomputed_flops, step_flops
 from commtax.cost.train_traffic import training
@@ -207,9 +208,20 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
     if q.phase != "decode" and np.ndim(wanted) == 0 and wanted > most and q.engine.sends.graph_sizes:
         cut = f"{int(np.ceil(wanted / most))} chunks of {most:,}"
         yield Note("chunks", f"{q.engine.key} would run these {wanted:,.0f} tokens in {cut}; one step is priced")
+    yield from _spread_notes(q, rows)
     if q.speculative:
         most_tokens = f"up to {q.speculative + 1} times as many if every draft is accepted"
         yield Note("drafts", f"tokens/s count one token a sequence: {most_tokens}")
+
+
+def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:
+    """How unequally experts' ranks are loaded, where nobody set it."""
+    moe, plan = q.model.experts, q.plan
+    if moe is None or q.what_if.imbalance or np.ndim(rows) or np.ndim(plan.ep) or plan.ep <= 1:
+        return
+    tokens = rows * experts_reach(plan, q.engine)
+    load = float(busiest_rank(moe, tokens, plan.ep, q.engine.kernels.popularity, plan.redundant_experts))
+    yield Note("imbalance", f"busiest expert rank {load:.2f}x the mean, as routers were seen to choose (--imbalance)")
 
 
 def flight_notes(q: Question) -> Iterator[Note]:
