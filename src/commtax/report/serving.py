@@ -144,9 +144,10 @@ def basis_words(s: Simulation) -> str:
 def _without(levels: tuple[str, ...]) -> str:
     """What no published run had, and what that does to the ranges."""
     named = {"engine": "this engine", "chip": "this chip", "dtype": "this number format", "family": "this family of models"}
-    if not levels:
+    strange = [named[level] for level in levels if level in named]  # whoever asks is no publisher, which needs no words
+    if not strange:
         return " of its parts, not together"
-    said = " or ".join(named[level] for level in levels) + " with it" * ("engine" not in levels)
+    said = " or ".join(strange) + " with it" * ("engine" not in levels)
     return f", none of which had {said}: ranges as wide as errors were on such left out"
 
 
