@@ -8,10 +8,9 @@ function plainTable(titles, rows, numbers) {
   return el("div", { class: "scroll" }, el("table", null, el("thead", null, el("tr", null, titles.map((title, i) => cell("th", title, i)))), el("tbody", null, rows.map((row) => el("tr", null, row.map((text, i) => cell("td", text, i)))))));
 }
 
-function effectRows(effect) {
+function effectRow(effect) {
   const value = effect.kind === "host" ? seconds(effect.value) : String(Number(effect.value.toPrecision(4)));
-  const own = [effect.name, value, effect.on, effect.mechanism, effect.source];
-  return [own, ...effect.pooled.map((part) => [`of ${part.where}`, String(Number(part.factor.toPrecision(4))), "", part.mechanism, ""])];
+  return [effect.name, value, effect.on, effect.mechanism, effect.source];
 }
 
 function whyBox(why) {
@@ -22,7 +21,7 @@ function whyBox(why) {
     el("strong", null, why.heading),
     why.told.map((text) => el("p", null, text)),
     plainTable(["part", "what of one launch", "alone", "here", "share"], parts, [2, 3, 4]),
-    why.effects.length ? plainTable(["effect", "value", "on", "mechanism", "source"], why.effects.flatMap(effectRows), [1]) : null,
+    why.effects.length ? plainTable(["effect", "value", "on", "mechanism", "source"], why.effects.map(effectRow), [1]) : null,
     el("p", null, why.range),
     el("ul", { class: "quiet small" }, why.reasons.map((text) => el("li", null, text))),
   );
