@@ -47,7 +47,7 @@ def test_gpus_without_limits_follow_from_the_throughput_of_one():
 
 
 def test_what_is_listed_holds_and_its_growth_too():
-    answer = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=60, slo=SLO, headroom=0.1, **QUICK)
+    answer = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=50, slo=SLO, headroom=0.1, **QUICK)
     assert answer.plans
     for trial in answer.plans:
         q = trial.layout.question
