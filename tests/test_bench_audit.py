@@ -233,19 +233,20 @@ def audited(name):
 
 
 def test_a_published_run_on_eight_mi300x():
-    """DeepSeek-R1 at TP 8 with 128 clients: constants are assumed there, and still the steps come out within a tenth."""
+    """DeepSeek-R1 at TP 8 with 128 clients: kernels are assumed there, a third too fast, and the range says so."""
     found = {f.code: f for f in audited("vllm-serve-mi300x").findings}
     assert {found[code].verdict for code in ("ttft_mean", "tpot_mean", "output_tokens_per_s")} == {"unknown"}
-    for code in ("tpot_mean", "tpot_median", "e2el_mean", "requests_per_s", "output_tokens_per_s"):
-        assert abs(found[code].difference) < 0.1, code
+    for code in ("tpot_mean", "tpot_median", "e2el_mean"):
+        assert 0 < found[code].difference < 0.6, code
+    assert "80 % range" in found["tpot_mean"].reason
 
 
 def test_a_run_of_an_old_version_is_slower_than_predicted():
-    """vLLM of February 2025 on 8 H200, the day its MLA kernels came: 0.69 requests/s of what would now be 1.7."""
+    """vLLM of February 2025 on 8 H200, the day its MLA kernels came: 0.69 requests/s of what would now be 2.2."""
     section = audited("vllm-serve-in-a-terminal-pane")
     found = {f.item: f for f in section.findings}
     assert found["run 2: requests/s"].verdict == "disagree"
-    assert found["run 2: requests/s"].difference == pytest.approx(-0.58, abs=0.05)
+    assert found["run 2: requests/s"].difference == pytest.approx(-0.69, abs=0.05)
     assert "decode" in {cause.code for cause in section.causes}
 
 

@@ -138,7 +138,7 @@ def test_v3_is_launched_as_r1(system, engine, clients):
 
 def test_workers_have_their_gpus():
     asked = question(run(**APART))
-    assert (asked["prefill_tp"], asked["prefill_workers"], asked["decode_workers"]) == (8, 2, 1)
+    assert (asked["prefill_tp"], asked["prefill_dp"], asked["prefill_workers"], asked["decode_workers"]) == (1, 8, 2, 1)
     assert (asked["tp"], asked["dp"], asked["ep"], asked["concurrency"]) == (1, 32, 32, 2048)
     assert asked["cluster"].num_gpus == 48
     cut = question(run(**{**APART, "decode_moe_ep_size": "1", "decode_moe_tp_size": "32"}))
@@ -213,13 +213,13 @@ def test_rows_that_cannot_be_are_apart_by_rule(tmp_path):
 
 def test_a_decode_step_at_a_mean_batch(tmp_path):
     asked = steps.question(STEP)
-    assert (asked.batch, asked.context, asked.engine) == (32, 800, "vllm@0.11")
+    assert (asked.batch, asked.context, asked.engine) == (32, 1100, "vllm@0.11")
     spread = steps.question({**STEP, "model_path": "Qwen/Qwen3-235B-A22B-Thinking-2507", "gpus": "8", "ep": "8"})
     assert (spread.tp, spread.ep, spread.dp) == (8, 8, 1)
     with pytest.raises(ValueError, match="image-chat"):
         steps.question({**STEP, "task": "image-chat"})
     write(tmp_path / "energy.csv", [STEP])
     records = check(tmp_path).records
-    priced = bill("llama-3.1-8b", "8xh100-sxm", batch=32, context=800, engine="vllm@0.11")
+    priced = bill("llama-3.1-8b", "8xh100-sxm", batch=32, context=1100, engine="vllm@0.11", sampling="top-p")
     assert records.predicted[0] == pytest.approx(float(priced.step_s))
     assert (records.kind[0], records.publisher[0], records.where[0]) == ("itl", "ML.ENERGY", "dense")

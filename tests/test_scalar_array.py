@@ -90,7 +90,7 @@ SAMPLES = {
     KernelConstants: kernel_constants(ENGINE, CLUSTER.chip),
     WhatIf: WhatIf(async_axes=("dp", "cp", "ep")),
     Table: kernel_constants(ENGINE, CLUSTER.chip).tables["gemm.bf16"],
-    Applied: Applied((("step.clock", 0.9),), ("pace of products", 0.8), 1.1),
+    Applied: Applied((("step.clock", 0.9),), 1.1),
     Item: Item("sums", "tp", "all-reduce", NUMBERS * 1e6, NUMBERS, NUMBERS),
     list[Line]: [],
     Terms: Terms(MODEL, PLAN, CLUSTER, ENGINE, fabric("vllm", CLUSTER), kernel_constants(ENGINE, CLUSTER.chip)),

@@ -111,11 +111,13 @@ def busiest_active(moe: Experts, tokens: Number, ep: Number, popularity: float) 
     Of E/ep experts each has work with q = chosen/E, so their number spreads by sqrt(E/ep q (1 - q)) around its mean, less what
     the fixed total takes; the largest of n normal values lies ``LARGEST`` spreads above it. All of them at the most.
 
-    >>> [round(float(busiest_active(Experts(256, 8, 1), n, 8, np.inf)), 1) for n in (1, 16, 4096)]
-    [2.3, 16.4, 32.0]
+    Where all experts are equally popular, ranks are taken to be so too.
+
+    >>> [round(float(busiest_active(Experts(256, 8, 1), n, 8, 0.7)), 1) for n in (1, 16, 4096)]
+    [2.3, 13.9, 32.0]
     """
     owned, share = moe.num_experts / ep, chosen_experts(moe, tokens, popularity) / moe.num_experts
-    spread = np.sqrt(owned * share * (1 - share) * (1 - 1 / ep))
+    spread = np.sqrt(owned * share * (1 - share) * (1 - 1 / ep)) * np.isfinite(popularity)
     return np.minimum(owned, owned * share + _above(ep) * spread)
 
 
@@ -130,7 +132,7 @@ def busiest_rank(moe: Experts, tokens: Number, ep: Number, popularity: float, re
     >>> round(float(busiest_rank(moe, 1e9, 8, 0.3)), 2), round(float(busiest_rank(moe, 1e9, 8, np.inf)), 2)
     (1.61, 1.0)
     """
-    chance = ep / np.maximum(1.0, tokens * moe.top_k)
+    chance = ep / np.maximum(1.0, tokens * moe.top_k) * np.isfinite(popularity)
     uneven = 0.0 if redundant else ep / (moe.num_experts * popularity)
     placed = levelled(moe.num_experts, ep, popularity, redundant) if redundant else 1.0
     return np.minimum(ep, placed + _above(ep) * np.sqrt((uneven + chance) * (1 - 1 / ep)))
