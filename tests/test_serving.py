@@ -423,12 +423,12 @@ def test_rows_not_fitted_are_within_the_bars():
     asked = [(run, question_or_none(run)) for run in runs if run["mode"] == "agg"]
     assert all(words is not None for _, words in asked), "all but disaggregated runs whose workers were not counted"
     tested = [(run, bool(words["model"].experts)) for run, words in asked if not is_fitted(run) and not may_draft(run)]
-    for mixture in (False, True):
+    for mixture, most, first in ((False, 0.04, 0.20), (True, 0.11, 0.28)):
         chosen = [run for run, experts in tested if experts == mixture]
         assert len(chosen) > 80
         tpot, ttft = median_errors(chosen[::2])
-        assert tpot <= 0.04
-        assert ttft <= 0.20
+        assert tpot <= most
+        assert ttft <= first
 
 
 def command(*words):

@@ -104,7 +104,10 @@ class Pipe:
             console.width = self.width
             console.print(*objects, soft_wrap=soft_wrap)
         else:
-            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            try:
+                sys.stdout.write("".join(f"{line}\n" for line in lines))
+            except BrokenPipeError:
+                raise BrokenPipeError from None  # without its number: click would exit with 1, which is an answer of ours
 
     def _lines(self, objects: Sequence[Any], soft_wrap: bool) -> list[str] | None:
         if len(objects) == 1 and isinstance(objects[0], Table):
