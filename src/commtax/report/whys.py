@@ -9,7 +9,7 @@ from commtax.report.tables import between, headline, notes, say, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.why import Why
-from commtax.verbs.why_parts import Effect, Explanation, Floor, Part, PricedBy, Range, Sizes, Way
+from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, Range, Sizes, TimePart, Way
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class WhyDocument(Named):
     priced_by: PricedBy | None
     way: Way | None
     effects: tuple[Effect, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[TimePart, ...]
     each_s: float
     total_s: float
     hidden_s: float
@@ -57,7 +57,7 @@ class WhyView:
     heading: str
     told: tuple[str, ...]
     each_s: float
-    parts: tuple[Part, ...]
+    parts: tuple[TimePart, ...]
     effects: tuple[Effect, ...]
     range: str
     reasons: tuple[str, ...]
@@ -139,7 +139,7 @@ def _priced(p: PricedBy) -> Iterator[str]:
     yield "  " + ", ".join(f"{name} {value:.4g}" for name, value in p.constants.items())
 
 
-def _part_cells(part: Part, w: Why) -> tuple[str, ...]:
+def _part_cells(part: TimePart, w: Why) -> tuple[str, ...]:
     alone = format_seconds(part.alone_s) if part.alone_s is not None else ""
     return part.name, part.what, alone, format_seconds(part.seconds), f"{part.seconds / w.each_s:.1%}" if w.each_s else ""
 

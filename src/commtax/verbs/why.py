@@ -16,7 +16,7 @@ from commtax.verbs.asking import terms_of
 from commtax.verbs.billing import StepBill, by_cost
 from commtax.verbs.why_effects import engine_effect
 from commtax.verbs.why_kernels import explained_kernel
-from commtax.verbs.why_parts import Explanation, Part, Range
+from commtax.verbs.why_parts import Explanation, Range, TimePart
 from commtax.verbs.why_sent import explained_collective
 
 MOST_LISTED = 24
@@ -105,7 +105,7 @@ def _host(b: StepBill, x: Line) -> Explanation:
         parts = host_parts([line for line in b.lines if line.kind != "host"], q.work, terms_of(q))
     spent = {name: float(value) for name, value in parts.items() if float(value)}
     effects = tuple(engine_effect(q, name) for name in spent)
-    shown = tuple(Part(one.name, one.mechanism, spent[one.name]) for one in effects)
+    shown = tuple(TimePart(one.name, one.mechanism, spent[one.name]) for one in effects)
     doubt = f"{x.source.kind}: standard deviation of the logarithm of this engine's host time"
     return Explanation(parts=shown, effects=effects, source=x.source, doubts=(doubt,))
 
@@ -116,7 +116,7 @@ def _bubble(b: StepBill, x: Line) -> Explanation:
     shape = {"pp": float(plan.pp), "microbatches": float(plan.microbatches), "chunks": float(plan.chunks)}
     words = f"stages idle while the schedule {plan.schedule} fills and drains: by the seconds of a microbatch in a stage"
     doubts = ("by definition: as sure as the lines that a stage is made of",)
-    return Explanation(shape=shape, parts=(Part("idle", words, float(x.moving_s)),), source=x.source, doubts=doubts)
+    return Explanation(shape=shape, parts=(TimePart("idle", words, float(x.moving_s)),), source=x.source, doubts=doubts)
 
 
 EXPLAINED = {"compute": explained_kernel, "comm": explained_collective, "host": _host, "bubble": _bubble}

@@ -27,7 +27,7 @@ from commtax.spec import KernelHabits, TrainingHabits
 from commtax.verbs.asking import terms_of
 from commtax.verbs.billing import StepBill
 from commtax.verbs.why_effects import engine_effect, factor_effects
-from commtax.verbs.why_parts import Effect, Explanation, Floor, Part, PricedBy
+from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, TimePart
 
 SIZED = {"gemm": ("m", "n", "k"), "attention": ("batch", "heads", "kv_heads", "head_dim", "length", "past")}
 """Sizes of a kernel that its own record holds, of products and of attention."""
@@ -62,16 +62,16 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
     )
 
 
-def _parts(k: Kernel, charged: Kernel, t: Terms, a: Applied) -> Iterator[Part]:
+def _parts(k: Kernel, charged: Kernel, t: Terms, a: Applied) -> Iterator[TimePart]:
     """Each carrier's seconds inside the step, of the kernel whose form is charged, and what floors add to them."""
     chip, left, slower = t.cluster.chip, 1 - float(k.fused), a.slow_rank
     fixed = moving = 0.0
     for term in terms(charged, chip, t.constants, a.rate):
         own = term.fixed_s * left * slower, term.moving_s * slower
         fixed, moving = fixed + own[0], moving + own[1]
-        yield Part(term.name, CARRIERS[term.name], sum(own), term.alone_s * slower)
+        yield TimePart(term.name, CARRIERS[term.name], sum(own), term.alone_s * slower)
     if (lacking := a.launch_s * a.slow_rank - fixed - moving) > 0:
-        yield Part("launch_s", "without graphs a kernel takes at least its launch", lacking)
+        yield TimePart("launch_s", "without graphs a kernel takes at least its launch", lacking)
 
 
 def _shape(k: Kernel) -> dict[str, float | str]:

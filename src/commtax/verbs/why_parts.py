@@ -11,7 +11,7 @@ Sizes = Mapping[str, float | str]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TimePart:
     """Seconds of one launch that one cause takes. Parts add up; alone a cause may take longer, since causes overlap."""
 
     name: str
@@ -87,7 +87,7 @@ class Range:
 class Explanation:
     """Of one launch of a line; parts sum to its seconds."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TimePart, ...]
     shape: Sizes = field(default_factory=dict)
     nbytes: float = 0.0
     flops: float = 0.0

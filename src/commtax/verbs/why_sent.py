@@ -19,7 +19,7 @@ from commtax.spec import Fabric, Path
 from commtax.verbs.asking import terms_of
 from commtax.verbs.billing import StepBill
 from commtax.verbs.why_effects import factor_effects
-from commtax.verbs.why_parts import Explanation, Floor, Part, PricedBy, Way
+from commtax.verbs.why_parts import Explanation, Floor, PricedBy, TimePart, Way
 
 CONSTANTS = ("bandwidth_Bps", "launch_s", "hop_s", "extra_s", "each_s", "sqrt_s", "copied", "wire_share", "mesh")
 ACROSS = ("efficiency", "norm", "hops", "pipelining", "eager_s")
@@ -53,14 +53,14 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
     )
 
 
-def _parts(x: Line, chosen: Choice, fabric: Fabric, pricer: Pricer, settings: WhatIf, crosses: bool) -> Iterator[Part]:
+def _parts(x: Line, chosen: Choice, fabric: Fabric, pricer: Pricer, settings: WhatIf, crosses: bool) -> Iterator[TimePart]:
     latency, wire = (float(s) for s in scaled_s(x.item, chosen, pricer.terms.engine, settings))
-    yield Part("latency", "launch, hops and what fills a pipeline: the same for any size", latency, float(chosen.latency_s))
-    yield Part("wire", "bytes at the rate that the path reaches", wire, float(chosen.wire_s))
+    yield TimePart("latency", "launch, hops and what fills a pipeline: the same for any size", latency, float(chosen.latency_s))
+    yield TimePart("wire", "bytes at the rate that the path reaches", wire, float(chosen.wire_s))
     if settings.eager and float(x.item.ranks) > 1:
         floor = float(launched_s(fabric, latency, wire, crosses)) - latency
         if floor:
-            yield Part("launch", "launched from Python, alone: no less than a launch, and across hosts threads wake", floor)
+            yield TimePart("launch", "launched from Python, alone: no less than a launch, and across hosts threads wake", floor)
 
 
 def _floor(x: Line, pricer: Pricer) -> Floor:
