@@ -276,7 +276,8 @@ def ground(put: Question) -> Question:
 
 def over(q: Question, c: Columns) -> Array:
     """A plan's time over its limit, as surely as is wanted, of the limit that it keeps worst: good plans have at most 1."""
-    return np.maximum(c.sure_ttft_s / q.goal.ttft_s, c.sure_tpot_s / q.goal.tpot_s)
+    with np.errstate(over="ignore"):  # limits of next to nothing are missed by more than a number holds
+        return np.maximum(c.sure_ttft_s / q.goal.ttft_s, c.sure_tpot_s / q.goal.tpot_s)
 
 
 def request_s(q: Question, c: Columns) -> Array:
