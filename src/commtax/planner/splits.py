@@ -258,7 +258,8 @@ def _priced(of: Copies, rows: Rows, loads: Array, free: Free | None) -> dict[str
     ttft, tpot = served.ttft_s, served.tpot_s
     times = {"ttft_s": ttft, "tpot_s": tpot, "sure_ttft_s": ttft * of.sure_ttft[kind], "sure_tpot_s": tpot * of.longer[batch]}
     request_s = ttft + (of.load.output_len - 1) * tpot
-    over = np.maximum(times["sure_ttft_s"] / q.goal.ttft_s, times["sure_tpot_s"] / q.goal.tpot_s)
+    with np.errstate(over="ignore"):  # as in ``columns.over``
+        over = np.maximum(times["sure_ttft_s"] / q.goal.ttft_s, times["sure_tpot_s"] / q.goal.tpot_s)
     open_ = (crowding(net, passed) <= BUSY) | (loads == 1)
     priced = {
         "replicas": copies,
