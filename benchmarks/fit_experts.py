@@ -30,6 +30,7 @@ CHIPS = ("a100_sxm", "h100_sxm", "l40s", "b200_sxm", "b300_sxm", "gb200", "b60")
 TAILS = ("moe", "wideep_moe", "wideep_context_moe", "wideep_generation_moe")
 USUAL = {("hopper", "vllm", "fp8"): "experts_triton"}  # of one rank; with several vLLM runs another
 ALONE = ("xe2",)  # families that other vendors' kernels tell nothing of, nor theirs of others
+ONE_KERNEL = (("vllm", "experts_marlin"),)  # unpacks any 4-bit weights: each format alone was timed with one number of experts
 STANDS_FOR = ("experts_cutlass", "nvfp4")  # what engines run on 4-bit floats where tensor cores have no memory of their own
 START = {"t0": 2e-5, "te": 5e-9, "eb": 0.8, "ep": 0.6, "ew": 0.5, "ec": 0.3, "local": 2.0, "remote": 0.3, "p": 2.0}
 TILES = tuple({"tile_m": m, "tile_n": n} for m, n in product((64.0, 128.0, 256.0), (64.0, 128.0)))
@@ -183,12 +184,13 @@ def tables(rows: list[Sample], say: Callable[[str], None] = lambda _: None) -> T
         by[s.chip.family, s.engine, s.form, s.store].append(s)
     usual = usual_forms(by)
     for (family, engine, form, store), chosen in sorted(by.items()):
-        named = "experts" if usual[family, engine, store] == form else form
-        add(family, f"engine.{engine}.{named}", store, chosen)
+        named = "experts" if usual.get((family, engine, store)) == form else form
+        alike = [s for key, some in by.items() if key[:3] == (family, engine, form) for s in some]
+        add(family, f"engine.{engine}.{named}", store, alike if (engine, form) in ONE_KERNEL else chosen)
     pools: dict[tuple[str, str, str], list[Sample]] = defaultdict(list)
     for (family, engine, form, store), chosen in by.items():
         moved = [replace(s, elsewhere=True) for s in chosen]
-        if usual[family, engine, store] == form and not exchanged(form):
+        if usual.get((family, engine, store)) == form:
             pools[family, "experts", store] += chosen
             pools["generic", "experts", store] += moved if family not in ALONE else []
         if form != "experts":
@@ -201,10 +203,14 @@ def tables(rows: list[Sample], say: Callable[[str], None] = lambda _: None) -> T
 
 
 def usual_forms(by: dict[tuple[str, str, str, str], list[Sample]]) -> dict[tuple[str, str, str], str]:
-    """Which implementation stands for what an engine runs on a family: the one with the most rows of whole layers."""
+    """Which implementation stands for what an engine runs on a family: the one with the most rows of whole layers.
+
+    None where all rows are of kernels between two exchanges: they are no layer of an engine whose experts stay on their ranks.
+    """
     counts: dict[tuple[str, str, str], dict[str, int]] = defaultdict(dict)
     for (family, engine, form, store), chosen in by.items():
-        counts[family, engine, store][form] = 0 if exchanged(form) else size(chosen)
+        if not exchanged(form):
+            counts[family, engine, store][form] = size(chosen)
     return {key: USUAL.get(key) or max(forms, key=lambda f: forms[f]) for key, forms in counts.items()}
 
 

@@ -25,11 +25,12 @@ def routed(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
     if not s.engine.kernels.fused_experts:
         yield from _grouped(s, _sizes(s, f), count, f.bias)
         return
-    apart = np.asarray(bool(s.exchange) & over_replicas(s.plan, s.engine))
+    sizes, behind = _sizes(s, f), s.engine.kernels.experts_apart or s.exchange
+    apart = np.asarray(bool(behind) & over_replicas(s.plan, s.engine))
     if not np.all(apart):
-        yield from _fused(s, _sizes(s, f), pick(apart, 0, count), "")
+        yield from _fused(s, sizes, pick(apart, 0, count), "")
     if np.any(apart):
-        yield from _fused(s, _arrived(_sizes(s, f)), pick(apart, count, 0), s.exchange)
+        yield from _fused(s, _arrived(sizes) if s.exchange else sizes, pick(apart, count, 0), behind)
 
 
 def _sizes(s: Step, f: Experts) -> Routed:

@@ -59,6 +59,7 @@ class KernelHabits:
     )
     fp8_rate: float = 1.0  # arithmetic of fp8 products against tables of single kernels: quantised by neighbours, tuned by shape …
     fp4_rate: float = 1.0  # … and of 4-bit ones
+    experts_apart: str = ""  # the experts' implementation where attention runs in replicas; "": as the exchange asks
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
 
     def experts_backend(self, architecture: str, stored: str) -> str:

@@ -28,7 +28,7 @@ FULL_CLIENTS = 2048  # of each replica of a server that is full: more than any e
 UNCOUNTED = ("", "inf", "max", "saturated", "unlimited")
 RATES = ("throughput", "total-rate", "input-rate", "request-rate")
 _CLIENTS = re.compile(r"silicon_concurrency=(\d+)")
-HABITS = ("ahead", "steps_per_decision", "batch_wait")
+HABITS = ("ahead", "steps_per_decision", "batch_wait", "experts_by")
 """Of an engine, that a launch command sets."""
 
 
