@@ -1,8 +1,8 @@
 """Fit what whole published runs teach: ``python benchmarks/fit_serving.py DATA [--write]``.
 
 DATA is a folder with ``serving_runs*.csv`` and ``ml_energy.csv``. Kernels and collectives have constants from tables of their own;
-runs teach times of the host (a common value times effects of engine, version, publisher and, to the first token, of mixtures) and
-one shape of the router's choices, never a kernel's time. All are natural logarithms, drawn towards none by a prior. Damped
+runs teach times of the host (a common value times effects of engine, version, publisher and, to the first token, of mixtures),
+never a kernel's time. All are natural logarithms, drawn towards none by a prior. Damped
 Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it strays (Cauchy). Half of the runs are fitted
 (``commtax.readers.published.serving.may_fit``), the others test; runs that may have drafted tokens, do not fit or beat the
 hardware do neither. A prediction knows no publisher.
@@ -55,9 +55,7 @@ SCALES = {"tpot": 0.04, "ttft": 0.15}  # errors far above these hardly count
 METRICS = tuple(SCALES)
 FEW = 10  # runs that make a group
 HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq", "request_s", "prompt_s")
-ROUTER = "popularity"
-FIELDS = (*HOST, ROUTER)
-COMMON = {"host_s": 3e-4, "host_s_per_doubling": 3e-5, "host_s_per_seq": 5e-6, "request_s": 1.5e-2, "prompt_s": 3e-3, ROUTER: 0.7}
+COMMON = {"host_s": 3e-4, "host_s_per_doubling": 3e-5, "host_s_per_seq": 5e-6, "request_s": 1.5e-2, "prompt_s": 3e-3}
 """Where each constant starts from, before its common effect."""
 Level = tuple[str, ...]
 
@@ -94,7 +92,7 @@ def groups(folder: Path) -> list[Group]:
             continue
         if not asked.get("disaggregated"):
             engine = asked["engine"]
-            serves = (engine.serves.steps_per_decision, engine.serves.batch_wait, engine.serves.ahead)
+            serves = (engine.serves.steps_per_decision, engine.serves.batch_wait, engine.serves.ahead, str(engine.kernels.experts_by))
             rest = tuple((k, str(v)) for k, v in sorted(asked.items()) if k not in (*ARRAYS, "engine", "model", "cluster"))
             key = (engine.key, engine.version, *serves, asked["model"].key, asked["cluster"].key, file_of(row), rest)
             parts[key].append((row, asked))
@@ -197,8 +195,6 @@ def _impossible(engine: Engine, words: Mapping[str, Any], arrays: Mapping[str, A
 def levels(group: Group, field: str) -> list[Level]:
     """The effects that a constant of a group is made of."""
     s = group.setting
-    if field == ROUTER:
-        return [(field, "all")]
     own: list[Level] = [(field, "all"), (field, "e", s.engine), (field, "ev", s.engine, group.version)]
     own += [(field, "x", "mixtures")] if group.mixture and field in ("request_s", "prompt_s") else []
     return [*own, (field, "p", group.names["publisher"])] if field in ("host_s", "request_s") else own
@@ -212,7 +208,6 @@ WIDTHS: dict[tuple[str, str], float] = {
         "host_s_per_seq": {"all": 0.3, "e": 0.5, "ev": 0.2},
         "prompt_s": {"all": 0.3, "e": 0.4, "ev": 0.2, "x": 1.0},
         "request_s": {"all": 2.0, "e": 0.5, "ev": 1.5, "p": 0.5, "x": 1.0},
-        ROUTER: {"all": 0.2},
     }.items()
     for level, width in levels.items()
 }
@@ -228,7 +223,7 @@ class Pool:
 
     def __init__(self, members: Sequence[Group]) -> None:
         self.groups = members
-        every = (level for group in members for field in FIELDS for level in levels(group, field))
+        every = (level for group in members for field in HOST for level in levels(group, field))
         self.index: dict[Level, int] = {level: i for i, level in enumerate(dict.fromkeys(every))}
         of = np.concatenate([np.full(len(METRICS) * len(g.weights), i) for i, g in enumerate(members)])
         self.group_of = of
@@ -241,7 +236,7 @@ class Pool:
 
     def logs(self, group: Group, x: Any, stranger: bool = False) -> dict[str, float]:
         """Logarithms of a group's constants; to a ``stranger`` who measured is not known."""
-        known = {f: [level for level in levels(group, f) if not (stranger and level[1] == "p")] for f in FIELDS}
+        known = {f: [level for level in levels(group, f) if not (stranger and level[1] == "p")] for f in HOST}
         return {field: float(sum(x[self.index[level]] for level in mine)) for field, mine in known.items()}
 
     def errors(self, group: Group, logs: Mapping[str, float]) -> Any:
@@ -262,9 +257,9 @@ class Pool:
             logs = self.logs(group, x)
             here = self.errors(group, logs)
             matrix = np.zeros((len(here), len(self.index)))
-            for field in FIELDS:
+            for field in HOST:
                 mine = [self.index[level] for level in levels(group, field)]
-                if mine and (group.mixture or field != ROUTER):
+                if mine:
                     there = self.errors(group, {**logs, field: logs[field] + step})
                     matrix[:, mine] += ((there - here) / step)[:, None]
             errors.append(here)

@@ -29,13 +29,18 @@ class Setting:
     dtype: str  # of weights
     family: str  # the architecture that a config names
     unpacked: bool = False  # the chip has no arithmetic for the format
+    gpu: tuple[str, float] = ("", 0.0)  # its compute capability and memory bandwidth: B200's GPU in a GB200 is the same one
     publisher: str = ""  # who measures; "": somebody whose runs nobody has seen
 
     @classmethod
     def of(cls, engine: Engine, chip: Chip, model: Model, dtype: str = "", publisher: str = "") -> "Setting":
         stored = dtype or (model.quant.dtype if model.quant else model.dtype)
         dtype = "bf16" if stored in ("fp16", "fp32") else stored
-        return cls(engine.key, chip.key, dtype, model.architecture, unpacks(chip, dtype), publisher)
+        return cls(engine.key, chip.key, dtype, model.architecture, unpacks(chip, dtype), gpu(chip), publisher)
+
+
+def gpu(chip: Chip) -> tuple[str, float]:
+    return chip.compute_capability, chip.memory_Bps
 
 
 def unpacks(chip: Chip, dtype: str) -> bool:
@@ -55,8 +60,8 @@ def fitted_runs() -> Sequence[Mapping[str, str]]:
 
 
 def _shares(run: Mapping[str, str], setting: Setting, level: str) -> bool:
-    """Whether a run had the same of a level; a number format also multiplied in the same way."""
-    same = run[level] == getattr(setting, level)
+    """Whether a run had the same of a level: of chips the same GPU, of number formats also multiplied in the same way."""
+    same = run[level] == getattr(setting, level) or (level == "chip" and gpu(chip_of(run["chip"])) == setting.gpu)
     return same and (level != "dtype" or unpacks(chip_of(run["chip"]), run["dtype"]) == setting.unpacked)
 
 
