@@ -92,7 +92,12 @@ def groups(folder: Path) -> list[Group]:
             continue
         if not asked.get("disaggregated"):
             engine = asked["engine"]
-            serves = (engine.serves.steps_per_decision, engine.serves.batch_wait, engine.serves.ahead, str(engine.kernels.experts_by))
+            serves = (
+                engine.serves.steps_per_decision,
+                engine.serves.batch_wait,
+                engine.serves.ahead,
+                str(engine.kernels.experts_by),
+            )
             rest = tuple((k, str(v)) for k, v in sorted(asked.items()) if k not in (*ARRAYS, "engine", "model", "cluster"))
             key = (engine.key, engine.version, *serves, asked["model"].key, asked["cluster"].key, file_of(row), rest)
             parts[key].append((row, asked))

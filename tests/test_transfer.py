@@ -31,6 +31,17 @@ def setting(run):
     return Setting.of(*names, run["dtype"], run["publisher"])
 
 
+def without(asked, *levels):
+    """A setting of which nobody ran these levels."""
+    return replace(asked, **dict.fromkeys(levels, "nobody"), **({"gpu": ("", 0.0)} if "chip" in levels else {}))
+
+
+@pytest.mark.parametrize(("chip", "known"), [("gb200", True), ("h200-sxm", True), ("a100-80-sxm", False)])
+def test_the_same_gpu_in_another_host_is_no_other_chip(chip, known):
+    asked = Setting.of(catalog.engine("trtllm"), catalog.chip(chip), catalog.model("deepseek-r1"), "fp8")
+    assert ("chip" not in unseen(asked)) == known
+
+
 def test_who_asks_is_nobody_whose_runs_were_seen():
     for run in fitted_runs():
         known = setting(run)
@@ -58,9 +69,9 @@ def test_a_range_grows_with_all_that_no_run_had(metric, mixture):
         assert sigma(home, metric, mixture) == pytest.approx(seen)
         for count in range(len(WIDENING)):
             for strange in combinations(WIDENING, count):
-                less = replace(home, **dict.fromkeys(strange, "nobody"))
+                less = without(home, *strange)
                 for level in set(WIDENING) - set(strange):
-                    more = replace(less, **{level: "nobody"})
+                    more = without(less, level)
                     assert set(unseen(more)) == {*strange, level}
                     assert sigma(more, metric, mixture) > sigma(less, metric, mixture) >= seen
 
