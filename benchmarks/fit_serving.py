@@ -92,12 +92,8 @@ def groups(folder: Path) -> list[Group]:
             continue
         if not asked.get("disaggregated"):
             engine = asked["engine"]
-            serves = (
-                engine.serves.steps_per_decision,
-                engine.serves.batch_wait,
-                engine.serves.ahead,
-                str(engine.kernels.experts_by),
-            )
+            runs = engine.serves
+            serves = runs.steps_per_decision, runs.batch_wait, runs.ahead, str(engine.kernels.experts_by)
             rest = tuple((k, str(v)) for k, v in sorted(asked.items()) if k not in (*ARRAYS, "engine", "model", "cluster"))
             key = (engine.key, engine.version, *serves, asked["model"].key, asked["cluster"].key, file_of(row), rest)
             parts[key].append((row, asked))
@@ -219,10 +215,6 @@ WIDTHS: dict[tuple[str, str], float] = {
 """Standard deviations of the priors, by constant and level."""
 
 
-def width(level: Level) -> float:
-    return WIDTHS[level[0], level[1]]
-
-
 class Pool:
     """All groups, the effects they have, and the fit."""
 
@@ -273,7 +265,7 @@ class Pool:
 
     @property
     def precision(self) -> Any:
-        return np.array([width(level) ** -2 for level in self.index])
+        return np.array([WIDTHS[level[0], level[1]] ** -2 for level in self.index])
 
     def loss(self, errors: Any, x: Any) -> float:
         strayed = np.log1p((np.nan_to_num(errors) / self.scale) ** 2)

@@ -52,7 +52,8 @@ def launched(row: Row, is_of: Mapping[str, object], clients: int, dp: int) -> di
         ]
         fits += [value >= one[key] for key, value in least.items() if key in one]
         if all(fits) and month <= one.get("until", "9999"):
-            found |= {key: value for key, value in one.items() if key not in (*is_of, *least, "until", "source")}
+            told = {key: value for key, value in one.items() if key not in (*is_of, *least, "until", "source")}
+            found |= {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
     return found
 
 

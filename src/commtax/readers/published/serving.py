@@ -49,10 +49,7 @@ def question(row: Row) -> Run:
     launch = {"kv_dtype": kept(row), **recipe(row, sizes)}
     for said in ("drafts", "spread_experts", "dp_attention"):
         launch.pop(said, None)
-    habits = {name: launch.pop(name) for name in HABITS if name in launch}
-    engine = catalog.engine(_engine(row)).but(
-        **{name: tuple(one) if isinstance(one, list) else one for name, one in habits.items()}
-    )
+    engine = catalog.engine(_engine(row)).but(**{name: launch.pop(name) for name in HABITS if name in launch})
     lengths = {"input_len": max(1, round(inputs)), "output_len": max(2, round(outputs))}
     load = {"concurrency": clients, "num_prompts": PROMPTS_PER_CLIENT * clients, "spread": spread, **lengths}
     place = {"model": model, "cluster": cluster, "engine": engine, **sizes, "dtype": dtype, **launch}
