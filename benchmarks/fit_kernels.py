@@ -52,7 +52,7 @@ LIKE = {"fp8-block": "fp8", "int4": "bf16", "int8": "bf16", "fp8-kv": "bf16", "f
 SCALE, CLEARLY = 0.015, 0.03
 TAILS = {"gemm": "gemm", "prefill": "context_attention", "decode": "generation_attention"}
 MOST = 6000  # rows of one fit
-FIXED = ("tile", "pack")  # of a kernel's code
+FIXED = ("tile_q", "pack")  # of a kernel's code
 AT_MOST_1 = re.compile(r"^e[bp]\d*$")
 
 
@@ -209,7 +209,7 @@ def main(arguments: list[str]) -> None:
         own = tomllib.loads((FOLDER / f"{name}.toml").read_text())
         for form, tail in TAILS.items():
             for kind in ("bf16", "fp8", "nvfp4"):
-                if kind not in own.get(form, {}) or (form == "prefill" and kind == "fp8"):
+                if kind not in own.get(form, {}):
                     continue
                 rows = Rows(Path(arguments[0]) / f"{tables}_{tail}.csv.gz", form, kind, chip)
                 if not len(rows.records):

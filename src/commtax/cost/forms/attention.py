@@ -42,7 +42,7 @@ def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: fl
     758 GB/s are a third of its memory, and on L40S, with 2.3 times the cycles, the same kernels fill its 864 GB/s. Fitted on
     measured kernels (``catalog/kernels``).
     """
-    if "tile" in c:
+    if "tile_q" in c:
         return tiled_prefill(k, c, bandwidth_Bps, flops_per_s)
     edges = k.batch * k.length * c["c0"] * k.heads * 4.0 * k.head_dim  # tiles at the diagonal compute more than half
     byte_s = np.maximum(1 / (c["eb"] * bandwidth_Bps), c.get("tm", 0.0))
@@ -67,13 +67,13 @@ def tiled_prefill(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float)
 
 
 def _tiles(k: Kernel, c: Table) -> tuple[Number, Number]:
-    """Tokens of a tile, and blocks of a sequence; ``pack``: query heads that share keys lie in one tile, of 16, 64 or ``tile`` rows
-    by how many there are (FlashInfer)."""
+    """Tokens of a tile, and blocks of a sequence; ``pack``: query heads that share keys lie in one tile, of 16, 64 or ``tile_q``
+    rows by how many there are (FlashInfer)."""
     if not c.get("pack"):
-        return c["tile"], np.ceil(k.length / c["tile"]) * k.heads
+        return c["tile_q"], np.ceil(k.length / c["tile_q"]) * k.heads
     group = k.heads / np.maximum(k.kv_heads, TINY)
     rows = k.length * group
-    tile = np.where(rows > PACKED_ROWS[1], c["tile"], np.where(rows > PACKED_ROWS[0], PACKED_ROWS[1], PACKED_ROWS[0]))
+    tile = np.where(rows > PACKED_ROWS[1], c["tile_q"], np.where(rows > PACKED_ROWS[0], PACKED_ROWS[1], PACKED_ROWS[0]))
     return tile / group, np.ceil(rows / tile) * k.kv_heads
 
 
