@@ -33,6 +33,8 @@ ALONE = ("xe2",)  # families that other vendors' kernels tell nothing of, nor th
 ONE_KERNEL = (("vllm", "experts_marlin"),)  # unpacks any 4-bit weights: each format alone was timed with one number of experts
 STANDS_FOR = ("experts_cutlass", "nvfp4")  # what engines run on 4-bit floats where tensor cores have no memory of their own
 START = {"t0": 2e-5, "te": 5e-9, "eb": 0.8, "ep": 0.6, "ew": 0.5, "ec": 0.3, "local": 2.0, "remote": 0.3, "p": 2.0}
+BLOCK = {"tb": 1e-9}  # where each block takes a time of its own: of families whose tensor cores are fed asynchronously
+BLOCKED = ("hopper", "blackwell")
 TILES = tuple({"tile_m": m, "tile_n": n} for m, n in product((64.0, 128.0, 256.0), (64.0, 128.0)))
 JUMPS = tuple({**tile, "jump": 1.0} for tile in TILES if tile["tile_m"] == 64)
 SCALE, MOST_P = 0.05, 8.0
@@ -109,9 +111,12 @@ def solve(rows: list[Sample], tile: dict[str, float], start: dict[str, float]) -
     low = np.array([np.log({"p": 1.0}.get(n, 0.01) / start[n]) if n in ("eb", "ep", "ew", "ec", "p") else -8.0 for n in names])
     weight = np.concatenate([np.full(len(s.parts[True][1]), min(1.0, MOST / size(rows))) for s in rows])
 
+    def at(z: Any) -> dict[str, float]:
+        table = dict(zip(names, (first * np.exp(z)).tolist(), strict=True))
+        return {**table, "local": max(table["local"], table["remote"])}  # what is computed here is moved as often at least
+
     def logs(z: Any) -> Any:
-        table = {**dict(zip(names, (first * np.exp(z)).tolist(), strict=True)), **tile}
-        return np.concatenate([s.logs(table, True) for s in rows])
+        return np.concatenate([s.logs({**at(z), **tile}, True) for s in rows])
 
     z, damping = np.zeros(len(names)), 1e-2
     r = logs(z)
@@ -129,8 +134,7 @@ def solve(rows: list[Sample], tile: dict[str, float], start: dict[str, float]) -
             damping *= 4
         if done:
             break
-    found = dict(zip(names, (first * np.exp(z)).tolist(), strict=True))
-    return {**{n: float(f"{v:.4g}") for n, v in found.items()}, **tile}, float(np.median(np.abs(np.expm1(r))))
+    return {**{n: float(f"{v:.4g}") for n, v in at(z).items()}, **tile}, float(np.median(np.abs(np.expm1(r))))
 
 
 def size(rows: list[Sample]) -> int:
@@ -157,10 +161,11 @@ def shorter(s: Sample, share: float) -> Sample:
 def fit(rows: list[Sample]) -> dict[str, float]:
     """The best of all tiles; a jump between two of them where a compiler's usual settings do so."""
     few = thinned(rows)
+    start = START | (BLOCK if all(s.chip.family in BLOCKED for s in rows) else {})
     tiles = (*TILES, *(JUMPS if any(s.form in ("experts", "experts_triton") for s in rows) else ()))
     best: tuple[dict[str, float], float] = ({}, np.inf)
     for tile in tiles:
-        found = solve(few, tile, START)
+        found = solve(few, tile, start)
         best = found if found[1] < 0.985 * best[1] else best
     return best[0]
 
@@ -187,6 +192,9 @@ def tables(rows: list[Sample], say: Callable[[str], None] = lambda _: None) -> T
         named = "experts" if usual.get((family, engine, store)) == form else form
         alike = [s for key, some in by.items() if key[:3] == (family, engine, form) for s in some]
         add(family, f"engine.{engine}.{named}", store, alike if (engine, form) in ONE_KERNEL else chosen)
+        kin = [s for key, some in by.items() if (key[0], *key[2:]) == (family, form, store) and key[1] != engine for s in some]
+        if not spread(chosen) and spread(kin) and store in made[family][f"engine.{engine}.{named}"]:
+            made[family][f"engine.{engine}.{named}"][store]["remote"] = fit(kin)["remote"]  # one kernel, as other engines timed it
     pools: dict[tuple[str, str, str], list[Sample]] = defaultdict(list)
     for (family, engine, form, store), chosen in by.items():
         moved = [replace(s, elsewhere=True) for s in chosen]
@@ -200,6 +208,11 @@ def tables(rows: list[Sample], say: Callable[[str], None] = lambda _: None) -> T
     for (file, section, store), chosen in sorted(pools.items()):
         add(file, section, store, chosen)
     return made
+
+
+def spread(rows: list[Sample]) -> bool:
+    """Whether some experts lie on other ranks."""
+    return any(np.any(s.parts[True][0].shape.elsewhere > 0) for s in rows)
 
 
 def usual_forms(by: dict[tuple[str, str, str, str], list[Sample]]) -> dict[tuple[str, str, str], str]:

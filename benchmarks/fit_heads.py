@@ -24,7 +24,7 @@ from commtax.spec import KernelConstants
 SIZES = (192, 512)
 SHARES = {"prefill": "ep", "decode": "eb"}
 SPLIT_BY_GROUPS = ("ampere", "ada")  # FlashAttention 2
-UNSPLIT = {"t0": 1e-5, "eb128": 0.85, "kl": 1e-3, "kc": 4e4, "p": 2.0}
+UNSPLIT = {"t0": 1e-5, "eb128": 0.85, "kl": 1e-3, "kc": 4e4, "p": 2.0, "d0": 3e4}
 BY_SEQUENCE = {"t0": 1.6e-5, "tc": 9e-7, "eb512": 0.8}
 LEAST = 20  # rows
 

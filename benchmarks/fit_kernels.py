@@ -1,10 +1,10 @@
-"""Fit the constants of kernels on published tables: ``python benchmarks/fit_kernels.py DATA_DIR [--engines] [--write]``.
+"""Fit the constants of kernels on published tables: ``python benchmarks/fit_kernels.py DATA_DIR [--engines] [--write] [FILE ...]``.
 
 Fitted are rows whose SHA-256 begins with an even byte, tested the others (``readers.published.kernels``): products with n and k of
 512 and more, attention without a window and with a bf16 or fp8 cache each at its own constants. Levenberg-Marquardt on log
 errors with soft-L1 weights from where the constants are. With ``--engines`` instead the tables of kernels of other
 engines, where they differ from the family's by more than ``CLEARLY``, and of formats that only they were measured in. With
-``--write`` the files under ``catalog/kernels`` are changed in place.
+``--write`` the files under ``catalog/kernels`` are changed in place; ``FILE``: only these (ada, hopper …).
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ LIKE = {"fp8-block": "fp8", "int4": "bf16", "int8": "bf16", "fp8-kv": "bf16", "f
 SCALE, CLEARLY = 0.015, 0.03
 TAILS = {"gemm": "gemm", "prefill": "context_attention", "decode": "generation_attention"}
 MOST = 6000  # rows of one fit
+FIXED = ("tile_q", "pack")  # of a kernel's code
 AT_MOST_1 = re.compile(r"^e[bp]\d*$")
 
 
@@ -108,11 +109,11 @@ def median(constants: KernelConstants, parts: list[Part]) -> float:
 
 def solve(many: list[Rows], constants: KernelConstants, name: str) -> tuple[dict[str, float], list[float]]:
     table = dict(constants.tables[name])
-    free = [n for n, v in table.items() if v > 0]
+    free = [n for n, v in table.items() if v > 0 and n not in FIXED]
     start = np.array([table[n] for n in free])
-    most = {"p": 12.0}
+    most = {"p": 12.0, "el": 12.0}
     high = np.array([np.log((0.999 if AT_MOST_1.match(n) else most.get(n, 20 * table[n])) / table[n]) for n in free])
-    low = np.array([np.log(1.0 / table[n]) if n == "p" else -3.0 for n in free])
+    low = np.array([np.log(1.0 / table[n]) if n in most else -3.0 for n in free])
     fit, test = ([part for rows in many for part in rows.parts(even)] for even in (True, False))
 
     def at(z: np.ndarray) -> KernelConstants:
@@ -156,9 +157,9 @@ def put(path: Path, name: str, values: dict[str, float]) -> None:
     path.write_text(text[:start] + block + text[end:])
 
 
-def engines(folder: Path, write: bool) -> None:
+def engines(folder: Path, write: bool, only: list[str]) -> None:
     """Tables of engines' own kernels."""
-    for name, (key, tables) in TABLES.items():
+    for name, (key, tables) in chosen(only):
         places = [(catalog.chip(key), tables.replace("kernels/", "kernels_more/"))]
         places += [(catalog.chip(chip), where) for chip, where in [SISTERS.get(name, ("", ""))] if chip]
         for form, tail in TAILS.items():
@@ -175,7 +176,8 @@ def engines(folder: Path, write: bool) -> None:
 def _engine(name: str, table: str, engine: str, many: list[Rows], usual: KernelConstants, write: bool) -> None:
     """One engine's table, written where it is clearly better than the family's."""
     form, _, kind = table.partition(".")
-    like = usual.tables.get(table) or usual.tables[f"{form}.{LIKE.get(kind, kind)}"]
+    kept = catalog.kernel_constants(catalog.engine(engine), many[0].chip).tables.get(table)
+    like = kept or usual.tables.get(table) or usual.tables[f"{form}.{LIKE.get(kind, kind)}"]
     starts = [like]
     if form == "gemm":  # also where a product has a fixed cost and quantises beside
         starts += [{**like, "q": like["q"] or 1e-13}, {**like, "t0": 1e-5, "kl": 0.005, "kc": 1e7, "mk": 1e5, "q": 5e-13, "p": 1.6}]
@@ -184,23 +186,30 @@ def _engine(name: str, table: str, engine: str, many: list[Rows], usual: KernelC
     shared = fits[0][1][1]
     values, (_, _, _, own) = min(fits, key=lambda fit: fit[1][2])
     print(f"{name:10s} {engine:7s} {table:15s} tested {shared:6.1%} -> {own:6.1%}", flush=True)
-    if write and (shared > own + CLEARLY or kind in ONLY_TIMED):
-        own = f"{'timed' if (engine, table) == UNTUNED else 'engine'}.{engine}."
-        where = IN_STEPS[engine] if kind == "fp8-block" else own
-        put(FOLDER / f"{name}.toml", f"{where}{table}", {**{n: v for n, v in like.items() if not v}, **values})
+    has_own = kept is not None and kept != usual.tables.get(table)
+    if write and (shared > own + (0.0 if has_own else CLEARLY) or kind in ONLY_TIMED):
+        path = FOLDER / f"{name}.toml"
+        no_step = (engine, table) == UNTUNED or f"[timed.{engine}.{table}]" in path.read_text()
+        where = IN_STEPS[engine] if kind == "fp8-block" else f"{'timed' if no_step else 'engine'}.{engine}."
+        put(path, f"{where}{table}", {**like, **values})
+
+
+def chosen(only: list[str]) -> list[tuple[str, tuple[str, str]]]:
+    return [(name, table) for name, table in TABLES.items() if name in only or not only]
 
 
 def main(arguments: list[str]) -> None:
+    only = [word for word in arguments[1:] if not word.startswith("--")]
     if "--engines" in arguments:
-        engines(Path(arguments[0]), "--write" in arguments)
+        engines(Path(arguments[0]), "--write" in arguments, only)
         return
-    for name, (key, tables) in TABLES.items():
+    for name, (key, tables) in chosen(only):
         chip = catalog.chip(key)
         constants = catalog.kernel_constants(catalog.engine(kernels.ENGINE), chip)
         own = tomllib.loads((FOLDER / f"{name}.toml").read_text())
         for form, tail in TAILS.items():
             for kind in ("bf16", "fp8", "nvfp4"):
-                if kind not in own.get(form, {}) or (form == "prefill" and kind == "fp8"):
+                if kind not in own.get(form, {}):
                     continue
                 rows = Rows(Path(arguments[0]) / f"{tables}_{tail}.csv.gz", form, kind, chip)
                 if not len(rows.records):

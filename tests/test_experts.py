@@ -11,7 +11,7 @@ import commtax
 from commtax import catalog
 from commtax.cost.compute import step_kernels
 from commtax.cost.forms.exchange import WAYS, exchanged_kernel
-from commtax.cost.forms.experts import BACKENDS, Routed, routed_kernels
+from commtax.cost.forms.experts import BACKENDS, FORMS, Routed, routed_kernels
 from commtax.cost.kernels import kernel_source, least_s, peak, seconds, table_of
 from commtax.readers.published.kernel_kinds.loads import load
 from commtax.readers.published.kernels import read as read_kernels
@@ -197,3 +197,31 @@ def test_the_bill_tells_products_from_what_is_around_them():
     assert float(lines["experts"].moving_s) > 0
     assert float(lines["routing"].fixed_s) > 0
     assert lines["experts"].source == "calibrated"
+
+
+@pytest.mark.parametrize(
+    ("engine", "ep", "form"), [("vllm", 1, "experts"), ("vllm", 8, "experts_cutlass"), ("vllm@0.11", 8, "experts")]
+)
+def test_experts_that_lie_whole_on_ranks_may_run_in_another_kernel(engine, ep, form):
+    """vLLM's tables: FlashInfer's CUTLASS kernel for spread experts in fp8 tiles on Hopper, Triton's for cut ones."""
+    priced = commtax.bill("deepseek-r1", "8xh200-sxm", engine=engine, tp=8, ep=ep, batch=64)
+    assert {line.item.form for line in priced.lines if line.item.part == "experts" and line.item.op.startswith("experts")} == {form}
+
+
+def test_narrow_slices_have_more_blocks():
+    """The same work of a rank, 256 experts cut by 8 or 32 whole ones: where each block takes a time, cut ones are slowed more."""
+    chip, constants = catalog.chip("b200-sxm"), catalog.kernel_constants(catalog.engine("vllm"), catalog.chip("b200-sxm"))
+    table = constants.tables["experts.fp8"]
+    cut, whole = (
+        Routed(1024.0, 8192.0, 0.0, 256.0, 256.0, 256, 7168, 256.0),
+        Routed(1024.0, 1024.0, 7168.0, 32.0, 32.0, 256, 7168, 2048.0),
+    )
+    more = []
+    for shape in (cut, whole):
+        kernel = routed_kernels(shape, "fp8", "fp8-block", 1.0)[1]
+        took = [
+            sum(FORMS["experts"](kernel, {**table, "tb": tb}, chip.memory_Bps, chip.flops_per_s["fp8"]))
+            for tb in (0.0, table["tb"])
+        ]
+        more.append(float(took[1] - took[0]))
+    assert more[0] > more[1] > 0

@@ -31,11 +31,13 @@ Attended = tuple[Number, Number, Number, int, Number, Number]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What attention sees: ``window`` keys of a prompt's query at most (0: all before it), and of its cache ``kept`` bytes that a
-    repeated measurement finds in the chip's; a step finds none."""
+    """What a kernel finds: attention ``window`` keys of a prompt's query at most (0: all before it), and any ``kept`` bytes in the
+    chip's cache. A repeated measurement also finds weights and keys there, and may time keys and values being ``written`` into
+    their cache, as bytes; a step charges that by itself."""
 
     window: int = 0
     kept: Number = 0.0
+    written: Number = 0.0
 
 
 @dataclass(frozen=True, slots=True)

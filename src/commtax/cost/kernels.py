@@ -9,8 +9,8 @@ from commtax.arrays import pick
 from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.experts import table_form
-from commtax.cost.forms.form import Parts, Table
-from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WINDOWED, Kernel, Seen
+from commtax.cost.forms.form import Parts, Table, from_memory
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, Seen
 from commtax.cost.narrow import wide_twin
 from commtax.ledger import NO_NOTE
 from commtax.spec import Chip, KernelConstants, Number
@@ -94,7 +94,33 @@ def formed(kernel: Kernel, table: Table, chip: Chip, constants: KernelConstants,
     """What a kernel's form says with these constants on this chip."""
     if kernel.form in CHIP_FORMS:
         return CHIP_FORMS[kernel.form](kernel, table, chip, rate)
+    kernel = _warm(kernel, table, chip)
     return FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
+
+
+def _warm(kernel: Kernel, table: Table, chip: Chip) -> Kernel:
+    """What was just made or is read next stays in the chip's cache, where that was measured (``el``): a product's activations, a
+    prompt's queries, keys and outputs."""
+    fresh_bytes = FRESH.get(kernel.form)
+    if "el" not in table or fresh_bytes is None or kernel.grouped or kernel.stage:
+        return kernel
+    fresh, seen = fresh_bytes(kernel), kernel.shape or Seen()
+    return replace(kernel, shape=replace(seen, kept=seen.kept + fresh - from_memory(fresh, chip.l2_bytes)))
+
+
+def _activations_bytes(kernel: Kernel) -> Number:
+    return np.maximum(0.0, kernel.nbytes - kernel.n * kernel.k * kernel.weight_bytes)
+
+
+def _prompts_bytes(kernel: Kernel) -> Number:
+    """All but what is cached of earlier prompts, and what a repeated measurement writes."""
+    queries = kernel.batch * kernel.length * kernel.heads * kernel.head_dim * 2 * WIDE_BYTES
+    past = kernel.past / np.maximum(kernel.past + kernel.length, 1.0)
+    return kernel.nbytes - np.maximum(0.0, kernel.nbytes - queries) * past + (kernel.shape.written if kernel.shape else 0.0)
+
+
+FRESH = {"gemm": _activations_bytes, "prefill": _prompts_bytes}
+"""Bytes that the kernels before and behind one leave in the cache, by form."""
 
 
 def constants_of(kernel: Kernel, constants: KernelConstants) -> Table:
@@ -130,6 +156,7 @@ def _measured_table(kernel: Kernel, constants: KernelConstants) -> str:
 
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
     """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
+    kernel = _warm(kernel, constants_of(kernel, constants), chip)
     moved = kernel.nbytes - (kernel.shape.kept if isinstance(kernel.shape, Seen) else 0.0)
     if kernel.form in CHIP_FORMS:
         cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)

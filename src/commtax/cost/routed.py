@@ -59,10 +59,14 @@ def _fused(s: Step, r: Routed, count: Number, backend: str) -> Iterator[Kernel]:
     loaded = s.engine.kernels.quantises and s.model.quant is None  # not as a checkpoint that brings its scales
     static = "fp8-loaded" if loaded else "fp8-static"
     stored = like.stored or (static if like.static_scales else like.dtype if like.dtype != "fp16" else "bf16")
-    backend = backend or s.engine.kernels.experts_backend(s.model.architecture, stored)
-    around, products = routed_kernels(r, like.dtype, stored, like.weight_bytes, backend)
-    yield replace(around, count=count, part="routing", place="routing")
-    yield replace(products, count=count, part="experts", place="gate")
+    cut = backend or s.engine.kernels.experts_backend(s.model.architecture, stored)
+    whole = cut or s.engine.kernels.spread_backend(stored)  # on ranks
+    spread = (np.asarray(s.plan.ep) > 1) & (whole != cut)
+    for implementation, where in ((cut, ~spread), (whole, spread)):
+        if np.any(where):
+            around, products = routed_kernels(r, like.dtype, stored, like.weight_bytes, implementation)
+            yield replace(around, count=pick(where, count, 0), part="routing", place="routing")
+            yield replace(products, count=pick(where, count, 0), part="experts", place="gate")
 
 
 def _grouped(s: Step, r: Routed, count: int, biased: bool) -> Iterator[Kernel]:

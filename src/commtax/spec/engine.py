@@ -60,12 +60,17 @@ class KernelHabits:
     fp8_rate: float = 1.0  # arithmetic of fp8 products against tables of single kernels: quantised by neighbours, tuned by shape …
     fp4_rate: float = 1.0  # … and of 4-bit ones
     experts_apart: str = ""  # the experts' implementation where attention runs in replicas; "": as the exchange asks
+    experts_spread: tuple[str, ...] = ()  # "format backend": experts that lie whole on ranks with other kernels than cut ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
 
     def experts_backend(self, architecture: str, stored: str) -> str:
         """The implementation of a model's experts in a format; "": the usual one."""
         named = dict(pair.split() for pair in self.experts_by)
         return named.get(f"{architecture}/{stored}", named.get(architecture, ""))
+
+    def spread_backend(self, stored: str) -> str:
+        """… where experts lie whole on ranks; "": as cut ones."""
+        return dict(pair.split() for pair in self.experts_spread).get(stored, "")
 
 
 @dataclass(frozen=True, slots=True)

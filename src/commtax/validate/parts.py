@@ -26,7 +26,7 @@ from commtax.readers.published.kernel_kinds import experts, plain
 from commtax.readers.published.kernel_kinds.kind import Sizes, Words
 from commtax.readers.published.kernels import KernelTable
 from commtax.readers.published.spellings import dtype_named, engine_named
-from commtax.spec import Attention, Block, Chip, Engine, Experts, Model, Plan, Quant, Workload
+from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Model, Plan, Quant, Workload
 from commtax.statement import Refusal
 from commtax.validate.kernels import ENGINE, together
 from commtax.validate.records import Array
@@ -160,7 +160,7 @@ def _model(block: Block, hidden: int, quant: Quant | None = None) -> Model:
 def _product(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
     step = Step(_model(Block(None, None), 1, PRODUCTS[words["written"]]), Plan(), Workload(), x["m"], engine)
     made = step.gemm("product", "feed-forward", "gate", 1, x["m"], x["n"], x["k"], "mlp.gate_proj")
-    return [made, *plain.launches(words["kernel_source"], x)]
+    return [plain.in_turn(made, words, x), *plain.launches(words["kernel_source"], x)]
 
 
 def _prefill(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
@@ -170,7 +170,7 @@ def _prefill(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
     seqs, none = x["batch_size"], np.zeros(len(x["batch_size"]))
     work = Workload(none, none, seqs, seqs * x["isl"], seqs * x["step"])
     step, attention = _attending(words, x, work, seqs * x["isl"], engine)
-    return list(prefill_attention(step, attention, 1))
+    return [plain.written(one, x, DTYPE_BYTES[words["stored"]]) for one in prefill_attention(step, attention, 1)]
 
 
 def _decode(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:

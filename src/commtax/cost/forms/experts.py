@@ -71,15 +71,18 @@ def experts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
 
     They are padded to tiles: of columns ``tile_n``, of rows as many as an expert would get if all copies were for this rank, up to
     ``tile_m``: kernels choose by the tokens that they see. ``longest`` is one block's loop over both products, however few blocks
-    there are; a cached weight costs ``ec`` of one from memory.
+    there are, and ``tb`` for each block: experts cut into narrow slices have more and shorter ones than experts that lie whole
+    on ranks. A cached weight costs ``ec`` of one from memory.
     """
     r: Routed = k.shape
     tile = _tile_rows(r, c)
-    weights = r.weights * c["tile_n"] * np.ceil(r.inner / c["tile_n"]) / np.maximum(r.inner, TINY)
+    inner = c["tile_n"] * np.ceil(r.inner / c["tile_n"])
+    weights = r.weights * inner / np.maximum(r.inner, TINY)
     rows = np.maximum(r.active * tile, r.copies + HALF * (tile - 1) * r.active)
     read = (r.active * weights * k.weight_bytes - (1 - c["ec"]) * r.cached_bytes) / (c["eb"] * bandwidth_Bps)
     compute = 2 * rows * weights / (c["ep"] * flops_per_s)
     longest = 2 * tile * TILE_COLUMNS * (r.hidden + r.inner) * BLOCKS / (c["ew"] * flops_per_s)
+    longest = longest + c.get("tb", 0.0) * rows / tile * (r.up * inner + r.hidden) / TILE_COLUMNS
     p = c["p"]
     return 0.0, (read**p + compute**p + longest**p + TINY) ** (1 / p)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from commtax.cost.forms.form import Form, Parts, Table
+from commtax.cost.forms.form import Form, Parts, Table, moved_bytes
 from commtax.cost.kernel import Kernel
 
 GROUPED_TILE_M = 32  # grouped products have few rows an expert, and smaller tiles
@@ -16,11 +16,11 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
 
     t = t0 + q m max(k, 2048) + [ (memory^1.5 + serial^1.5)^(p/1.5) + compute^p ]^(1/p), with serial = kl ln(1 + k/kc)
     (1 + min(m, 256)/mk) and compute on padded tiles with a prologue of k0. ``q`` is dynamic quantisation (fp8). Where it
-    was measured, long kernels droop: power draws the clock down by up to ``droop`` over ``tau`` seconds. Grouped products over
-    experts have smaller tiles.
+    was measured, long kernels droop: power draws the clock down by up to ``droop`` over ``tau`` seconds, and what the chip's cache
+    keeps comes at ``el`` times the memory's rate. Grouped products over experts have smaller tiles.
     """
     packed = 1 + c.get("pack", 0.0) * (np.asarray(k.m) > 1)  # CPU libraries lay the matrix out anew for several rows
-    memory = k.nbytes * packed / (c["eb"] * bandwidth_Bps)
+    memory = moved_bytes(k.nbytes, k.shape.kept if k.shape else 0.0, c) * packed / (c["eb"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
     tile_m, tile_n = c.get("tile_m", TILE_M), c.get("tile_n", TILE_N)
     if k.grouped:  # experts have unequal numbers of rows, so the last tile of each is half full on average
