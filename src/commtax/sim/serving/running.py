@@ -80,13 +80,20 @@ class Run:
 
 
 def run(
-    stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Run], None] | None = None, enough: float = inf
+    stream: Stream,
+    fleet: Fleet,
+    hit_rate: float = 0.0,
+    watch: Callable[[Run], None] | None = None,
+    enough: float = inf,
+    prompted: bool = False,
 ) -> Run:
     """Send a stream of requests through a fleet until all are answered, or, where nobody's answer hangs on others', ``enough``.
 
-    ``watch`` is shown the run when it begins; whoever watches may interrupt it, and has what happened until then.
+    ``watch`` is shown the run when it begins; whoever watches may interrupt it, and has what happened until then. ``prompted``
+    requests were computed elsewhere up to their first token.
     """
     book = book_of(stream, hit_rate, fleet.workers.rules.block)
+    book.elsewhere = [prompted] * len(stream)
     engines = fleet.workers.build(book)
     ran = Run(book, engines, fleet.prompts.build(book, len(engines)) if fleet.prompts else [])
     if watch is None:
