@@ -118,7 +118,7 @@ def search(base: Question, roomy: Space, index: int) -> Columns:
     """
     goal = base.goal
     held = np.clip(at_once(base, roomy), 1, goal.max_concurrency).astype(int)
-    rows, load, last = _coarse(held)
+    rows, load, last = grid_of(held)
     coarse = _columns_at(base, roomy.take(rows), load, index)
     if not goal.limited:
         rows, load, last, coarse = _up_to_knees(base, roomy, (rows, load, last, coarse))
@@ -170,7 +170,7 @@ def _most_powerful(rows: Array, power: Array) -> Array:
     return np.asarray(ranked[np.unique(rows[ranked], return_index=True)[1]])
 
 
-def _coarse(room: Array) -> tuple[Array, Array, Array]:
+def grid_of(room: Array) -> tuple[Array, Array, Array]:
     """(plan, clients, whether it is the plan's last) of the coarse grid: powers of the root of two up to each plan's room."""
     steps = different(np.round(2 ** (np.arange(0, 41) / 2)).astype(int))
     rows, load = [], []

@@ -14,7 +14,7 @@ import numpy as np
 
 from commtax.arrays import a_few_remembered, remembered
 from commtax.ledger import Z80
-from commtax.planner.layouts import SLACK, Layout
+from commtax.planner.layouts import ALONE, SLACK, Layout
 from commtax.planner.space import beside
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
@@ -135,6 +135,9 @@ def least(task: Task) -> Trial:
     if not able:
         size = _largest(layout, task.most_gpus)
         return Trial(layout, size, _overload(layout.question, layout.throughput(*size)), nan, {}, 0)
+    if slow := too_slow(layout, able[-1]):
+        name, token_s = slow
+        return Trial(layout, able[-1], ALONE * token_s / dict(layout.question.goal.slo)[name], nan, {}, 0)
     tried: dict[Size, Trial] = {}
 
     def trial(at: int) -> Trial:
@@ -145,7 +148,7 @@ def least(task: Task) -> Trial:
     hopeless = set[Size]()
 
     def holds(at: int) -> bool:
-        if able[at] not in tried and _overloaded(layout, able[at]):
+        if able[at] not in tried and (too_slow(layout, able[at]) or _overloaded(layout, able[at])):
             hopeless.add(able[at])
             return False
         return trial(at).holds
@@ -154,6 +157,12 @@ def least(task: Task) -> Trial:
     best = trial(find(able, holds))
     best = replace(best, simulated=len(hopeless.union(tried)))
     return grown(best) if task.grows and best.holds else best
+
+
+def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
+    """The limit on the time of tokens that a fleet is sure to break by the closed form, and that time."""
+    q = layout.question
+    return None if layout.apart or q.goal.confidence < EVEN else layout.too_slow(rate_of(q) / size[0])
 
 
 def _overloaded(layout: Layout, size: Size) -> bool:
@@ -351,7 +360,7 @@ def judged(trial: Trial) -> Trial:
 
 
 def examined(trial: Trial) -> Trial:
-    """With its capacity, and tried where that is above a rate for which the closed form thought it too small."""
+    """With its capacity, and tried where that is above a rate for which the closed form thought it too small or too slow."""
     trial = saturated(trial)
     return _trial(trial.layout, trial.size) if not trial.figures and trial.capacity > rate_of(trial.layout.question) else trial
 
