@@ -144,19 +144,17 @@ class Search:
         self.held.sort(key=order)
         ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
         first = self.held[: max(ties, min(self.top, DETAILED))]
-        jobs = [(work, trial) for work in (grown, ranged) for trial in first]
-        known = dict(self.workers.each(_done, jobs))
-        grew, wide = ([known[at + i] for i in range(len(first))] for at in (0, len(first)))
-        self.held[: len(first)] = [replace(more, ranges=other.ranges) for more, other in zip(grew, wide, strict=True)]
+        known = dict(self.workers.each(_detailed, first))
+        self.held[: len(first)] = [known[place] for place in range(len(first))]
         self.held.sort(key=order)
         listed = self.held[: self.top]
         capacities = dict(self.workers.each(saturated, listed))
         self.held[: len(listed)] = [capacities[place] for place in range(len(listed))]
 
 
-def _done(job: tuple[Callable[[Trial], Trial], Trial]) -> Trial:
-    work, trial = job
-    return work(trial)
+def _detailed(trial: Trial) -> Trial:
+    """With its growth and its ranges, by one worker, which has priced its steps."""
+    return replace(grown(trial), ranges=ranged(trial).ranges)
 
 
 def _kind(layout: Layout) -> int:
