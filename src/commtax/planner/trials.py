@@ -160,9 +160,13 @@ def least(task: Task) -> Trial:
 
 
 def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
-    """The limit on the time of tokens that a fleet is sure to break by the closed form, and that time."""
+    """The limit on the time of tokens that a fleet is sure to break by the closed form, and that time.
+
+    That of a steady state: runs of fewer requests than are usual may end before.
+    """
     q = layout.question
-    return None if layout.apart or q.goal.confidence < EVEN else layout.too_slow(rate_of(q) / size[0])
+    unsure = layout.apart or q.goal.confidence < EVEN or q.requests.num_prompts < COUNTED
+    return None if unsure else layout.too_slow(rate_of(q) / size[0])
 
 
 def _overloaded(layout: Layout, size: Size) -> bool:
