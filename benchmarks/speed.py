@@ -3,8 +3,8 @@
 python benchmarks/speed.py
 python benchmarks/speed.py --beside ../old-checkout [--repeats 3] [--racks]
 
-``--beside`` compares with another checkout instead: both take turns, and the least of several runs counts. ``--racks`` plans for a
-rack of 72 GPUs too, which takes minutes.
+``--beside`` compares with another checkout instead: both take turns, and the least of several runs counts. ``--racks`` plans for
+racks of 72 GPUs too, which takes minutes.
 """
 
 from __future__ import annotations
@@ -83,8 +83,13 @@ HERE = Path(__file__).parents[1]
 BILL = "bill llama-3.1-8b --cluster 8xh100-sxm -tp 8"
 PLAN = "plan llama-3.1-70b --cluster 2x8xh100-sxm"
 RATED = "plan llama-3.1-70b --cluster 4x8xh100-sxm --request-rate 20"
-LIMITED = f"{RATED} --p95-ttft 1s --p99-itl 50ms"
-RACK = "plan llama-3.1-70b --cluster 72xgb200 --request-rate 200"
+LIMITED = f"{RATED} --ttft 2s --tpot 50ms"
+TAILS = f"{RATED} --p95-ttft 1s --p99-itl 50ms"
+RACKS = (
+    "plan llama-3.1-70b --cluster 72xgb200 --request-rate 200",
+    "plan llama-3.1-70b --cluster 18x4xgb200 --request-rate 200",
+    "plan deepseek-r1 --cluster 18xgb200-nvl72 --request-rate 100 --ttft 2s --tpot 50ms",
+)
 MILLION = """
 import time, numpy as np, commtax
 rng, n = np.random.default_rng(0), 1_000_000
@@ -129,7 +134,7 @@ def _if_known(checkout: Path, what: str) -> float:
 def beside(old: Path, repeats: int, racks: bool) -> None:
     """Each figure of this checkout, of the other one, and their ratio."""
     least = {}
-    for what in (NUMPY, MILLION, BILL, PLAN, RATED, LIMITED, *([RACK] if racks else [])):
+    for what in (NUMPY, MILLION, BILL, PLAN, RATED, LIMITED, TAILS, *(RACKS if racks else ())):
         pairs = [(measured_s(HERE, what), _if_known(old, what)) for _ in range(repeats + 1)][1:]  # the first writes bytecode
         now, then = (min(side) for side in zip(*pairs, strict=True))
         least[what] = now

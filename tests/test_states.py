@@ -232,7 +232,7 @@ def test_a_pool_gets_back_what_it_gave(lengths, states):
     lens = np.array(lengths)
     book = book_of(Stream(np.zeros(len(lens)), lens[:, 0], lens[:, 1]))
     pool = Pool(Rules(tokens=512, seqs=64, blocks=60, block=16, states=states), book)
-    admitted = [i for i in range(len(lens)) if pool.admit(i)]
+    admitted = [i for i in range(len(lens)) if pool.admit(i, pool.needed(i))]
     assert pool.free == 60 - sum(-(-int(lens[i, 0]) // 16) + states for i in admitted)
     for i in admitted:
         pool.release(i, int(lens[i, 0]))

@@ -40,8 +40,8 @@ class WatchedPool(Pool):
 
     __slots__ = ()
 
-    def admit(self, i, ahead=0):
-        admitted = super().admit(i, ahead)
+    def admit(self, i, needed):
+        admitted = super().admit(i, needed)
         assert 0 <= self.free <= self.rules.blocks
         assert self.running <= self.rules.seqs
         return admitted

@@ -15,7 +15,6 @@ from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled, origin, variant
 from commtax.cli.options import About, Given
 from commtax.files import local, read_text
-from commtax.readers.launch.shapes import model_with
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.asking import AUTO_EP
@@ -131,6 +130,8 @@ def _model(launch: Launch, remarks: list[str]) -> str:
         return _named(launch.model, remarks)
     if not launch.shape:
         return ""
+
+    from commtax.readers.launch.shapes import model_with
 
     if key := model_with(launch.shape):
         remarks.append(f"the command's sizes are those of {key}")

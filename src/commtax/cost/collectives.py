@@ -161,13 +161,15 @@ def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
 
 
 def _chosen(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
-    chosen = _first(paths, nbytes, ranks)
-    for limits, next_byte in ((limits, step) for p in paths for limits, step in ((p.max_bytes, 1), (p.min_bytes, 0)) if limits):
-        start = _limit(limits, ranks) + next_byte
-        beyond = _first(paths, start, ranks)
-        less = (nbytes < start) & (beyond.seconds < chosen.seconds)
-        chosen = Choice(pick(less, beyond.latency_s, chosen.latency_s), pick(less, beyond.wire_s, chosen.wire_s), chosen.path)
-    return chosen
+    limits = [(limits, step) for p in paths for limits, step in ((p.max_bytes, 1), (p.min_bytes, 0)) if limits]
+    starts = [_limit(by_world, ranks) + next_byte for by_world, next_byte in limits]
+    sizes = np.stack(np.broadcast_arrays(nbytes, *starts, ranks)[:-1])  # all looked at together: a look costs more than its numbers
+    first = _first(paths, sizes, ranks)
+    latency, wire = first.latency_s[0], first.wire_s[0]
+    for start, beyond_s, moving_s in zip(starts, first.latency_s[1:], first.wire_s[1:], strict=True):
+        less = (nbytes < start) & (beyond_s + moving_s < latency + wire)
+        latency, wire = pick(less, beyond_s, latency), pick(less, moving_s, wire)
+    return Choice(latency, wire, first.path[0])
 
 
 def _limit(by_world: tuple[tuple[int, float], ...], ranks: Number) -> Number:
@@ -181,9 +183,9 @@ def _first(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
 
     In groups larger than a path's limits were seen in, it competes with those after it.
     """
-    latency: Number = np.inf
-    wire: Number = np.inf
     shape = np.broadcast(nbytes, ranks).shape
+    latency: Number = np.full(shape, np.inf)
+    wire: Number = latency
     taken: Number = np.full(shape, -1)[()]
     done: Number = np.zeros(shape, dtype=bool)[()]
     firm: Number = done

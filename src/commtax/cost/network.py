@@ -17,6 +17,7 @@ from typing import Self
 
 import numpy as np
 
+from commtax.arrays import different
 from commtax.records import dataclass
 from commtax.spec import Number
 
@@ -25,7 +26,7 @@ RISE = 0.05  # the least power of a batch that its tokens/s grow with
 LEAST_S = 1e-12  # of a cache on a wire that takes no time
 GATES = 2  # rounds that the batch of a gated queue settles in
 STATIONS = ("prompts", "wire", "decoding")
-NODES = np.unique(np.r_[1:9, np.round(2 ** np.arange(3, 14.1, 0.25) / 2) * 2]).astype(int)
+NODES = different(np.r_[1:9, np.round(2 ** np.arange(3, 14.1, 0.25) / 2) * 2]).astype(int)
 """Batches whose decode steps are priced; between them n grows evenly with the tokens/s. The same for all, so that all agree."""
 
 

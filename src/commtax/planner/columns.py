@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from commtax.arrays import different
 from commtax.cost.serving import Load, decoding_seqs
 from commtax.question import Question
 from commtax.records import dataclass
@@ -217,17 +218,31 @@ class ServingPlans(Searched):
 
     def step_of(self, rows: Columns, i: int) -> StepBill:
         """The decode step that row ``i`` runs in the middle of its requests' lives."""
-        wanted = self.question.requests
-        middle = wanted.input_len + max(0, wanted.output_len // 2 - 1)
-        return price(self.put(rows, i).but(batch=self._decoding(rows, i), context=middle))
+        batch = int(self._decoding(rows.take(slice(i, i + 1)))[0])
+        return price(self.put(rows, i).but(batch=batch, context=self._middle))
 
-    def _decoding(self, rows: Columns, i: int) -> int:
-        """Requests of a decode step: all that run, less those that still wait for their first token."""
-        q, wanted, seqs = self.question, self.question.requests, float(rows.running[i])
-        if rows.mode[i]:
-            return max(1, round(seqs))
+    def comm_fractions(self, rows: Columns) -> Array:
+        """Shares of all rows' decode steps that are exposed communication, those of a kind priced together."""
+        shares, kinds = np.zeros(len(rows)), np.stack([rows.dtype, rows.ep])
+        for index, ep in different(kinds, axis=1).T.astype(int).tolist():
+            alike = np.flatnonzero((rows.dtype == index) & (rows.ep == ep))
+            some = rows.take(alike)
+            sizes = {axis: getattr(some, axis).astype(int) for axis in SERVED[:3]}
+            put = laid(self.question, **sizes, ep=ep, weights_dtype=self.question.goal.dtypes[index])
+            shares[alike] = price(put.but(batch=self._decoding(some), context=self._middle)).comm_fraction
+        return shares
+
+    @property
+    def _middle(self) -> int:
+        wanted = self.question.requests
+        return int(wanted.input_len + max(0, wanted.output_len // 2 - 1))
+
+    def _decoding(self, rows: Columns) -> Array:
+        """Requests of each decode step: all that run, less those that still wait for their first token."""
+        q, wanted, seqs = self.question, self.question.requests, rows.running * 1.0
         load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
-        return max(1, math.ceil(float(decoding_seqs(load, seqs, step_limits(q)[0], int(rows.pp[i]), q.engine))))
+        decode = np.ceil(decoding_seqs(load, seqs, step_limits(q)[0], rows.pp, q.engine))
+        return np.asarray(np.maximum(1, np.where(rows.mode == 1, np.round(seqs), decode)).astype(int))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ the same on one core and on many. A layout that cannot reach what is listed alre
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
+from math import inf, isnan
 
 import numpy as np
 
@@ -126,31 +126,35 @@ class Search:
         return min(whole, int(bar / (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0) + 1e-9))
 
     def _examine(self) -> None:
-        """Where nothing holds, the nearest that were never run are tried after all, if more than the closed form thought."""
-        self.broken.sort(key=lambda trial: trial.over)
-        known = dict(self.workers.each(examined, self.broken[:NEAREST]))
-        nearest = [known[place] for place in range(len(known))]
-        self.held = [trial for trial in nearest if trial.holds]
-        self.broken[: len(nearest)] = [trial for trial in nearest if not trial.holds]
+        """Where nothing holds, the nearest that were never run are tried after all, if more than the closed form thought; then
+        those that are the nearest instead."""
+        while True:
+            self.broken.sort(key=lambda trial: trial.over)
+            unseen = [place for place, trial in enumerate(self.broken[:NEAREST]) if isnan(trial.capacity)]
+            if self.held or not unseen:
+                return
+            known = dict(self.workers.each(examined, [self.broken[place] for place in unseen]))
+            for at, place in enumerate(unseen):
+                self.broken[place] = known[at]
+            self.held = [trial for trial in self.broken if trial.holds]
+            self.broken = [trial for trial in self.broken if not trial.holds]
 
     def _detail(self) -> None:
         """Growth and ranges of those that are listed first and of all that are as good as the best; capacity of all listed."""
         self.held.sort(key=order)
         ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
         first = self.held[: max(ties, min(self.top, DETAILED))]
-        jobs = [(work, trial) for work in (grown, ranged) for trial in first]
-        known = dict(self.workers.each(_done, jobs))
-        grew, wide = ([known[at + i] for i in range(len(first))] for at in (0, len(first)))
-        self.held[: len(first)] = [replace(more, ranges=other.ranges) for more, other in zip(grew, wide, strict=True)]
+        known = dict(self.workers.each(_detailed, first))
+        self.held[: len(first)] = [known[place] for place in range(len(first))]
         self.held.sort(key=order)
         listed = self.held[: self.top]
         capacities = dict(self.workers.each(saturated, listed))
         self.held[: len(listed)] = [capacities[place] for place in range(len(listed))]
 
 
-def _done(job: tuple[Callable[[Trial], Trial], Trial]) -> Trial:
-    work, trial = job
-    return work(trial)
+def _detailed(trial: Trial) -> Trial:
+    """With its growth and its ranges, by one worker, which has priced its steps."""
+    return replace(grown(trial), ranges=ranged(trial).ranges)
 
 
 def _kind(layout: Layout) -> int:

@@ -17,7 +17,7 @@ from commtax.planner.crew import Crew, crew
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.reasons import in_type
 from commtax.planner.remedies import larger, to_fit
-from commtax.planner.trials import Task, Trial, judged, least, lengths_of_run, rate_of
+from commtax.planner.trials import Task, Trial, judged, least, lengths_of_run, rate_of, too_slow
 from commtax.question import CONFIDENCE, EVEN, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
@@ -233,6 +233,10 @@ def words(layout: Layout) -> str:
 def obstacle(trial: Trial) -> str:
     """Why a fleet does not hold: its throughput, or the limit that it breaks most."""
     q, gpus = trial.layout.question, plural(trial.gpus, "GPU")
+    if not trial.figures and isnan(trial.capacity) and (slow := too_slow(trial.layout, trial.size)):
+        name, token_s = slow
+        wanted = f"{limit_name(name)} {format_seconds(dict(q.goal.slo)[name])} is wanted"
+        return f"breaks the limit with {gpus}: {format_seconds(token_s)} a token by the closed form, {wanted}"
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
     if not trial.figures or most <= rate_of(q) * trial.stretch:
         surely = f", {most / trial.stretch:.3g} with {percent(q.goal.confidence)}" if trial.stretch > 1 else ""

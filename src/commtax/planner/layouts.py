@@ -1,8 +1,9 @@
 """Layouts of a copy that may serve a rate: those with room, that a request alone does not break, and what the closed form says
 that each answers in a second.
 
-Two bounds prune before anything is simulated, both with slack for what the closed form misses: a request that has a copy to
-itself waits for nobody, so load can only lengthen its times; and no fleet answers more than its copies' throughput.
+Three bounds prune before anything is simulated, all with slack for what the closed form misses: a request that has a copy to
+itself waits for nobody, so load can only lengthen its times; a copy that answers its share of the rate has as many requests
+under way as make that many, and tokens take as long as among these; and no fleet answers more than its copies' throughput.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from commtax.arrays import different
 from commtax.cost.serving import Load
 from commtax.planner.columns import Array, Rejected, label, sizes_of
 from commtax.planner.reasons import in_type
-from commtax.planner.serving import at_once, having_room, simulated, sizes
+from commtax.planner.serving import at_once, grid_of, having_room, simulated, sizes
 from commtax.planner.space import Space, beside
 from commtax.planner.splits import full_copy
 from commtax.question import Question
@@ -28,7 +29,13 @@ from commtax.verbs.serving import serve
 
 ALONE = 0.8  # of the closed form's times of a request alone: load may spare it a boundary or a captured graph's padding
 SLACK = 1.25  # times the closed form's throughput: saturated pipelines that were simulated answered up to 1.18 times it
+OF_TOKENS = ("itl_mean", "itl_p99", "tpot_mean", "tpot_p50", "tpot_p90", "tpot_p95", "tpot_p99")
+"""Statistics that are no less than the mean time of a token."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+Paces = tuple[tuple[float, ...], tuple[float, ...]]
+"""Requests/s of a copy with more and more clients, and seconds of a token then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,7 @@ class Layout:
     prefill_tp: int = 0  # 0: copies compute their own prompts
     prompt_answers: float = inf  # … and of a worker of prompts
     moved_s: tuple[float, float] = (0.0, 0.0)  # that a cache keeps the links of either busy, at least, where it leaves a domain
+    paces: Paces = ((), ())
 
     @property
     def apart(self) -> bool:
@@ -57,6 +65,15 @@ class Layout:
         crosses = self.gpus(copies, prompts) > self.question.cluster.domain
         wire = min(prompts / self.moved_s[0], copies / self.moved_s[1]) if crosses and all(self.moved_s) else inf
         return min(self.answers * copies, self.prompt_answers * prompts, wire)
+
+    def too_slow(self, rate: float) -> tuple[str, float] | None:
+        """The limit that copies which answer so many requests/s each are sure to break, and the time that they would need."""
+        limits = [(limit, name) for name, limit in self.question.goal.slo if name in OF_TOKENS]
+        if not limits or not self.paces[0]:
+            return None
+        limit, name = min(limits)
+        token_s = float(np.interp(rate / SLACK, *self.paces))
+        return (name, token_s) if token_s * ALONE > limit else None
 
     def least_gpus(self, rate: float, slack: float = 1.0) -> int:
         """GPUs whose throughput, times a slack, is the rate."""
@@ -136,8 +153,19 @@ def _shared(one: Question, plans: Space) -> Iterator[Layout]:
         return
     loads = [np.maximum(1, _held(one, plans) // part) for part in (1, 2, 4)]
     answers = np.max([simulated(_steady(one), plans, load).requests_per_s for load in loads], axis=0)
-    for i in range(len(plans)):
-        yield Layout(laid(one, **sizes_of(plans, i)), int(plans.group[i]), int(plans.replicas[i]), float(answers[i]))
+    limited = any(name in OF_TOKENS for name, _ in one.goal.slo)
+    paces: list[Paces] = _paces(one, plans) if limited else [((), ())] * len(plans)
+    for i, pace in enumerate(paces):
+        copy = laid(one, **sizes_of(plans, i))
+        yield Layout(copy, int(plans.group[i]), int(plans.replicas[i]), float(answers[i]), paces=pace)
+
+
+def _paces(one: Question, plans: Space) -> list[Paces]:
+    rows, load, last = grid_of(_held(one, plans))
+    s = simulated(_steady(one), plans.take(rows), load)
+    ends = np.flatnonzero(last)[:-1] + 1
+    per_s, token_s = (np.split(np.broadcast_to(x, len(rows)), ends) for x in (s.requests_per_s, s.tpot_s))
+    return [(tuple(np.maximum.accumulate(a).tolist()), tuple(b.tolist())) for a, b in zip(per_s, token_s, strict=True)]
 
 
 def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
@@ -157,7 +185,7 @@ def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
             most = int(np.sum(beside(copies, tp, ahead, one.cluster) > 0))
             if most:
                 asked = one.but(tp=tp, disaggregated=True, prefill_tp=ahead)
-                yield Layout(asked, tp, most, answers[i], ahead, float(prompted[j]), (moved / ahead, moved / tp))
+                yield Layout(asked, tp, most, answers[i], ahead, float(prompted[j]), moved_s=(moved / ahead, moved / tp))
 
 
 def _plain(plans: Space, one: Question) -> Space:

@@ -86,7 +86,7 @@ def behind(answer: ServingPlans) -> Iterator[Rejected]:
     rows, q = answer.plans, answer.question
     if q.goal.objective == "gpus":  # more GPUs are the reason
         return
-    value, named = worth(q, rows), set()
+    value, shares, named = worth(q, rows), answer.comm_fractions(rows), set()
     for axis, name in (("tp", "TP"), ("pp", "PP"), ("ep", "EP")):
         for size in different(getattr(rows, axis)).tolist():
             same = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))
@@ -95,7 +95,7 @@ def behind(answer: ServingPlans) -> Iterator[Rejected]:
             i = int(same[0])
             if value[i] <= 0.9 * value[0] and i not in named:
                 named.add(i)
-                yield Rejected(f"{name} {int(size)}", f"{lost(answer, i)}: {why(answer, i)}")
+                yield Rejected(f"{name} {int(size)}", f"{lost(answer, i)}: {why(answer, i, shares[i], shares[0])}")
 
 
 def lost(answer: ServingPlans, i: int) -> str:
@@ -113,22 +113,26 @@ def _unit(answer: ServingPlans) -> str:
     return "tokens/s a GPU" if answer.question.goal.objective == "cost" else "tokens/s"
 
 
-def why(answer: ServingPlans, i: int) -> str:
-    """What plan ``i`` suffers from that the winner does not, most telling first."""
-    return "; ".join(_suffers(answer, i)) or _steps(answer, i)
+def why(answer: ServingPlans, i: int, share: float, usual: float) -> str:
+    """What plan ``i`` suffers from that the winner does not, most telling first: by the shares of communication of both."""
+    return "; ".join(_suffers(answer, i, share, usual)) or _steps(answer, i)
 
 
-def _suffers(answer: ServingPlans, i: int) -> Iterator[str]:
+def _shares(answer: ServingPlans, i: int) -> tuple[float, float]:
+    """Of communication in the decode steps of plan ``i`` and of the winner."""
+    share, usual = (float(answer.step_of(answer.plans, j).comm_fraction) for j in (i, 0))
+    return share, usual
+
+
+def _suffers(answer: ServingPlans, i: int, share: float, usual: float) -> Iterator[str]:
     """Few requests for its stages, a larger share of communication, fewer requests than the winner has, idle GPUs."""
     rows, cluster = answer.plans, answer.question.cluster
     if rows.pp[i] > 1:
         stages, running = int(rows.pp[i]), int(rows.running[i])
         cut = f"microbatches of {running / stages:.0f}" if running >= stages else f"{stages - running} of them wait"
         yield f"{stages} stages share {plural(running, 'request')}: {cut}"
-    step = answer.step_of(rows, i)
-    share, usual = float(step.comm_fraction), float(answer.step_of(rows, 0).comm_fraction)
     if share > usual + 0.02:
-        links = _links(step)
+        links = _links(answer.step_of(rows, i))
         across = "crosses hosts, " if cluster.inter.key in links else ""
         yield f"{across}{share:.0%} of its decode step is exposed communication over {', '.join(links)}, not {usual:.0%}"
     yield from _held(answer, i)
@@ -178,7 +182,7 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
     held = f"{plural(int(rows.running[i]), 'request')} at once on {where}"
     said.append(f"{held} leave{'s' if rows.running[i] == 1 else ''} {float(rows.kv_headroom[i]):.0%} of its KV cache free")
     if i:
-        said.append(f"{lost(answer, i)} than the first: {why(answer, i)}{_close(answer, i)}")
+        said.append(f"{lost(answer, i)} than the first: {why(answer, i, *_shares(answer, i))}{_close(answer, i)}")
     elif len(rows) > 1:
         said.append(_won(answer))
     means = {name: format_seconds(float(getattr(rows, name)[i])) for name in SAID}
@@ -222,7 +226,7 @@ def _won(answer: ServingPlans) -> str:
         gain = f"requests take {1 - float(value[other] / value[0]):.0%} less time than with {name}"
     else:
         gain = f"{float(value[0] / value[other]) - 1:+.0%} {_unit(answer)} against {name}"
-    return f"{gain} (there: {why(answer, other)}){_close(answer, other)}"
+    return f"{gain} (there: {why(answer, other, *_shares(answer, other))}){_close(answer, other)}"
 
 
 def _name(answer: ServingPlans, i: int) -> str:

@@ -10,7 +10,20 @@ import numpy as np
 
 from commtax.arrays import different
 from commtax.planner import reasons
-from commtax.planner.columns import NO_SERVING, SERVED, Array, Columns, Rejected, ServingPlans, cached, family, ground, order, over
+from commtax.planner.columns import (
+    NO_SERVING,
+    SERVED,
+    Array,
+    Columns,
+    Rejected,
+    ServingPlans,
+    cached,
+    family,
+    ground,
+    order,
+    over,
+    request_s,
+)
 from commtax.planner.space import Space, space
 from commtax.planner.splits import figures, split, why_none
 from commtax.question import Question
@@ -29,6 +42,8 @@ LISTED = 20
 """Plans whose best concurrency is found exactly; those behind them are known to be behind."""
 PIECES = 16
 """Of two neighbouring intervals of the coarse grid, in which a knee is looked for."""
+Grid = tuple[Array, Array, Array, Columns]
+"""Plan, clients, whether these are the plan's last, and what they are priced as."""
 DIP = 1.05
 """A request may take up to this much less time when one more joins: steps are not smooth where collectives switch."""
 
@@ -103,9 +118,10 @@ def search(base: Question, roomy: Space, index: int) -> Columns:
     """
     goal = base.goal
     held = np.clip(at_once(base, roomy), 1, goal.max_concurrency).astype(int)
-    rows, load, last = _coarse(held if goal.limited else knees(base, roomy, held))
-    priced = simulated(base, roomy.take(rows), load)
-    coarse = columns(roomy.take(rows), load, priced, index)
+    rows, load, last = grid_of(held)
+    coarse = _columns_at(base, roomy.take(rows), load, index)
+    if not goal.limited:
+        rows, load, last, coarse = _up_to_knees(base, roomy, (rows, load, last, coarse))
     ahead = np.where(last, load, np.append(load[1:], 1))
     rate = coarse.tokens_per_s if goal.objective == "throughput" else coarse.tokens_per_s_per_gpu
     hopeful = over(base, coarse) <= DIP
@@ -116,29 +132,36 @@ def search(base: Question, roomy: Space, index: int) -> Columns:
     inner = np.repeat(open_, gaps)
     step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
     between, clients = roomy.take(rows[inner]), load[inner] + step
-    fine = columns(between, clients, simulated(base, between, clients), index)
+    fine = _columns_at(base, between, clients, index)
     alone = load == 1
     apart = split(base, roomy, (coarse.sure_ttft_s / coarse.ttft_s)[alone], np.minimum(held, step_limits(base)[1]), index)
     return Columns.joined([coarse, fine, apart])
 
 
-def knees(base: Question, roomy: Space, room: Array) -> Array:
-    """The load of each plan at which tokens/s over the time of a request are most (Kleinrock's power): its knee.
+def _up_to_knees(base: Question, roomy: Space, grid: Grid) -> Grid:
+    """The coarse grid up to the load of each plan at which tokens/s over the time of a request are most (Kleinrock's power): its
+    knee, the plan's last.
 
-    Found on the coarse grid, then on ``PIECES`` of the two intervals around its best point. A plan's own: no limit moves it.
+    Found on the grid, then on ``PIECES`` of the two intervals around its best point. A plan's own: no limit moves it.
     """
-    rows, load, last = _coarse(room)
+    rows, load, last, coarse = grid
     before, after = np.where(load == 1, 1, np.append(1, load[:-1])), np.where(last, load, np.append(load[1:], 1))
-    top = _most_powerful(rows, _power(base, roomy.take(rows), load))
+    top = _most_powerful(rows, _power(base, coarse))
     loads = different(np.linspace(before[top], after[top], PIECES + 1).round().astype(int) + 0 * top, axis=0).T
     fine_rows = np.repeat(rows[top], loads.shape[1])
-    best = _most_powerful(fine_rows, _power(base, roomy.take(fine_rows), loads.ravel()))
-    return np.asarray(loads.ravel()[best])
+    fine = _columns_at(base, roomy.take(fine_rows), loads.ravel(), int(coarse.dtype[0]))
+    best = _most_powerful(fine_rows, _power(base, fine))
+    knees = loads.ravel()[best]
+    below = np.flatnonzero(load < knees[rows])
+    both = np.append(rows[below], rows[top]), np.append(load[below], knees)
+    ranked = np.lexsort(both[::-1])
+    flat, clients = (part[ranked] for part in both)
+    return flat, clients, _ends(flat), Columns.joined([coarse.take(below), fine.take(best)]).take(ranked)
 
 
-def _power(base: Question, plans: Space, load: Array) -> Array:
+def _power(base: Question, priced: Columns) -> Array:
     """Clients over the square of a request's seconds: tokens/s over that time, but for a constant."""
-    return np.asarray(load / np.asarray(simulated(base, plans, load).e2e_s) ** 2)
+    return np.asarray(priced.concurrency / priced.replicas / priced.dp / request_s(base, priced) ** 2)
 
 
 def _most_powerful(rows: Array, power: Array) -> Array:
@@ -147,7 +170,7 @@ def _most_powerful(rows: Array, power: Array) -> Array:
     return np.asarray(ranked[np.unique(rows[ranked], return_index=True)[1]])
 
 
-def _coarse(room: Array) -> tuple[Array, Array, Array]:
+def grid_of(room: Array) -> tuple[Array, Array, Array]:
     """(plan, clients, whether it is the plan's last) of the coarse grid: powers of the root of two up to each plan's room."""
     steps = different(np.round(2 ** (np.arange(0, 41) / 2)).astype(int))
     rows, load = [], []
@@ -156,7 +179,12 @@ def _coarse(room: Array) -> tuple[Array, Array, Array]:
         rows.append(np.full(len(clients), plan_))
         load.append(clients)
     flat = np.concatenate(rows)
-    return flat, np.concatenate(load), np.append(flat[1:] != flat[:-1], True)
+    return flat, np.concatenate(load), _ends(flat)
+
+
+def _ends(rows: Array) -> Array:
+    """Whether each is the last of its plan."""
+    return np.append(rows[1:] != rows[:-1], True)
 
 
 def _listed(rows: Array, score: Array) -> float:
@@ -174,6 +202,10 @@ def simulated(base: Question, s: Space, clients: Array) -> Simulation:
 
 def sizes(s: Space) -> dict[str, Array]:
     return {axis: getattr(s, axis) for axis in SERVED}
+
+
+def _columns_at(base: Question, grid: Space, load: Array, index: int) -> Columns:
+    return columns(grid, load, simulated(base, grid, load), index)
 
 
 def columns(grid: Space, load: Array, priced: Simulation, index: int) -> Columns:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from commtax.arrays import different
 from commtax.cost.network import Decoding, Network, Prompting, crowding, flow, prompt_wait_s
 from commtax.cost.serving import Load, Steps, closed_loop, prompts_apart, running
 from commtax.planner.columns import NO_SERVING, Array, Columns, cached
@@ -24,7 +25,7 @@ from commtax.verbs.steps import decoding, step_bill
 
 COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
 """Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""
-LOADS = np.unique(np.r_[1:17, (16 * 2 ** (np.arange(1, 65) / 4)).astype(int)])
+LOADS = different(np.r_[1:17, (16 * 2 ** (np.arange(1, 65) / 4)).astype(int)])
 """Clients of a decode worker that are tried: all up to 16, then four to a doubling; the best of a split is found exactly."""
 BUSY = 0.9  # of the most prompts and caches that pass: clients beyond only wait
 SAME = 1e-3  # prompt workers that shorten requests by less than this are left out

@@ -8,13 +8,13 @@ under way at once.
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
-from math import ceil, isfinite, isnan, nan
+from math import ceil, inf, isfinite, isnan, nan
 
 import numpy as np
 
 from commtax.arrays import a_few_remembered, remembered
 from commtax.ledger import Z80
-from commtax.planner.layouts import SLACK, Layout
+from commtax.planner.layouts import ALONE, SLACK, Layout
 from commtax.planner.space import beside
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
@@ -31,6 +31,7 @@ MOST = 20_000  # requests of a run
 TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
 LOOKS = ((60, 3.0), (300, 1.5))  # requests that count in first, short runs, and how far beyond a limit one must be to be believed
 KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
+SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that were simulated answered up to 1.04 times it
 HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known
 SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
 Size = tuple[int, int]
@@ -134,6 +135,9 @@ def least(task: Task) -> Trial:
     if not able:
         size = _largest(layout, task.most_gpus)
         return Trial(layout, size, _overload(layout.question, layout.throughput(*size)), nan, {}, 0)
+    if slow := too_slow(layout, able[-1]):
+        name, token_s = slow
+        return Trial(layout, able[-1], ALONE * token_s / dict(layout.question.goal.slo)[name], nan, {}, 0)
     tried: dict[Size, Trial] = {}
 
     def trial(at: int) -> Trial:
@@ -144,7 +148,7 @@ def least(task: Task) -> Trial:
     hopeless = set[Size]()
 
     def holds(at: int) -> bool:
-        if able[at] not in tried and _overloaded(layout, able[at]):
+        if able[at] not in tried and (too_slow(layout, able[at]) or _overloaded(layout, able[at])):
             hopeless.add(able[at])
             return False
         return trial(at).holds
@@ -155,12 +159,38 @@ def least(task: Task) -> Trial:
     return grown(best) if task.grows and best.holds else best
 
 
+def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
+    """The limit on the time of tokens that a fleet is sure to break by the closed form, and that time.
+
+    That of a steady state: runs of fewer requests than are usual may end before.
+    """
+    q = layout.question
+    unsure = layout.apart or q.goal.confidence < EVEN or q.requests.num_prompts < COUNTED
+    return None if unsure else layout.too_slow(rate_of(q) / size[0])
+
+
 def _overloaded(layout: Layout, size: Size) -> bool:
     """Whether its capacity alone says that a fleet does not hold, which is looked at anyway where there is no limit to break."""
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.slo or q.goal.confidence < EVEN or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
         return False
+    if layout.apart and min(count * alone for count, alone in zip(size, _each_alone(layout), strict=True)) * SURE <= rate:
+        return True
     return capacity(layout, size) <= rate
+
+
+def _each_alone(layout: Layout) -> tuple[float, float]:
+    """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
+    decoding = layout.question.but(decode_workers=1, prefill_workers=1)
+    return _kind_alone(decoding, prompts=False), _kind_alone(decoding.but(tp=layout.prefill_tp), prompts=True)
+
+
+@remembered
+def _kind_alone(q: Question, prompts: bool) -> float:
+    stream = first(all_requests(q), COUNTED)
+    asked, fleet = _engines(q, longest_of(stream))
+    kind = fleet.prompts if prompts and fleet.prompts else fleet.workers
+    return capacity_of(stream, Fleet(kind), asked.offered.prefix_hit_rate, COUNTED, prompted=not prompts)
 
 
 def _first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
@@ -252,13 +282,15 @@ def _sized(layout: Layout, size: Size) -> Question:
     return layout.question.but(replicas=size[0])
 
 
-def ran(layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0) -> Outcome:
-    """The run of a fleet at a rate, with steps longer by a factor than they are priced."""
+def ran(
+    layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0, most: float = inf
+) -> Outcome:
+    """The run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
     length = length or lengths_of_run(layout.question, sum(size))
     stream = stream_of_run(layout.question, rate, length)
     asked, fleet = _engines(_sized(layout, size), longest_of(stream))
     asked = asked.but(request_rate=rate, warmup=length[1])
-    fleet = fleet if stretch == 1 else fleet.scaled(stretch)
+    fleet, stream = fleet if stretch == 1 else fleet.scaled(stretch), first(stream, most)
     return Outcome(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
 
 
@@ -332,7 +364,7 @@ def judged(trial: Trial) -> Trial:
 
 
 def examined(trial: Trial) -> Trial:
-    """With its capacity, and tried where that is above a rate for which the closed form thought it too small."""
+    """With its capacity, and tried where that is above a rate for which the closed form thought it too small or too slow."""
     trial = saturated(trial)
     return _trial(trial.layout, trial.size) if not trial.figures and trial.capacity > rate_of(trial.layout.question) else trial
 
@@ -361,12 +393,16 @@ def _at_rate(trial: Trial, rate: float) -> Outcome:
 
 def ranged(trial: Trial) -> Trial:
     """With the ranges of what is limited and shown. Its run at the rate is known; only those with other steps are missing."""
-    q = trial.layout.question
+    q, layout, size = trial.layout.question, trial.layout, trial.size
     names = dict.fromkeys(("ttft_p95", "itl_p99", *(name for name, _ in q.goal.slo)))
-    if not trial.sigma or lengths_of_run(q, sum(trial.size))[0] > RANGED:
-        outcome = ran(trial.layout, trial.size, q.offered.request_rate)
+    if not trial.sigma:
+        outcome = ran(layout, size, q.offered.request_rate)
         return replace(trial, ranges={name: outcome.range_of(name) for name in names})
     factor = float(np.exp(Z80 * trial.sigma))
-    short, long = (ran(trial.layout, trial.size, q.offered.request_rate, stretch=by) for by in (1 / factor, factor))
-    ranges = {name: range_between(trial.figures[name], short.statistic(name), long.statistic(name)) for name in names}
-    return replace(trial, ranges=ranges)
+    short, long = (ran(layout, size, q.offered.request_rate, stretch=by, most=RANGED) for by in (1 / factor, factor))
+    same = trial.figures
+    if len(short.stream) < lengths_of_run(q, sum(size))[0]:
+        part = ran(layout, size, q.offered.request_rate, most=RANGED)
+        same = {name: part.statistic(name) for name in names}
+    ends = {name: (short.statistic(name), long.statistic(name), same[name]) for name in names}
+    return replace(trial, ranges={name: range_between(trial.figures[name], *known) for name, known in ends.items()})

@@ -135,7 +135,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) ->
         ">/GPU": [f"{rows.tokens_per_s_per_gpu[i]:,.0f}" for i in first],
         ">/user": [f"{rows.tokens_per_s_per_user[i]:,.0f}" if several else "–" for i in first],
         ">$/M": [f"{usd[i]:.2f}" if price else "" for i in first],
-        ">comm": [f"{a.step_of(rows, i).comm_fraction:.0%}" for i in first],
+        ">comm": [f"{share:.0%}" for share in a.comm_fractions(rows.take(slice(top)))],
         ">KV free": [f"{rows.kv_headroom[i]:.0%}" for i in first],
     }
     show_table(console, list(columns), zip(*columns.values(), strict=True))

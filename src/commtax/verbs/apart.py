@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from commtax.arrays import pick
+from commtax.arrays import pick, remembered
 from commtax.cost import serving as loop
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.network import Decoding, Flow, Network, Prompting, Wire, nodes_to
@@ -90,12 +90,17 @@ def lone_ranks(model: Model, plan: Plan) -> Number:
 
 def decoding_of(asked: Question, load: Load, room: Number, copies: Number) -> Decoding:
     """Workers that decode, their steps priced for batches of all sizes; the batches are an axis before all others."""
-    counts = (*(getattr(asked.plan, axis) for axis in SIZES), load.input_len, load.output_len, room)
+    return Decoding.of(copies, asked.plan.dp, room, _decode_steps(asked.normal(), load.input_len, load.output_len, room))
+
+
+@remembered
+def _decode_steps(asked: Question, input_len: Number, output_len: Number, room: Number) -> Number:
+    """Seconds of each batch; splits of a cluster differ in how many workers they have, whose steps are the same."""
+    counts = (*(getattr(asked.plan, axis) for axis in SIZES), input_len, output_len, room)
     sizes = np.broadcast_shapes(*map(np.shape, counts))
     batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
-    bill = step_bill(asked, decoding(np.ceil(batches / asked.plan.pp), load))
-    steps = np.broadcast_to(bill.step_s, (len(batches), *sizes))
-    return Decoding.of(copies, asked.plan.dp, room, steps)
+    bill = step_bill(asked, decoding(np.ceil(batches / asked.plan.pp), Load(1.0, input_len, output_len)))
+    return np.broadcast_to(bill.step_s, (len(batches), *sizes))
 
 
 def cache_bytes(asked: Question, tokens: Number) -> Number:

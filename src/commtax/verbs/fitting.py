@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from commtax import catalog
-from commtax.arrays import different, pick
+from commtax.arrays import different, pick, remembered
 from commtax.cost import memory
 from commtax.cost.caches import kv_bytes_per_token_layer, state_bytes_per_sequence
 from commtax.cost.pools import Group, KvPool, kv_pool
@@ -245,6 +245,11 @@ def cache_tokens(asked: Question) -> Number:
 
     They are ``judge(...).kv_tokens`` of each; where requests have states, those take the room of ``state_tokens`` of them.
     """
+    return _cache_tokens(replace(asked.normal(), limits=asked.limits, codes=asked.codes))
+
+
+@remembered
+def _cache_tokens(asked: Question) -> Number:
     plan = asked.plan
     shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
     axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]

@@ -106,9 +106,9 @@ def _uncached(offered: Offered) -> Offered:
     return replace(offered, trace=trace, unique_prompts=0, shared_prefix=0)
 
 
-def first(stream: Stream, count: int) -> Stream:
+def first(stream: Stream, count: float) -> Stream:
     """The first requests of a stream."""
-    return stream if len(stream) <= count else chosen(stream, np.arange(count))
+    return stream if len(stream) <= count else chosen(stream, np.arange(int(count)))
 
 
 def chosen(stream: Stream, rows: np.ndarray) -> Stream:

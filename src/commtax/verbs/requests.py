@@ -218,7 +218,7 @@ def range_between(value: float, low: float, high: float, same: float | None = No
     return (min(value, value * low / same), max(value, value * high / same)) if same else (value, value)
 
 
-def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000) -> float:
+def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000, prompted: bool = False) -> float:
     """Requests/s that a fleet answers when there are always enough: the middle half of a run of all at once.
 
     As many run at once as there is room for: the first fill the engines together and leave them in a wave, and the last leave
@@ -229,7 +229,8 @@ def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int 
     at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
     count = min(20_000, max(least, int(5 * at_once)))
     quarter = count // 4
-    done = np.sort(run(_repeated(stream, count), fleet, hit_rate, enough=count - quarter).book.done_s)  # those who are not, last
+    ran = run(_repeated(stream, count), fleet, hit_rate, enough=count - quarter, prompted=prompted)
+    done = np.sort(ran.book.done_s)  # those who are not, last
     return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
 
 

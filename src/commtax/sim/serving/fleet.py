@@ -8,6 +8,7 @@ from commtax.sim.serving.book import Book
 from commtax.sim.serving.replica import Replica
 
 ROUND_TRIP_S = 1e-6  # from an answer to the client's next request: an engine has begun its next step by then
+LOOK, LOOK_S = 256, 1.0  # requests and seconds between looks whether enough are answered
 Route = Callable[[int, float], Replica]
 
 
@@ -44,14 +45,16 @@ def alone(replica: Replica, clients: Clients, enough: float = inf) -> None:
     replica.run(enough=enough)
 
 
-def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], feedback: bool) -> None:
+def together(
+    engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], feedback: bool, enough: float = inf
+) -> None:  # fmt: skip
     """Engines that depend on each other, through the router or through answers: nobody runs past what may still reach it.
 
     The engine that is furthest behind goes on, up to the next request and, where answers bring new requests, up to the
-    next engine's clock.
+    next engine's clock. They answer all, or where no answer brings one at least the first ``enough``.
     """
     if not feedback:
-        _onwards(engines, clients, send)
+        _onwards(engines, clients, send, enough)
         return
     while True:
         now = clients.pending[0][0] if clients.pending else inf
@@ -66,8 +69,9 @@ def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
             return
 
 
-def _onwards(engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None]) -> None:
+def _onwards(engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], enough: float) -> None:
     """The same where answers bring nothing new: before each request all go on up to it, in any order."""
+    look = enough  # requests that come before it is looked again whether enough are answered
     while clients.pending:
         now = clients.pending[0][0]
         for engine in engines:
@@ -75,8 +79,22 @@ def _onwards(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
                 engine.run(now)
         now, i = heappop(clients.pending)
         send(i, now)
-    for engine in engines:
-        engine.run()
+        look -= 1
+        if look <= 0:
+            if _answered(clients.book, now) >= enough:
+                return
+            look = LOOK
+    while enough < inf and (now := min(engine.clock for engine in engines)) < inf and _answered(clients.book, now) < enough:
+        for engine in engines:
+            engine.run(now + LOOK_S)
+    if enough == inf:
+        for engine in engines:
+            engine.run()
+
+
+def _answered(book: Book, now: float) -> int:
+    """Requests that have their last token by then; who gets it later is not known while engines are no further."""
+    return sum([done <= now for done in book.done_s])
 
 
 def router(kind: str, engines: Sequence[Replica]) -> Route:

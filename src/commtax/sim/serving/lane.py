@@ -4,6 +4,7 @@ Decoding requests advance in step, so nothing is kept for each: a heap says at w
 as many blocks as requests stand at the end of one (``phases``: requests by tokens minus steps, modulo a block).
 """
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil, sqrt
 
@@ -12,6 +13,7 @@ from commtax.sim.serving.pool import Pool
 
 Chunk = tuple[int, int, int]
 """A request, tokens of its prompt that a step computes, and tokens before them."""
+NOBODY = ()
 
 
 class Lane:
@@ -38,13 +40,14 @@ class Lane:
 
         Nobody is let in by a step that had to throw others out.
         """
-        rules = self.pool.rules
+        pool = self.pool
+        rules = pool.rules
         thrown = not rules.prefill_first and self.secure(begin)
-        if not self.prompts and not self.pool.waiting:
+        if not self.prompts and not pool.waiting:
             return []
         room = rules.tokens - (0 if rules.prefill_first else self.seqs)
-        chosen = self._begun(room)
-        return chosen if thrown else self._let_in(chosen, room - sum(new for _, new, _ in chosen), begin)
+        chosen = self._begun(room) if self.prompts else []
+        return chosen if thrown else self._let_in(chosen, room - sum([new for _, new, _ in chosen]), begin)
 
     def _begun(self, room: int) -> list[Chunk]:
         """The next chunks of prompts that were begun, as far as there is room in the step."""
@@ -64,11 +67,11 @@ class Lane:
         waiting, goal = pool.waiting, pool.book.goal
         while waiting and room > 0 and pool.running < rules.seqs and len(chosen) < rules.prompts:
             i = waiting[0]
-            done = pool.cached_tokens(i)
+            done, needed = pool.wanted(i, self.taken)
             new = goal[i] - done
             if new > room and not rules.chunked and (chosen or new <= rules.tokens):
                 break
-            if not pool.admit(i, self.taken):
+            if not pool.admit(i, needed):
                 break
             waiting.popleft()
             self._start(i, done, begin)
@@ -102,10 +105,11 @@ class Lane:
     def secure(self, begin: float) -> bool:
         """Take blocks for the next token of all that decode; where there are none, the youngest are thrown out. Whether any was."""
         thrown = False
-        while self.seqs and self.pool.free < 2 * self.seqs and not self.fits(1):
+        while self.pool.free < 2 * self.seqs and not self.fits(1):
             self._throw_out(begin)
             thrown = True
-        self._take(1)
+        if self.taken != 1:
+            self._take(1)
         return thrown
 
     def _take(self, steps: int) -> None:
@@ -162,7 +166,7 @@ class Lane:
     def seconds(self, chunks: list[Chunk]) -> float:
         """Of a step with these chunks of prompts; decoding requests share it unless prompts run before them."""
         surface = self.surface
-        tokens = sum(new for _, new, _ in chunks)
+        tokens = sum([new for _, new, _ in chunks])
         beside = 0 if self.pool.rules.prefill_first else self.seqs
         return surface.mixing(beside, self.cached, tokens, len(chunks), surface.prompts_s(chunks))
 
@@ -173,15 +177,17 @@ class Lane:
         steps = self.ends[0][0] - self.step
         return first, more, steps if holds >= steps else max(1, ceil(holds))
 
-    def decoded(self, steps: int) -> list[int]:
+    def decoded(self, steps: int) -> Sequence[int]:
         """All that decode have made so many tokens; returns who is done."""
         if steps != self.taken:
             self._take(steps)
         self.taken = 0
-        self.step += steps
+        self.step = step = self.step + steps
         self.cached += steps * self.seqs
+        ends = self.ends
+        if not ends or ends[0][0] != step:
+            return NOBODY
         done: list[int] = []
-        ends, step = self.ends, self.step
         while ends and ends[0][0] == step:
             _, i = heappop(ends)
             self.pool.release(i, self._leave(i, 0))
@@ -191,7 +197,10 @@ class Lane:
     def prompted(self, chunks: list[Chunk]) -> list[int]:
         """The chunks are computed; returns the requests whose prompts are done, each with one token more."""
         book, self.taken = self.pool.book, 0
-        if len(chunks) == len(self.prompts) and all(past + new >= book.goal[i] for i, new, past in chunks):  # as most often
+        if not chunks:
+            return []
+        last, new, past = chunks[-1]  # the only one that a step's tokens may cut
+        if len(chunks) == len(self.prompts) and past + new >= book.goal[last]:  # as most often
             self.prompts = []
             return [i for i, _, _ in chunks]
         progress = {i: past + new for i, new, past in chunks}

@@ -27,9 +27,9 @@ class Pipeline(Replica):
 
     def _step(self, begin: float, until: float) -> None:  # noqa: ARG002
         turn = self.out.index(begin)
-        lane = self.lanes[turn]
-        if self.batches[turn]:
-            self._complete(turn, lane)
+        lane, batch = self.lanes[turn], self.batches[turn]
+        if batch:
+            self._complete(turn, lane, batch)
         self.seen = begin
         if self.next < len(self.times) and self.times[self.next] <= begin:
             self._arrive()
@@ -44,17 +44,15 @@ class Pipeline(Replica):
 
     def _enter(self, turn: int, lane: Lane, chunks: list[Chunk], begin: float) -> None:
         """A batch goes through the stages, each as soon as the batches before it have left that."""
-        each = (lane.seconds(chunks) if chunks else lane.pace()[0]) / len(self.lanes)
+        each = (lane.seconds(chunks) if chunks else lane.surface.decoding(lane.seqs, lane.cached)[0]) / len(self.lanes)
         now, busy = begin, self.busy
         for stage, until in enumerate(busy):
             now = (now if now > until else until) + each
             busy[stage] = now
         self.batches[turn], self.out[turn] = (chunks, begin, now - begin), begin + (now - begin)  # to the last bit when it ends
 
-    def _complete(self, turn: int, lane: Lane) -> None:
+    def _complete(self, turn: int, lane: Lane, batch: Batch) -> None:
         """What a batch has computed becomes true when it leaves the last stage."""
-        batch = self.batches[turn]
-        assert batch is not None
         chunks, begin, seconds = batch
         lane.stalled = lane.seqs if begin > lane.last_s else 0
         if chunks:

@@ -25,8 +25,6 @@ class Pool:
     def cached_tokens(self, i: int) -> int:
         """Tokens of a waiting request that need not be computed: all where another worker has, else at most all but one."""
         book = self.book
-        if self.plain and not book.elsewhere[i]:
-            return 0
         most = book.goal[i] - 1
         if self.computed_elsewhere(i):
             return most + 1
@@ -42,13 +40,18 @@ class Pool:
         ids = self._ids(i)
         return self._own_blocks(ids, self._kept(i) + more) + self.prefixes.new_blocks(ids)
 
-    def admit(self, i: int, ahead: int = 0) -> bool:
-        """Take the blocks of a request, where they are free."""
+    def wanted(self, i: int, ahead: int = 0) -> tuple[int, int]:
+        """Of a waiting request: tokens that need not be computed, and blocks that it takes."""
         book, rules = self.book, self.rules
-        if self.plain and not book.elsewhere[i] and not rules.reserved:  # most are: as below, but many times as fast
-            needed = -(-book.goal[i] // rules.block) + rules.states
-        else:
-            needed = self.needed(i, ahead)
+        if not self.plain or rules.reserved:
+            return self.cached_tokens(i), self.needed(i, ahead)
+        tokens = book.goal[i]  # as those say, but many times as fast
+        if book.elsewhere[i] and not rules.prompts_only and not book.thrown[i]:
+            return tokens, -(-(tokens + ahead) // rules.block) + rules.states
+        return 0, -(-tokens // rules.block) + rules.states
+
+    def admit(self, i: int, needed: int) -> bool:
+        """Take the blocks of a request, where they are free."""
         if needed > self.free:
             return False
         self.free -= needed

@@ -39,6 +39,7 @@ class Replica:
 
     def __init__(self, rules: Rules, book: Book, surface: Surface, ranks: int = 1, number: int = 0) -> None:
         self.rules, self.book, self.number = rules, book, number
+        self.streams = rules.token_s > 0
         self.lanes = [Lane(Pool(rules, book), surface) for _ in range(ranks)]
         self.pools = [lane.pool for lane in self.lanes]
         self.clock = inf
@@ -131,7 +132,8 @@ class Replica:
     def _step_alone(self, begin: float, until: float, lane: Lane) -> None:
         """The same of an engine with one lane."""
         rules, chunks = self.rules, lane.form(begin)
-        self.undecided = rules.stint if rules.stint > 1 else 0
+        if rules.stint > 1:
+            self.undecided = rules.stint
         if chunks:
             self.passed = 0
             seconds = lane.seconds(chunks)
@@ -147,11 +149,13 @@ class Replica:
 
     def _arrive(self) -> None:
         """Requests that reached the scheduler in time wait for a step, at the rank with the fewest."""
-        while self.next < len(self.times) and self.times[self.next] <= self.seen:
-            pools = self.pools
-            pool = pools[0] if len(pools) == 1 else min(pools, key=lambda p: p.running + len(p.waiting))
-            pool.waiting.append(self.coming[self.next])
-            self.next += 1
+        pools, first = self.pools, self.next
+        self.next = bisect_right(self.times, self.seen, first)
+        if len(pools) == 1:
+            pools[0].waiting.extend(self.coming[first : self.next])
+            return
+        for i in self.coming[first : self.next]:
+            min(pools, key=lambda p: p.running + len(p.waiting)).waiting.append(i)
 
     def _patience(self) -> int:
         """Steps of decodes for which prompts wait: one rank's prompt holds up all others, so that they compute theirs together."""
@@ -182,12 +186,12 @@ class Replica:
 
     def finish(self, number: int, lane: Lane, chunks: list[Chunk], begin: float, seconds: float) -> None:
         """One lane's part of a step with prompts."""
-        tokens, end = sum(new for _, new, _ in chunks), begin + seconds
+        tokens, end = sum([new for _, new, _ in chunks]), begin + seconds
         if self.rules.prefill_first or not lane.seqs:
             lane.stalled = lane.stalled or lane.seqs
             lane.last_s = lane.last_s if lane.seqs else end
             self.log.append((begin, 1, 0, seconds, 0.0, 0, 0.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
-            if self.rules.token_s:
+            if self.streams:
                 self._stream(begin, 0)
         else:
             self._tokens(number, lane, (begin, end), 1, seconds, 0.0, tokens)
@@ -219,7 +223,8 @@ class Replica:
 
     def _decode_alone(self, begin: float, until: float, lane: Lane) -> None:
         first, more, steps = lane.pace()
-        steps = lane.fits(min(steps, self._undisturbed(begin, until, first, more)))
+        if steps > 1:
+            steps = lane.fits(min(steps, self._undisturbed(begin, until, first, more)))
         if self.undecided:
             self.undecided = max(0, self.undecided - steps)
         self.passed += steps
@@ -252,7 +257,7 @@ class Replica:
         stalled, pool = lane.stalled, lane.pool
         stall = begin - lane.last_s if stalled else 0.0
         self.log.append((begin, steps, lane.seqs, first, more, stalled, stall, tokens, len(pool.waiting), pool.free, number))
-        if self.rules.token_s:
+        if self.streams:
             self._stream(begin, steps * lane.seqs)
         lane.last_s, lane.stalled = end, 0
         for i in lane.decoded(steps):
@@ -268,7 +273,7 @@ class Replica:
             self.book.lost_s[i] += now
 
     def _leave(self, i: int, now: float) -> None:
-        self.book.done_s[i] = seen = max(now, self.streamed)
+        self.book.done_s[i] = seen = now if now > self.streamed else self.streamed
         self.ended.append(now)
         if self.on_done:
             self.on_done(i, seen)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import field, replace
 from heapq import heappush
-from math import inf
+from math import inf, nan
 from typing import Self
 
 from commtax.cost.surface import Surface
@@ -80,13 +80,20 @@ class Run:
 
 
 def run(
-    stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Run], None] | None = None, enough: float = inf
+    stream: Stream,
+    fleet: Fleet,
+    hit_rate: float = 0.0,
+    watch: Callable[[Run], None] | None = None,
+    enough: float = inf,
+    prompted: bool = False,
 ) -> Run:
     """Send a stream of requests through a fleet until all are answered, or, where nobody's answer hangs on others', ``enough``.
 
-    ``watch`` is shown the run when it begins; whoever watches may interrupt it, and has what happened until then.
+    ``watch`` is shown the run when it begins; whoever watches may interrupt it, and has what happened until then. ``prompted``
+    requests were computed elsewhere up to their first token.
     """
     book = book_of(stream, hit_rate, fleet.workers.rules.block)
+    book.elsewhere = [prompted] * len(stream)
     engines = fleet.workers.build(book)
     ran = Run(book, engines, fleet.prompts.build(book, len(engines)) if fleet.prompts else [])
     if watch is None:
@@ -103,7 +110,7 @@ def run(
 def _send(ran: Run, fleet: Fleet, stream: Stream, enough: float = inf) -> None:
     book, engines, everyone = ran.book, ran.engines, range(len(stream))
     if fleet.prompts:
-        _apart(book, fleet, ran.prompt_engines, engines, stream.in_flight)
+        _apart(book, fleet, ran.prompt_engines, engines, stream.in_flight, enough)
         return
     if len(engines) == 1 or (fleet.router == "round-robin" and stream.in_flight == inf):  # each has its own share of requests
         for engine in engines:
@@ -119,7 +126,7 @@ def _send(ran: Run, fleet: Fleet, stream: Stream, enough: float = inf) -> None:
     together(engines, clients, lambda i, now: route(i, now).offer(i, now), clients.cap < inf)
 
 
-def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float) -> None:
+def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float, enough: float) -> None:
     """Prompts on workers of their own; a prompt's cache goes over its worker's links to those of the one that decodes it.
 
     Clients that never wait do not care who has answered: then all prompts are computed first, and those who decode follow.
@@ -133,6 +140,7 @@ def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replic
         if book.output_len[i] == 1:
             clients.answered(now)
         else:
+            book.done_s[i] = nan  # with its prompt alone
             wire.leaves(i, book.served_by[i] - len(engines), now)
 
     def send(i: int, now: float) -> None:
@@ -154,7 +162,7 @@ def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replic
         else:
             together(before, clients, send, feedback=False)
         clients.pending = wire.pending
-        together(engines, clients, send, feedback=False)
+        together(engines, clients, send, feedback=False, enough=enough)
 
 
 class _Wire:
@@ -183,7 +191,8 @@ class _Wire:
             self.coming[number] -= 1
             self.engines[number].offer(i, now)
             return
-        number = min(range(len(self.engines)), key=lambda n: self.engines[n].load(now) + self.coming[n])
+        loads = [engine.load(now) + more for engine, more in zip(self.engines, self.coming, strict=True)]
+        number = loads.index(min(loads))
         busy = _seconds(self.moves.in_s, self.book.input_len[i])
         self.taken[number] = there = max(self.taken[number], now - busy) + busy  # it came in while it was sent
         if there <= now:
