@@ -67,8 +67,9 @@ def _shares(run: Mapping[str, str], setting: Setting, level: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_measured(setting: Setting) -> bool:
-    """Whether this engine ran on this chip with weights in this format."""
-    return any(all(_shares(run, setting, level) for level in ("engine", "chip", "dtype")) for run in fitted_runs())
+    """Whether this engine ran on this very chip with weights in this format."""
+    here = [run for run in fitted_runs() if run["chip"] == setting.chip]
+    return any(all(_shares(run, setting, level) for level in ("engine", "dtype")) for run in here)
 
 
 @lru_cache(maxsize=1024)
