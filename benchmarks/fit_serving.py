@@ -19,7 +19,6 @@ import argparse
 import csv
 import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,11 +28,10 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from serving_tables import board_lines, transfer_lines, write, write_times
 
-import commtax
 from commtax import catalog
 from commtax.catalog.transfer import Setting
-from commtax.catalog.versions import parts
 from commtax.cost.pricing import inference_bill
 from commtax.ledger import Z80
 from commtax.readers.published import steps
@@ -48,7 +46,6 @@ from commtax.verbs.asking import settled, terms_of, unsettled
 from commtax.verbs.billing import price
 from commtax.verbs.serving import simulate
 
-PACKAGE = Path(commtax.__file__).parent
 ARRAYS = ("tp", "dp", "ep", "concurrency", "input_len", "output_len", "num_prompts", "spread")
 STEP_ARRAYS = ("tp", "dp", "ep", "batch", "context", "prompts", "prompt_len")
 SCALES = {"tpot": 0.04, "ttft": 0.15}  # errors far above these hardly count
@@ -424,50 +421,6 @@ def engine_times(pool: Pool, x: Any) -> dict[tuple[str, str], dict[str, float]]:
     return found
 
 
-def write_times(times: Mapping[tuple[str, str], Mapping[str, float]]) -> None:
-    """Into ``catalog/engines``: every version's own where it has a part, and those of the newest that ran for the engine itself."""
-    for engine in dict.fromkeys(engine for engine, _ in times):
-        path = PACKAGE / f"catalog/engines/{engine}.toml"
-        newest = max((version for name, version in times if name == engine), key=parts)
-        sections = re.split(r"(?m)^(?=\[)", path.read_text(encoding="utf-8"))
-        for i, section in enumerate(sections):
-            of = re.match(r'\[versions\."(.+?)"\]', section)
-            for name, value in times.get((engine, of[1] if of else newest if i == 0 else ""), {}).items():
-                sections[i] = re.sub(rf'(?m)^{name} = \[[^,]+, "fit"\]', f'{name} = [{float(f"{value:.4g}")}, "fit"]', sections[i])
-        path.write_text("".join(sections), encoding="utf-8")
-
-
-def transfer_lines(pool: Pool, errors: Any, left: Sequence[Left]) -> Iterator[str]:
-    """``catalog/transfer.toml``."""
-    yield "# How far predictions are off where nothing was fitted: standard deviations of log errors, by what no run had."
-    yield "# From benchmarks/fit_serving.py: each engine, chip, family, publisher and file left out of the fit and predicted."
-    for metric, kinds in sigmas(pool, errors, left).items():
-        for kind, known in kinds.items():
-            yield f"\n[sigma.{metric}.{kind}]"
-            yield from (f"{name} = {value:.3f}" for name, value in known.items())
-    yield "\n# Runs that the constants were fitted on."
-    named = ((g.engine.version, g.words["model"].key, g.names["publisher"], g.setting) for g in pool.groups if g.fitted.any())
-    for version, model, who, s in dict.fromkeys(named):
-        yield "\n[[run]]"
-        yield from (f'{name} = "{getattr(s, name)}"' for name in ("engine", "chip", "dtype", "family"))
-        yield f'version = "{version}"\nmodel = "{model}"\npublisher = "{who}"'
-
-
-def board_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """``validate/transfer.toml``."""
-    yield "# Errors and ranges at home and abroad (benchmarks/fit_serving.py): each engine, chip, family, publisher, file left out."
-    for row in rows:
-        yield "\n[[fold]]"
-        yield f'left_out = "{"" if row["fold"] == "seen" else row["fold"]}"'
-        yield from (f'{name} = "{row[name]}"' for name in ("metric", "models"))
-        yield f"n = {row['n']}"
-        yield from (f"{name} = {row[name]:.3f}" for name in ("median", "covered", "half_width"))
-
-
-def write(path: str, lines: Iterator[str]) -> None:
-    (PACKAGE / path).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path)
@@ -484,20 +437,19 @@ def main() -> None:
         print(f"{what:24s} n {row['n']:4d}  median {row['median']:6.1%}  covered {row['covered']:5.0%}  +-{row['half_width']:6.1%}")
     for one in left:
         here = one.rows & ~pool.apart & ~pool.only_tests & np.isfinite(one.errors)
-        medians = [np.median(np.abs(np.expm1(one.errors[here & (pool.metric_of == i)]))) for i in range(len(METRICS))]
-        print(f"  without {one.kind} {one.name}: n {here.sum() // 2}  " + "  ".join(f"{m:.1%}" for m in medians))
+        if here.any():
+            medians = (np.median(np.abs(np.expm1(one.errors[here & (pool.metric_of == i)]))) for i in range(len(METRICS)))
+            print(f"  without {one.kind} {one.name}: n {here.sum() // 2}  " + "  ".join(f"{m:.1%}" for m in medians))
     for mixture in (False, True):
         kind = np.array([group.mixture for group in pool.groups])[pool.group_of] == mixture
         off = np.abs(np.expm1(errors[pool.only_tests & ~pool.apart & np.isfinite(errors) & kind]))
         print(f"steps of {'mixtures' if mixture else 'dense models'}, not fitted: n {len(off)}  median {np.median(off):.1%}")
-    for level, i in sorted(pool.index.items()):
-        if level[1] in "px":
-            print(*level, f"{x[i]:+.3f}")
+    print(*(f"{' '.join(level)} {x[i]:+.3f}" for level, i in sorted(pool.index.items()) if level[1] in "px"), sep="\n")
     for (engine, version), times in engine_times(pool, x).items():
         print(engine, version, *(f"{name} {value:.4g}" for name, value in times.items()))
     if asked.write:
         write_times(engine_times(pool, x))
-        write("catalog/transfer.toml", transfer_lines(pool, errors, left))
+        write("catalog/transfer.toml", transfer_lines(sigmas(pool, errors, left), pool.groups))
         write("validate/transfer.toml", board_lines(rows))
 
 

@@ -235,8 +235,8 @@ def obstacle(trial: Trial) -> str:
     q, gpus = trial.layout.question, plural(trial.gpus, "GPU")
     if not trial.figures and isnan(trial.capacity) and (slow := too_slow(trial.layout, trial.size)):
         name, token_s = slow
-        wanted = f"{limit_name(name)} {format_seconds(dict(q.goal.slo)[name])} is wanted"
-        return f"breaks the limit with {gpus}: {format_seconds(token_s)} a token by the closed form, {wanted}"
+        figure = f"{limit_name(name)} about {format_seconds(token_s)} of {format_seconds(dict(q.goal.slo)[name])}"
+        return f"breaks the limit with {gpus}: {figure}, by the closed form"
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
     if not trial.figures or most <= rate_of(q) * trial.stretch:
         surely = f", {most / trial.stretch:.3g} with {percent(q.goal.confidence)}" if trial.stretch > 1 else ""
