@@ -149,10 +149,11 @@ class Goal:
     slo: tuple[tuple[str, float], ...] = ()  # requests in time: statistics (``ttft_p95``) and the seconds that they may have
     growth: float = 0.0  # … and the share by which the rate may grow with the limits still held
     confidence: float = CONFIDENCE  # probability with which each limit is kept, by the ranges of the times
+    margin: float | None = None  # by which the best may beat a simpler plan that is recommended; None: the range of their ratio
 
     @property
     def limited(self) -> bool:
-        """Whether the time of a token is. Else clients come up to each plan's knee, and not until its cache is full."""
+        """Whether the time of a token is."""
         return self.tpot_s < math.inf
 
     @property

@@ -16,7 +16,7 @@ from commtax.spec import OVERLAPPED, PARALLEL, SIZES
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction, parse_seconds
 from commtax.verbs.asking import AUTO_EP
-from commtax.verbs.confidence import confidence_of
+from commtax.verbs.confidence import confidence_of, margin_of
 
 Command = Callable[..., None]
 Given = dict[str, Any]
@@ -142,7 +142,7 @@ ORDERS = f"{', '.join(TRAINING[:-1])} or {TRAINING[-1]}."
 BESIDE = f"Axes whose collectives run beside compute, {','.join(OVERLAPPED)} or none.  [default: the engine's]"
 PROMPT, OUTPUT = ("--input-len", "--context", "--random-input-len"), ("--output-len", "--osl", "--random-output-len")
 COUNT, SHARE, TIME = Kind("N", parse_count), Kind("F", parse_fraction), Kind("TIME", parse_seconds)
-SURE = Kind("80%", confidence_of)
+SURE, MARGIN = Kind("80%", confidence_of), Kind("5%", margin_of)
 LENGTH, NUMBER = Kind("N|DIST", _length), Kind("F", _number)
 BYTES, BINARY = Kind("SIZE", parse_bytes), Kind("SIZE", _binary)
 OPTIONS: Mapping[str, Option] = {
@@ -223,6 +223,9 @@ OPTIONS: Mapping[str, Option] = {
     "spread": Option("Requests", SHARE, None, f"Lengths vary by this share to either side; 0: lockstep.  [default: {SPREAD:g}]"),
     "ttft": Option("Requests", "TIME", "", "Mean time to the first token, at most: 500ms."),
     "tpot": Option("Requests", "TIME", "", "Mean time an output token, at most: 30ms."),
+    "margin": Option(
+        "Requests", MARGIN, None, "Recommend a simpler plan that the best beats by less.  [default: 5-10%]"
+    ),
     "confidence": Option("Requests", SURE, CONFIDENCE, "Limits are kept with this probability; 50%: as predicted.  [default: 80%]"),
     "objective": Option("Serving", "WHAT", None, "throughput (default), latency, cost or gpus."),
     "disaggregated": Option("Serving", bool, False, "Prompts run on workers of their own."),

@@ -18,6 +18,7 @@ from commtax.planner import best_serving, best_training, standing, training_stan
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.serving import WORKLOADS
 from commtax.question import MAX_CONCURRENCY, Question
+from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.units import parse_seconds
 
@@ -41,7 +42,7 @@ Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 @click.command("plan", cls=Verb)
 @taking(
     *(*WHERE, "pasted", "phase", "input_len", "disaggregated", "dtype", *SOUGHT),
-    *(*fleet.RATED, "global_batch", "top", "emit", "profile", "html", "as_json"),
+    *(*fleet.RATED, "global_batch", "margin", "top", "emit", "profile", "html", "as_json"),
     cluster={
         "multiple": True,
         "default": (),
@@ -130,6 +131,7 @@ def _goal(order: Order) -> Question:
         ttft_s=_limit(given["ttft"], "ttft"),
         tpot_s=_limit(given["tpot"], "tpot"),
         confidence=given["confidence"],
+        margin=given["margin"],
         objective=given["objective"] or "throughput",
         dtypes=dtypes,
         max_concurrency=MAX_CONCURRENCY if given["max_concurrency"] is None else given["max_concurrency"],
@@ -174,7 +176,8 @@ def _stands(searched: ServingPlans, launch: Launch) -> Standing:
     servers, dtype, clients = launch.servers, str(launch.options.get("dtype", "")), launch.number("concurrency")
     sizes, experts = dict(launch.axes), searched.question.model.experts
     if servers.prefill_workers:
-        alone, prompts = {"tp": sizes["tp"], "pp": 1, "dp": 1, "ep": 1}, (servers.prefill_tp or 1, servers.prefill_workers)
+        alone = {"tp": sizes["tp"], "pp": 1, "dp": 1, "ep": 1}
+        prompts = Plan(servers.prefill_tp or 1, replicas=servers.prefill_workers)
         return standing(searched, alone, servers.count, dtype, clients, prompts)
     inner = sizes["dp"]
     if launch.engine == "vllm" and inner > 1 and experts and "ep" not in launch.options:
@@ -185,17 +188,19 @@ def _stands(searched: ServingPlans, launch: Launch) -> Standing:
 
 
 def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
-    """The launch of the best plan, all of its servers, and the benchmark that would check it."""
+    """The launch of the recommended plan, all of its servers, and the benchmark that would check it."""
     from commtax.emit import apart_command, benchmark_command, launch_command
 
-    rows, engine, copies = searched.plans, order.given["emit"], int(searched.plans.replicas[0])
-    q = searched.put(rows, 0).but(
-        max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or searched.longest(rows, 0),
-        max_num_seqs=max(1, int(rows.running[0])),
-        concurrency=int(rows.concurrency[0]),
+    rows, engine, own = searched.plans, order.given["emit"], searched.recommended
+    copies = int(rows.replicas[own])
+    q = searched.put(rows, own).but(
+        max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or searched.longest(rows, own),
+        max_num_seqs=max(1, int(rows.running[own])),
+        concurrency=int(rows.concurrency[own]),
     )
-    if int(rows.mode[0]):
-        prompts = {"prefill_tp": int(rows.prefill_tp[0]), "prefill_workers": int(rows.prefill_replicas[0])}
+    if int(rows.mode[own]):
+        prompts = {"prefill_tp": int(rows.prefill_tp[own]), "prefill_workers": int(rows.prefill_replicas[own])}
+        prompts |= {"prefill_dp": int(rows.prefill_dp[own])}
         launch = apart_command(q.but(**prompts, decode_workers=copies), engine)
     else:
         launch = launch_command(q.but(replicas=copies), engine)
@@ -229,11 +234,11 @@ def _train(order: Order) -> NoReturn:
     if given["global_batch"] is None:
         raise Refusal("global_batch: training needs the sequences of a step, such as --global-batch 1024", "global_batch")
     length = q.kind.length if given["input_len"] is None else given["input_len"]
-    q = q.but(global_batch=given["global_batch"], context=length, sequence_parallel=True)
+    q = q.but(global_batch=given["global_batch"], context=length, sequence_parallel=True, margin=given["margin"])
     searched, speed = _timed(lambda: best_training(q))
     pasted = _trains(searched, order.launch) if order.launch else None
     if given["emit"]:
-        order.output.emitted = order.commands(searched.step_of(searched.plans, 0)) if len(searched.plans) else {}
+        order.output.emitted = order.commands(searched.step_of(searched.plans, searched.recommended)) if len(searched.plans) else {}
     _answer(order, searched, pasted, speed)
 
 

@@ -4,22 +4,23 @@ somebody runs already stands beside them."""
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
-from commtax.planner import serving, splits, training
-from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, label, order, worth
+from commtax.planner import serving, training
+from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, order, worth
+from commtax.planner.copies import Roomy, figures
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
-from commtax.planner.space import Space
+from commtax.planner.space import WIDE, Space
 from commtax.question import CONFIDENCE, MAX_CONCURRENCY, Question
-from commtax.spec import SIZES, Cluster, Engine, Model, Profile
+from commtax.spec import SIZES, Cluster, Engine, Model, Plan, Profile
 from commtax.statement import Refusal
 from commtax.verbs import checking
-from commtax.verbs.asking import SearchOptions, describe_gpus, laid, only, settled, unsettled
+from commtax.verbs.asking import SearchOptions, describe_gpus, describe_layout, laid, only, settled, unsettled
 from commtax.verbs.billing import price
-from commtax.verbs.confidence import confidence_of
+from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.serving import serve
 
@@ -35,9 +36,13 @@ def plan(
     max_concurrency: int = MAX_CONCURRENCY,
     usd_per_gpu_hour: float | None = None,
     confidence: float | str = CONFIDENCE,
+    margin: float | str | None = None,
     **options: Unpack[SearchOptions],
 ) -> ServingPlans:
     """Price all legal plans at every concurrency up to ``max_concurrency`` a copy and rank those that fit and meet the limits.
+
+    The first of ``plans`` is the best; ``recommended`` is the index of the simplest that the best beats by no more than
+    ``margin`` (0.05 or ``"5%"``; left out, the range of the ratio of two plans' predictions, 5 to 10 %).
 
     ``disaggregated=False`` leaves out plans with workers of their own for prompts. ``kv_dtype``, ``max_num_batched_tokens``,
     ``max_num_seqs`` and ``gpu_memory_utilization`` are what a launch command says for all of them. A ``profile``'s constants are
@@ -48,16 +53,16 @@ def plan(
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
     put = unsettled(model, cluster, {**usual, **only(SearchOptions, options), "dtype": dtypes[0]})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
-    put = put.but(confidence=confidence_of(confidence))
+    put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin))
     usd = put.cluster.chip.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
     return best_serving(put.but(usd_per_gpu_hour=usd))
 
 
 def best_serving(put: Question) -> ServingPlans:
-    """The serving plans of a question, and why the first is the first, or what would have to change: tried before it is said."""
+    """The serving plans of a question, and why one is recommended, or what would have to change: tried before it is said."""
     answer = serving.searched(put)
     if len(answer.plans):
-        return replace(answer, why=tuple(explain(answer, 0)))
+        return replace(answer, why=tuple(explain(answer, answer.recommended)))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
 
 
@@ -70,16 +75,18 @@ def plan_training(
     engine: str | Engine = "",
     dtype: str = "",
     profile: str | Profile | None = None,
+    margin: float | str | None = None,
 ) -> TrainPlans:
-    """Price all sizes and microbatches for each ZeRO stage, recomputation and schedule; GPUs may idle."""
+    """Price all sizes and microbatches for each ZeRO stage, recomputation and schedule. ``margin`` as in ``plan``."""
     names = {"engine": engine, "dtype": dtype, "profile": profile, "phase": "train", "sequence_parallel": True}
-    return best_training(unsettled(model, cluster, {**names, "context": seq}).but(global_batch=global_batch))
+    put = unsettled(model, cluster, {**names, "context": seq})
+    return best_training(put.but(global_batch=global_batch, margin=margin_of(margin)))
 
 
 def best_training(put: Question) -> TrainPlans:
-    """The training plans of a question, and why the first is the first."""
+    """The training plans of a question, and why one is recommended."""
     answer = training.searched(put)
-    return replace(answer, why=tuple(explain_training(answer, 0))) if len(answer.plans) else answer
+    return replace(answer, why=tuple(explain_training(answer, answer.recommended))) if len(answer.plans) else answer
 
 
 def standing(
@@ -88,24 +95,32 @@ def standing(
     replicas: int,
     dtype: str = "",
     clients: int = 0,
-    prompts: tuple[int, int] = (0, 0),
+    prompts: Plan | None = None,
 ) -> Standing:
     """``replicas`` copies of a plan (tp, pp, dp, ep) beside the answer's, at ``clients`` of the whole or at their best load.
 
-    ``prompts`` are the tp and the number of servers of their own for prompts, which copies of tp alone decode for.
+    ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for.
     """
-    name = (f"{replicas} replicas x " if replicas > 1 else "") + label(**sizes)
-    if prompts[1]:
-        name = f"{prompts[1]} x TP {prompts[0]} for prompts + {replicas} x TP {sizes['tp']} to decode"
-    gpus = replicas * sizes["tp"] * sizes["pp"] * sizes["dp"] + prompts[0] * prompts[1]
+    copies = Plan(**dict[str, Any](sizes), replicas=replicas)
+    name, gpus = describe_layout(copies), int(copies.all_gpus)
+    if prompts:
+        name = f"{describe_layout(prompts, counted=True)} for prompts + {describe_layout(copies, counted=True)} to decode"
+        gpus += int(prompts.all_gpus)
     q, index = answer.question, _index(answer.question, dtype)
     if gpus > q.cluster.num_gpus:
         return _cannot(answer, name, f"needs {gpus} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}")
-    run = laid(q, weights_dtype=q.goal.dtypes[index], **sizes)
-    try:
-        every = _apart(run, replicas, prompts, clients, index) if prompts[1] else _together(run, replicas, clients, index)
-    except ValueError as error:
-        return _cannot(answer, name, str(error))
+    found, refused = list[Columns](), ""
+    for by, exchange in enumerate(answer.exchanges):
+        if exchange.wide and sizes["ep"] < WIDE:
+            continue
+        run = laid(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes, **exchange.asked)
+        try:
+            found.append(_apart(run, prompts, clients, index, by) if prompts else _together(run, clients, index, by))
+        except ValueError as error:
+            refused = refused or str(error)
+    if not found:
+        return _cannot(answer, name, refused)
+    every = Columns.joined(found)
     good, near = (rows.take(slice(1)) for rows in serving.best_first(q, every))
     if not len(good):
         return Standing(answer.gpu_words(near, 0), near, reason=f"breaks the limit: {best_times(answer, every)}")
@@ -122,36 +137,31 @@ def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> Standi
     return Standing(name, answer.plans.take(slice(0)), reason=reason)
 
 
-def _together(run: Question, replicas: int, clients: int, index: int) -> Columns:
+def _together(run: Question, clients: int, index: int, by: int) -> Columns:
     """Copies of one plan at their loads."""
     base = settled(run)
     kv = float(np.max(cache_tokens(base)))
     _check_room(base, kv)
-    one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVED}, replicas=replicas, codes=0, kv_tokens=kv)
+    copies = int(run.plan.replicas)
+    one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVED}, replicas=copies, codes=0, kv_tokens=kv)
+    of = Roomy(base.but(replicas=1), one, index, by)
     if clients:  # at that load, whatever the cache holds
-        load = np.array([max(1, round(clients / (replicas * run.plan.dp)))])
-        return serving.columns(one, load, serving.simulated(base, one, load), index)
-    every = serving.search(base, one, index)
-    return every.take(np.flatnonzero(every.mode == 0))
+        return of.at(np.array([0]), np.array([max(1, round(clients / (copies * run.plan.dp)))]))
+    return serving.search(of)
 
 
-def _apart(run: Question, copies: int, prompts: tuple[int, int], clients: int, index: int) -> Columns:
+def _apart(run: Question, prompts: Plan, clients: int, index: int, by: int) -> Columns:
     """Servers of both kinds at their loads, as the search lists them."""
-    tp, (ahead, workers) = run.plan.tp, prompts
-    loads = np.array([clients]) if clients else np.arange(1, run.goal.max_concurrency + 1) * copies
-    kinds = {"prefill_tp": ahead, "prefill_workers": workers, "decode_workers": copies, "disaggregated": True}
-    s = serve(run.but(concurrency=loads, **kinds))
+    plan, copies = run.plan, int(run.plan.replicas)
+    ranks = copies * int(plan.dp)
+    loads = np.array([clients]) if clients else np.arange(1, run.goal.max_concurrency + 1) * ranks
+    kinds = {"prefill_tp": int(prompts.tp), "prefill_dp": int(prompts.dp), "prefill_workers": int(prompts.replicas)}
+    s = serve(run.but(replicas=1, concurrency=loads, **kinds, decode_workers=copies, disaggregated=True))
     held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
     _check_room(run, held)
-    sizes = {"tp": tp, "pp": 1, "dp": 1, "ep": 1, "replicas": copies, "prefill_tp": ahead, "prefill_replicas": workers}
-    figures = {"gpus": tp * copies + ahead * workers, "tokens_per_s": s.tokens_per_s, **splits.figures(s, held)}
-    every = Columns.of(len(loads), mode=1, dtype=index, **sizes, concurrency=loads, **figures)
-    if clients:
-        return every
-    # Up to what prompt servers keep up with, and without a limit to the knee.
-    busy, place = np.asarray(s.crowding) <= splits.BUSY, np.arange(len(loads))
-    last = len(loads) if run.goal.limited else 1 + int(np.argmax(loads / np.asarray(s.e2e_s) ** 2))
-    return every.take(np.flatnonzero((busy & (place < last)) | (place == 0)))
+    sizes = {axis: getattr(plan, axis) for axis in SERVED} | {"replicas": copies, "prefill_replicas": kinds.pop("prefill_workers")}
+    told = {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
+    return Columns.of(len(loads), mode=1, dtype=index, exchange=by, **sizes, **kinds, concurrency=loads, **told)
 
 
 def _check_room(q: Question, kv: float) -> None:

@@ -1,7 +1,7 @@
 """Plans as columns, one row a plan or a plan and a load; what a search answers with them, and what each row is and costs."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, Self
 
@@ -14,7 +14,7 @@ from commtax.records import dataclass
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import plural
-from commtax.verbs.asking import laid, settled
+from commtax.verbs.asking import describe_layout, laid, settled
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import cache_tokens, step_limits
@@ -23,6 +23,8 @@ from commtax.verbs.serving import Simulation, serve
 Array = np.ndarray[Any, Any]
 SERVED = SIZES[:4]
 """The axes of a copy of a served plan."""
+LOW_LATENCY = "deepep_low_latency"
+"""How engines send tokens to experts on many ranks; prompts go by its kernels for throughput."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,20 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """How tokens reach experts that are spread over ranks, and how many copies of popular ones there are."""
+
+    backend: str = ""  # "": the engine's own
+    redundant: int = 0
+    wide: bool = False  # tried where many ranks share experts, and nowhere else
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """As fields of a question."""
+        return {"ep_backend": self.backend, "redundant_experts": self.redundant}
+
+
+@dataclass(frozen=True, slots=True)
 class Rejected:
     """A family of plans that did not make it, and why; ``rule`` is the reason for any degree, ``{tp}`` in its place."""
 
@@ -74,6 +90,7 @@ class Columns(Table):
 
     mode: Array  # 0: prompts and decoding share workers; 1: workers of their own
     dtype: Array  # index in ``dtypes``
+    exchange: Array  # index in ``exchanges``
     tp: Array
     pp: Array
     dp: Array
@@ -89,13 +106,17 @@ class Columns(Table):
     tokens_per_s: Array
     kv_headroom: Array
     prefill_tp: Array
+    prefill_dp: Array
     prefill_replicas: Array
 
-    def workers(self, i: int) -> str:
-        """Those of row ``i``: ``4 replicas x TP 4``."""
-        copies = _copies(self, i, {"replicas": "{} replicas", "pp": "{} stages", "dp": "attention DP {}"})
-        apart = f"{int(self.prefill_replicas[i])} x TP {int(self.prefill_tp[i])} for prompts + {copies} to decode"
-        return apart if self.mode[i] else copies
+    def plan_of(self, i: int, **kinds: Any) -> Plan:
+        """Row ``i``, all copies of it; with workers of their own for prompts, of those that decode."""
+        return Plan(**sizes_of(self, i), replicas=int(self.replicas[i]), **kinds)
+
+    def prompter(self, i: int) -> Plan:
+        """The workers of row ``i`` that compute prompts."""
+        tp, dp = int(self.prefill_tp[i]), int(self.prefill_dp[i])
+        return Plan(tp=tp, dp=dp, ep=tp * dp if dp > 1 or self.ep[i] > 1 else 1, replicas=int(self.prefill_replicas[i]))
 
     @property
     def tokens_per_s_per_gpu(self) -> Array:
@@ -127,15 +148,9 @@ class TrainColumns(Table):
     def gpus(self) -> Array:
         return np.asarray(self.tp * self.cp * self.pp * self.dp)
 
-    def workers(self, i: int) -> str:
-        """Those of row ``i``: ``DP 16 x 4 stages x TP 8``."""
-        return _copies(self, i, {"dp": "DP {}", "cp": "CP {}", "pp": "{} stages"})
-
-
-def _copies(rows: Any, i: int, parts: Mapping[str, str]) -> str:
-    """What row ``i`` is made of beside tp, where there are several of it."""
-    several = [text.format(int(getattr(rows, name)[i])) for name, text in parts.items() if getattr(rows, name)[i] > 1]
-    return " x ".join([*several, f"TP {int(rows.tp[i])}"]) + (f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else "")
+    def plan_of(self, i: int) -> Plan:
+        sizes: dict[str, Any] = {axis: int(getattr(self, axis)[i]) for axis in SIZES}
+        return Plan(**sizes)
 
 
 NO_SERVING, NO_TRAINING = Columns.joined([]), TrainColumns.joined([])
@@ -148,15 +163,30 @@ class Searched:
     question: Question
     candidates: int = 0
     rejected: tuple[Rejected, ...] = ()
-    why: tuple[str, ...] = ()  # of the first plan
+    why: tuple[str, ...] = ()  # of the recommended plan
+    recommended: int = 0  # index of the simplest plan within the margin of the best, which is the first
 
-    def gpu_words(self, rows: Columns | TrainColumns, i: int) -> str:
+    def gpu_words(self, rows: Any, i: int) -> str:
         """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``, and those that idle."""
         return f"{plural(int(rows.gpus[i]), 'GPU')} = {self.workers(rows, i)}"
 
-    def workers(self, rows: Columns | TrainColumns, i: int) -> str:
+    def workers(self, rows: Any, i: int) -> str:
         used, there = int(rows.gpus[i]), self.question.cluster.num_gpus
-        return rows.workers(i) + (f" ({there - used:,} of {there:,} GPUs idle)" if used < there else "")
+        return self.layout(rows, i) + (f" ({there - used:,} of {there:,} GPUs idle)" if used < there else "")
+
+    def layout(self, rows: Any, i: int) -> str:
+        """Row ``i`` in the words that every plan is told in."""
+        return describe_layout(rows.plan_of(i))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place between the shortest requests and the most tokens/s: plans there, best first, each at its best load for it."""
+
+    name: str
+    when: str  # it is the one to choose
+    plans: Columns
+    recommended: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +197,21 @@ class ServingPlans(Searched):
     plans: Columns = NO_SERVING
     near: Columns = NO_SERVING
     front: Columns = NO_SERVING
+    places: tuple[Place, ...] = ()  # without limits: where on the way from shortest requests to most tokens/s to run
     would_take: tuple[str, ...] = ()  # where no plan is good: what would have to change
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return exchanges(self.question)
+
+    def layout(self, rows: Columns, i: int) -> str:
+        exchange = self.exchanges[int(rows.exchange[i])]
+        decode = rows.plan_of(i, redundant_experts=exchange.redundant)
+        over = " (DeepEP)" if exchange.wide else ""
+        if not rows.mode[i]:
+            return describe_layout(decode) + over
+        prompts, copies = (describe_layout(plan, counted=True) for plan in (rows.prompter(i), decode))
+        return f"{prompts} for prompts + {copies}{over} to decode"
 
     def to_frame(self) -> Any:
         """The good plans as a pandas table, where pandas is there."""
@@ -175,7 +219,8 @@ class ServingPlans(Searched):
 
     def put(self, rows: Columns, i: int) -> Question:
         """Row ``i`` as a question about one copy."""
-        return laid(self.question, **sizes_of(rows, i), weights_dtype=self.question.goal.dtypes[int(rows.dtype[i])])
+        kinds = self.exchanges[int(rows.exchange[i])].asked | {"weights_dtype": self.question.goal.dtypes[int(rows.dtype[i])]}
+        return laid(self.question, **sizes_of(rows, i), **kinds)
 
     def longest(self, rows: Columns, i: int) -> int:
         """Tokens of the longest request that row ``i`` should take: 0, the model's own length, where a copy's cache holds it.
@@ -190,13 +235,19 @@ class ServingPlans(Searched):
         varied = math.ceil((1 + wanted.spread) * wanted.tokens / 256) * 256
         return int(max(wanted.tokens, min(varied, kv, asked.model.max_len)))
 
-    def simulation(self, rows: Columns, i: int) -> Simulation:
-        """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split."""
-        copies, clients, asked = int(rows.replicas[i]), int(rows.concurrency[i]), self.put(rows, i)
+    def simulation(self, rows: Columns, i: int, clients: int = 0) -> Simulation:
+        """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split; at its own load or at another of the whole."""
+        copies, clients, asked = int(rows.replicas[i]), clients or int(rows.concurrency[i]), self.put(rows, i)
         if not int(rows.mode[i]):
             return serve(asked.but(concurrency=clients // copies, disaggregated=False))
-        workers = {"prefill_tp": int(rows.prefill_tp[i]), "prefill_workers": int(rows.prefill_replicas[i])}
+        names = {"prefill_tp": "prefill_tp", "prefill_dp": "prefill_dp", "prefill_workers": "prefill_replicas"}
+        workers = {name: int(getattr(rows, column)[i]) for name, column in names.items()}
         return serve(asked.but(concurrency=clients, disaggregated=True, decode_workers=copies, **workers))
+
+    def rate_at(self, rows: Columns, i: int, clients: int) -> float:
+        """Tokens/s of row ``i`` with so many clients in all."""
+        copies = 1 if rows.mode[i] else int(rows.replicas[i])
+        return copies * float(self.simulation(rows, i, max(copies, clients)).tokens_per_s)
 
     def range_of(self, rows: Columns, i: int, name: str = "tpot_s") -> tuple[float, float]:
         """The 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
@@ -223,12 +274,12 @@ class ServingPlans(Searched):
 
     def comm_fractions(self, rows: Columns) -> Array:
         """Shares of all rows' decode steps that are exposed communication, those of a kind priced together."""
-        shares, kinds = np.zeros(len(rows)), np.stack([rows.dtype, rows.ep])
-        for index, ep in different(kinds, axis=1).T.astype(int).tolist():
-            alike = np.flatnonzero((rows.dtype == index) & (rows.ep == ep))
+        shares, kinds = np.zeros(len(rows)), np.stack([rows.dtype, rows.ep, rows.exchange])
+        for index, ep, by in different(kinds, axis=1).T.astype(int).tolist():
+            alike = np.flatnonzero((rows.dtype == index) & (rows.ep == ep) & (rows.exchange == by))
             some = rows.take(alike)
             sizes = {axis: getattr(some, axis).astype(int) for axis in SERVED[:3]}
-            put = laid(self.question, **sizes, ep=ep, weights_dtype=self.question.goal.dtypes[index])
+            put = laid(self.question, **sizes, ep=ep, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
             shares[alike] = price(put.but(batch=self._decoding(some), context=self._middle)).comm_fraction
         return shares
 
@@ -272,6 +323,10 @@ class TrainPlans(Searched):
         """Its sharding, recomputation and schedule."""
         return describe_kind(self.kinds[int(rows.kind[i])].plan)
 
+    def whole_words(self, rows: TrainColumns, i: int) -> str:
+        """All of row ``i``."""
+        return f"{self.gpu_words(rows, i)}, microbatch {int(rows.micro_batch[i])}, {self.kind_words(rows, i)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -289,6 +344,16 @@ def ground(put: Question) -> Question:
     return settled(laid(put)).but(redundant_experts=put.plan.redundant_experts, imbalance=put.what_if.imbalance)
 
 
+def exchanges(q: Question) -> tuple[Exchange, ...]:
+    """The engine's own as it is asked; and where nobody says, DeepEP's kernels for experts on many ranks, with and without as many
+    redundant experts as published deployments hold: an eighth (32 of DeepSeek-V3's 256)."""
+    own, model = Exchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
+    if model is None or own.backend or own.redundant or LOW_LATENCY not in q.engine.sends.ep_backends:
+        return (own,)
+    eighth = [model.num_experts // 8] if model.num_experts % 8 == 0 else []
+    return own, *(Exchange(LOW_LATENCY, copies, wide=True) for copies in (0, *eighth))
+
+
 def over(q: Question, c: Columns) -> Array:
     """A plan's time over its limit, as surely as is wanted, of the limit that it keeps worst: good plans have at most 1."""
     with np.errstate(over="ignore"):  # limits of next to nothing are missed by more than a number holds
@@ -298,6 +363,12 @@ def over(q: Question, c: Columns) -> Array:
 def request_s(q: Question, c: Columns) -> Array:
     """Seconds of a whole request."""
     return np.asarray(c.ttft_s + (q.requests.output_len - 1) * c.tpot_s)
+
+
+def power(q: Question, c: Columns) -> Array:
+    """Tokens/s over the seconds of a request (Kleinrock's power); of a GPU where its tokens are what counts."""
+    rate = c.tokens_per_s_per_gpu if q.goal.objective == "cost" else c.tokens_per_s
+    return np.asarray(rate / request_s(q, c))
 
 
 def worth(q: Question, c: Columns) -> Array:
@@ -316,9 +387,9 @@ def order(q: Question, c: Columns) -> list[Array]:
 
 
 def family(c: Columns) -> Array:
-    """A number a family: everything but the concurrency and the prompt workers that it needs."""
+    """A number a family: everything but the concurrency, how experts are reached, and the prompt workers that it needs."""
     key, sizes = np.zeros(len(c), dtype=np.int64), 1
-    for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp"):
+    for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp", "prefill_dp"):
         column = np.asarray(getattr(c, name), dtype=np.int64)
         base = int(column.max(initial=0)) + 1
         if sizes * base > 2**62:  # digits in a mixed base, renumbered only where they would not fit
@@ -328,15 +399,9 @@ def family(c: Columns) -> Array:
     return np.asarray(np.unique(key, return_inverse=True)[1])
 
 
-def sizes_of(rows: Table, i: int) -> dict[str, int]:
+def sizes_of(rows: Table, i: int) -> dict[str, Any]:
     """The sizes of a copy of row ``i``."""
     return {axis: int(getattr(rows, axis)[i]) for axis in SERVED}
-
-
-def label(tp: int, pp: int, dp: int, ep: int) -> str:
-    """A family's name: ``TP 8 x PP 2``."""
-    parts = [f"TP {tp}"] + [f"{name} {n}" for name, n in (("PP", pp), ("DP", dp), ("EP", ep)) if n > 1]
-    return " x ".join(parts)
 
 
 def cached(q: Question) -> float:

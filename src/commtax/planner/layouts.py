@@ -13,17 +13,19 @@ import numpy as np
 
 from commtax.arrays import different
 from commtax.cost.serving import Load
-from commtax.planner.columns import Array, Rejected, label, sizes_of
+from commtax.planner.columns import Array, Rejected, exchanges, sizes_of
+from commtax.planner.copies import at_once, simulated, sizes
 from commtax.planner.reasons import in_type
-from commtax.planner.serving import at_once, grid_of, having_room, simulated, sizes
+from commtax.planner.serving import grid_of, having_room
 from commtax.planner.space import Space, beside
 from commtax.planner.splits import full_copy
 from commtax.question import Question
 from commtax.records import dataclass
+from commtax.spec import Plan
 from commtax.spec.stream import Stream
 from commtax.units import format_seconds
 from commtax.verbs.apart import MOVING, cache_bytes, outside_Bps, prompting_of
-from commtax.verbs.asking import laid, settled
+from commtax.verbs.asking import describe_layout, laid, settled
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.serving import serve
 
@@ -95,7 +97,7 @@ def candidates(q: Question, stream: Stream) -> Candidates:
     longest = int(np.max(stream.input_len + stream.output_len))
     layouts, lost, count = list[Layout](), list[Rejected](), 0
     for index in range(len(q.goal.dtypes)):
-        _, plans, reasons, several = having_room(q.but(input_len=longest - 1, output_len=1), index)
+        _, plans, reasons, several = having_room(q.but(input_len=longest - 1, output_len=1), index, exchanges(q)[0])
         one = q.but(weights_dtype=q.goal.dtypes[index], disaggregated=False)
         count += several // q.goal.max_concurrency if len(plans) else several
         lost += reasons
@@ -114,7 +116,7 @@ def _bearable(one: Question, plans: Space, stream: Stream, index: int) -> tuple[
         slow = least * ALONE > limit
         for tp in different(plans.tp[slow & kept]).tolist():
             these = np.flatnonzero(slow & kept & (plans.tp == tp))
-            words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else label(**sizes_of(plans, int(these[0])))
+            words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else describe_layout(Plan(**sizes_of(plans, int(these[0]))))
             best = f"{limit_name(name)} {format_seconds(float(least[these].min()))} without any load"
             lost.append(Rejected(words + in_type(one, index), f"breaks the limit: {best}", slow=True))
         kept &= ~slow

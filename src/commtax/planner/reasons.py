@@ -7,18 +7,19 @@ import numpy as np
 
 from commtax.arrays import different
 from commtax.cost.legality import RULES, Case
-from commtax.planner.columns import Array, Columns, Rejected, ServingPlans, TrainPlans, family, label, sizes_of, worth
+from commtax.planner.choosing import KINDS, TRAINED, kinds, margin, training_kinds
+from commtax.planner.columns import Array, Columns, Rejected, ServingPlans, TrainPlans, family, sizes_of, worth
 from commtax.planner.space import Space
 from commtax.question import Question
+from commtax.spec import Plan
 from commtax.units import format_seconds, plural
-from commtax.verbs.asking import laid
+from commtax.verbs.asking import describe_layout, laid
 from commtax.verbs.billing import StepBill
 from commtax.verbs.confidence import percent
 from commtax.verbs.explain import verdict
 from commtax.verbs.fitting import holds
 
 SAID = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
-KNEE = "no TPOT limit (--tpot): each plan stops at its knee, where 1 % more clients add 0.5 % tokens/s"
 
 
 def in_type(q: Question, index: int) -> str:
@@ -34,7 +35,7 @@ def illegal(base: Question, whole: Space) -> Iterator[Rejected]:
     for (_, code), i in first.items():
         sizes, says = sizes_of(whole, i), RULES[code - 1].says
         case = Case(base.model, base.cluster, base.but(**sizes).plan, base.engine)
-        yield Rejected(label(**sizes), says(case), sizes["tp"], says(replace(case, named="{tp}")))
+        yield Rejected(describe_layout(case.plan), says(case), sizes["tp"], says(replace(case, named="{tp}")))
 
 
 def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:
@@ -46,7 +47,8 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
         lack = max(holds(laid(base, **sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
         others = f" (nor for {plural(len(these) - 1, 'other plan')} of TP {int(tp)})" if len(these) > 1 else ""
         yield Rejected(
-            label(**sizes) + in_type(base, index), f"does not fit: each rank lacks {lack:.1f} GiB for one request{others}"
+            describe_layout(Plan(**sizes)) + in_type(base, index),
+            f"does not fit: each rank lacks {lack:.1f} GiB for one request{others}",
         )
 
 
@@ -58,7 +60,7 @@ def too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Reje
     for index, tp in different(np.stack([every.dtype[bad], every.tp[bad]]), axis=1).T.astype(int).tolist():
         rows = every.take(np.flatnonzero(bad & (every.dtype == index) & (every.tp == tp)))
         several = len(different(np.stack([rows.pp, rows.dp, rows.ep]), axis=1).T)
-        name = f"TP {tp} ({several} plans)" if several > 1 else label(**sizes_of(rows, 0))
+        name = f"TP {tp} ({several} plans)" if several > 1 else describe_layout(Plan(**sizes_of(rows, 0)))
         yield Rejected(name + in_type(answer.question, index), f"breaks the limit: {best_times(answer, rows)}")
 
 
@@ -113,9 +115,9 @@ def _unit(answer: ServingPlans) -> str:
     return "tokens/s a GPU" if answer.question.goal.objective == "cost" else "tokens/s"
 
 
-def why(answer: ServingPlans, i: int, share: float, usual: float) -> str:
-    """What plan ``i`` suffers from that the winner does not, most telling first: by the shares of communication of both."""
-    return "; ".join(_suffers(answer, i, share, usual)) or _steps(answer, i)
+def why(answer: ServingPlans, i: int, share: float, usual: float, first: int = 0) -> str:
+    """What plan ``i`` suffers from that another does not, most telling first: by the shares of communication of both."""
+    return "; ".join(_suffers(answer, i, share, usual, first)) or _steps(answer, i, first)
 
 
 def _shares(answer: ServingPlans, i: int) -> tuple[float, float]:
@@ -124,7 +126,7 @@ def _shares(answer: ServingPlans, i: int) -> tuple[float, float]:
     return share, usual
 
 
-def _suffers(answer: ServingPlans, i: int, share: float, usual: float) -> Iterator[str]:
+def _suffers(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> Iterator[str]:
     """Few requests for its stages, a larger share of communication, fewer requests than the winner has, idle GPUs."""
     rows, cluster = answer.plans, answer.question.cluster
     if rows.pp[i] > 1:
@@ -135,22 +137,22 @@ def _suffers(answer: ServingPlans, i: int, share: float, usual: float) -> Iterat
         links = _links(answer.step_of(rows, i))
         across = "crosses hosts, " if cluster.inter.key in links else ""
         yield f"{across}{share:.0%} of its decode step is exposed communication over {', '.join(links)}, not {usual:.0%}"
-    yield from _held(answer, i)
-    if rows.gpus[i] < rows.gpus[0]:
+    yield from _held(answer, i, first)
+    if rows.gpus[i] < rows.gpus[first]:
         yield f"leaves {plural(cluster.num_gpus - int(rows.gpus[i]), 'GPU')} idle"
 
 
-def _steps(answer: ServingPlans, i: int) -> str:
+def _steps(answer: ServingPlans, i: int, first: int) -> str:
     """Where nothing else tells them apart: a slower step, fewer clients, or more time for prompts between its steps."""
     rows = answer.plans
-    own, first = (float(answer.step_of(rows, j).step_s) for j in (i, 0))
-    if own <= first and rows.concurrency[i] < rows.concurrency[0]:
-        return f"does best with {plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[0]):,}"
+    own, other = (float(answer.step_of(rows, j).step_s) for j in (i, first))
+    if own <= other and rows.concurrency[i] < rows.concurrency[first]:
+        return f"does best with {plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[first]):,}"
     step = f"a decode step of {plural(int(rows.running[i]), 'request')} takes {format_seconds(own)}"
-    if own > first or rows.tpot_s[i] <= rows.tpot_s[0]:
-        return f"{step}, the first's {format_seconds(first)}"
-    tpot, least = (format_seconds(float(rows.tpot_s[j])) for j in (i, 0))
-    return f"{step}, but with the prompts between them a token takes {tpot}, the first's {least}"
+    if own > other or rows.tpot_s[i] <= rows.tpot_s[first]:
+        return f"{step}, not {format_seconds(other)}"
+    tpot, least = (format_seconds(float(rows.tpot_s[j])) for j in (i, first))
+    return f"{step}, but with the prompts between them a token takes {tpot}, not {least}"
 
 
 def _links(step: StepBill) -> list[str]:
@@ -158,38 +160,71 @@ def _links(step: StepBill) -> list[str]:
     return sorted({str(x.link) for x in step.items if x.kind == "comm" and float(x.exposed_s) > 0})
 
 
-def _held(answer: ServingPlans, i: int) -> Iterator[str]:
+def _held(answer: ServingPlans, i: int, first: int) -> Iterator[str]:
     """Fewer requests: the cache is full, or a limit is reached sooner."""
     rows, goal = answer.plans, answer.question.goal
-    if goal.objective == "latency" or rows.concurrency[i] >= rows.concurrency[0]:
+    if goal.objective == "latency" or rows.concurrency[i] >= rows.concurrency[first]:
         return
-    held = f"{plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[0]):,}"
+    held = f"{plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[first]):,}"
     if rows.kv_headroom[i] < 0.05:
         yield f"its KV cache holds {held}"
     elif rows.sure_tpot_s[i] > 0.95 * goal.tpot_s:
         yield f"reaches the TPOT limit with {held}"
     elif rows.sure_ttft_s[i] > 0.95 * goal.ttft_s:
         yield f"reaches the TTFT limit with {held}"
-    elif not goal.limited:
-        yield f"its knee lies at {held}"
 
 
 def explain(answer: ServingPlans, i: int) -> list[str]:
-    """What plan ``i`` costs and why, and how it compares with the winner."""
+    """What plan ``i`` costs and why, and how it compares with others: the recommended one with those beside it."""
     rows, goal = answer.plans, answer.question.goal
     said = [answer.gpu_words(rows, i) + in_type(answer.question, int(rows.dtype[i])), _token(answer, rows, i)]
-    where = "an attention group" if rows.dp[i] > 1 else "a copy"
+    where = "an attention rank" if rows.dp[i] > 1 else "a copy"
     held = f"{plural(int(rows.running[i]), 'request')} at once on {where}"
     said.append(f"{held} leave{'s' if rows.running[i] == 1 else ''} {float(rows.kv_headroom[i]):.0%} of its KV cache free")
-    if i:
-        said.append(f"{lost(answer, i)} than the first: {why(answer, i, *_shares(answer, i))}{_close(answer, i)}")
-    elif len(rows) > 1:
-        said.append(_won(answer))
+    if i == answer.recommended:
+        said += compared(answer)
+    elif i:
+        said.append(f"{lost(answer, i)} than the best: {why(answer, i, *_shares(answer, i))}{_close(answer, i)}")
     means = {name: format_seconds(float(getattr(rows, name)[i])) for name in SAID}
     limits = [f"{SAID[name]} {means[name]} of {format_seconds(most)}" for name, most in goal.times]
     sure = f"kept with {percent(answer.kept(rows, i))}, {percent(goal.confidence)} wanted (--confidence)" if limits else ""
-    said += [f"uses {' and '.join(limits)}: {sure}"] if limits else []
-    return said + ([KNEE] if not goal.limited and goal.objective != "latency" else [])
+    return said + ([f"uses {' and '.join(limits)}: {sure}"] if limits else [])
+
+
+def compared(answer: ServingPlans) -> Iterator[str]:
+    """The recommended plan beside the best, the next, and the best of those that are simpler, at the same load or limit."""
+    q, rows, own = answer.question, answer.plans, answer.recommended
+    kind = kinds(rows, q.cluster)
+    if own:
+        gain = f"{_more(answer, 0, own)} with {_name(answer, 0)}, the best ({KINDS[int(kind[0])]})"
+        yield f"{gain}: within the margin of {percent(margin(q))} (--margin), measure both"
+    after = [i for i in range(own + 1, len(rows)) if kind[i] >= kind[own]][:1]
+    simpler = [i for i in range(own + 1, len(rows)) if kind[i] < kind[own]][:1]
+    for i in dict.fromkeys(sorted([*after, *simpler])):
+        role = f", the best that is simpler ({KINDS[int(kind[i])]})" if i in simpler else ", the next"
+        yield f"{_more(answer, own, i)} against {_name(answer, i)}{role}: {_told(answer, i, own)}"
+
+
+def _told(answer: ServingPlans, i: int, own: int) -> str:
+    """What plan ``i`` suffers from beside the recommended one."""
+    share, usual = (float(answer.step_of(answer.plans, j).comm_fraction) for j in (i, own))
+    return why(answer, i, share, usual, own) + _close(answer, i, own)
+
+
+def _more(answer: ServingPlans, i: int, j: int) -> str:
+    """How far plan ``i`` is ahead of plan ``j``, in the objective's own measure, at the same load or limit."""
+    q, rows = answer.question, answer.plans
+    value = worth(q, rows)
+    if q.goal.objective == "gpus":
+        fewer = int(rows.gpus[j] - rows.gpus[i])
+        return f"{plural(fewer, 'GPU')} fewer" if fewer else "as many GPUs"
+    if q.goal.objective == "latency":
+        return f"requests {1 - float(value[j] / value[i]):.0%} shorter"
+    if not q.goal.times:
+        clients = int(rows.concurrency[i])
+        ratio = float(value[i] / (value[j] * answer.rate_at(rows, j, clients) / rows.tokens_per_s[j]))
+        return f"{ratio - 1:+.0%} {_unit(answer)} with the same {plural(clients, 'client')}"
+    return f"{float(value[i] / value[j]) - 1:+.0%} {_unit(answer)}"
 
 
 def _token(answer: ServingPlans, rows: Columns, i: int) -> str:
@@ -203,43 +238,43 @@ def _token(answer: ServingPlans, rows: Columns, i: int) -> str:
     return takes + (f"; other requests' prompts add {format_seconds(more)} a token" if stretched else "")
 
 
-def _close(answer: ServingPlans, i: int) -> str:
-    """Whether plan ``i`` lies within the winner's range: then the order is not certain."""
-    rows = answer.plans
-    if answer.question.goal.objective == "gpus":
+def _close(answer: ServingPlans, i: int, first: int = 0) -> str:
+    """Whether plan ``i`` is within the range of the ratio of both: then the order is not certain."""
+    q, value = answer.question, worth(answer.question, answer.plans)
+    if q.goal.objective == "gpus" or value[first] > value[i] * (1 + margin(q)):
         return ""
-    least, most = answer.range_of(rows, 0, "tokens_per_s")[0], answer.range_of(rows, i, "tokens_per_s")[1]
-    value = worth(answer.question, rows)
-    near = value[i] * most / rows.tokens_per_s[i] >= value[0] * least / rows.tokens_per_s[0]
-    return "; within each other's range, so measure both" if near else ""
-
-
-def _won(answer: ServingPlans) -> str:
-    """Against the best plan of another degree, or else the next: by how much, and what that one suffers from."""
-    rows, goal = answer.plans, answer.question.goal
-    other = next((i for i in range(1, len(rows)) if (rows.tp[i], rows.pp[i]) != (rows.tp[0], rows.pp[0])), 1)
-    name = _name(answer, other)
-    value = worth(answer.question, rows)
-    if goal.objective == "gpus":
-        return f"the next, {name}, needs {plural(int(rows.gpus[other]), 'GPU')}"
-    if goal.objective == "latency":
-        gain = f"requests take {1 - float(value[other] / value[0]):.0%} less time than with {name}"
-    else:
-        gain = f"{float(value[0] / value[other]) - 1:+.0%} {_unit(answer)} against {name}"
-    return f"{gain} (there: {why(answer, other, *_shares(answer, other))}){_close(answer, other)}"
+    return "; within the range of their ratio, so measure both"
 
 
 def _name(answer: ServingPlans, i: int) -> str:
-    """A plan's family in short; all of its workers where there are two kinds."""
     rows = answer.plans
-    name = answer.workers(rows, i) if rows.mode[i] else label(**sizes_of(rows, i))
-    return name + in_type(answer.question, int(rows.dtype[i]))
+    return answer.workers(rows, i) + in_type(answer.question, int(rows.dtype[i]))
 
 
 def explain_training(answer: TrainPlans, i: int) -> list[str]:
-    """What binds plan ``i``, and how far behind the first it is."""
+    """What binds plan ``i``, and how far it is behind the best, or ahead of the next."""
     rows, b = answer.plans, answer.step_of(answer.plans, i)
+    said = [answer.whole_words(rows, i), verdict(b, [])]
     behind = float(rows.step_s[i] / rows.step_s[0]) - 1
-    plan = f"{answer.gpu_words(rows, i)}, microbatch {int(rows.micro_batch[i])}, {answer.kind_words(rows, i)}"
-    said = [plan, verdict(b, [])]
-    return said + ([f"{behind:.0%} slower than the first"] if i else [])
+    if i == answer.recommended:
+        return said + list(_compared_training(answer))
+    return said + ([f"{behind:.1%} slower than the best"] if i else [])
+
+
+def _compared_training(answer: TrainPlans) -> Iterator[str]:
+    """The recommended plan beside the best, the next split of the GPUs, and the best of those that are simpler."""
+    q, rows, own = answer.question, answer.plans, answer.recommended
+    kind = training_kinds(rows, q)
+    if own:
+        gain = f"{_faster(answer, 0, own)} with {answer.whole_words(rows, 0)}, the best"
+        yield f"{gain}: within the margin of {percent(margin(q))} (--margin), measure both"
+    others = [i for i in answer.splits().tolist() if i > own]
+    after = [i for i in others if kind[i] >= kind[own]][:1]
+    simpler = [i for i in others if kind[i] < kind[own]][:1]
+    for i in dict.fromkeys(sorted([*after, *simpler])):
+        role = f", the best that is simpler ({TRAINED[int(kind[i]) % len(TRAINED)]})" if i in simpler else ", the next"
+        yield f"{_faster(answer, own, i)} than {answer.whole_words(rows, i)}{role}"
+
+
+def _faster(answer: TrainPlans, i: int, j: int) -> str:
+    return f"steps {1 - float(answer.plans.step_s[i] / answer.plans.step_s[j]):.1%} shorter"

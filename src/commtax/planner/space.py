@@ -1,13 +1,17 @@
-"""Which plans there are: tensor x pipeline x attention-data x expert parallelism, and how many copies a cluster holds."""
+"""Which plans there are: tensor x pipeline x attention-data x expert parallelism, how tokens reach experts, and how many copies a
+cluster holds."""
 
 from typing import Any
 
 import numpy as np
 
 from commtax.cost import legality
-from commtax.planner.columns import Array, Table
+from commtax.planner.columns import Array, Exchange, Table
+from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Cluster, Engine, Model, Plan
+from commtax.spec import Cluster, Model, Plan
+
+WIDE = 16  # ranks that share experts, from which exchanges of their own and redundant experts are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +31,49 @@ class Space(Table):
         """GPUs of one copy."""
         return np.asarray(self.tp * self.pp * self.dp)
 
+    @property
+    def legal(self) -> "Space":
+        return self.take((self.codes == 0) & (self.replicas > 0))
 
-def space(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Space:
-    """Every plan of at most the cluster's GPUs, illegal ones too: they are named later.
+
+def space(q: Question, exchange: Exchange) -> Space:
+    """Every plan of at most the cluster's GPUs, as its experts are reached."""
+    return _wide(q, exchange) if exchange.wide else _whole(q)
+
+
+def _whole(q: Question) -> Space:
+    """Every plan, illegal ones too: they are named later.
 
     What is tried depends on the cluster only by what fits on it, so that more GPUs never take a plan away. Degrees of tp
     are those that divide the heads, and all up to 8. A mixture's attention may run data-parallel (dp > 1) with experts
     over all of it; replicas of dense models are independent copies.
     """
-    gpus, heads = cluster.num_gpus, model.attention.num_heads
+    model, gpus, heads = q.model, q.cluster.num_gpus, q.model.attention.num_heads
     degrees = [t for t in range(1, min(gpus, max(8, heads)) + 1) if heads % t == 0 or t <= 8]
     rows = []
     for tp in degrees:
         for dp in _copies(model, gpus // tp):
             for pp in range(1, min(model.num_layers, gpus // (tp * dp)) + 1):
                 rows += [(tp, pp, dp, ep) for ep in _experts(model, tp, dp)]
-    tp, pp, dp, ep = np.array(rows).T
-    kinds: dict[str, Any] = {name: getattr(plan, name) for name in ("order", "weights_dtype", "redundant_experts")}
+    return _judged(q, rows)
+
+
+def _wide(q: Question, exchange: Exchange) -> Space:
+    """Attention data parallelism with experts over ``WIDE`` ranks or more, as many as divide them and their copies."""
+    experts = q.model.experts
+    assert experts
+    slots, gpus, heads = experts.num_experts + exchange.redundant, q.cluster.num_gpus, q.model.attention.num_heads
+    degrees = [n for n in range(WIDE, min(gpus, slots) + 1) if slots % n == 0]
+    rows = [(tp, 1, ep // tp, ep) for ep in degrees for tp in range(1, min(8, ep // 2) + 1) if ep % tp == heads % tp == 0]
+    return _judged(q, rows).legal
+
+
+def _judged(q: Question, rows: list[tuple[int, int, int, int]]) -> Space:
+    tp, pp, dp, ep = np.array(rows, dtype=int).reshape(-1, 4).T
+    kinds: dict[str, Any] = {name: getattr(q.plan, name) for name in ("order", "weights_dtype", "redundant_experts")}
     whole = Plan(tp=tp, pp=pp, dp=dp, ep=ep, **kinds)
-    copies, codes = replicas(tp * pp * dp, tp, cluster), legality.codes(model, cluster, whole, engine)
-    return Space(tp, pp, dp, ep, copies, codes, np.zeros(len(rows)))
+    copies, codes = replicas(tp * pp * dp, tp, q.cluster), legality.codes(q.model, q.cluster, whole, q.engine)
+    return Space(tp, pp, dp, ep, copies, codes * np.ones(len(rows), dtype=int), np.zeros(len(rows)))
 
 
 def _copies(model: Model, most: int) -> list[int]:
@@ -76,17 +103,27 @@ def replicas(group: Array, tp: Array, cluster: Cluster) -> Array:
     return np.asarray(np.where(group <= cluster.domain, inside, across + rest))
 
 
-def beside(copies: Array, tp: int, other: int, cluster: Cluster) -> Array:
-    """Workers of ``other`` GPUs that fit beside ``copies`` of ``tp``, all inside fast domains; below 0 where not even those do.
+def beside(copies: Array, group: int, other: int, cluster: Cluster) -> Array:
+    """Workers of ``other`` GPUs that fit beside ``copies`` of ``group``; below 0 where not even those do.
 
-    The best of all ways to spread the copies, so many a domain, which is never fewer in larger domains or more of them.
+    Workers no larger than a fast domain are inside one, others have whole domains. Of all ways to spread the copies, so many a
+    domain, the best, which is never fewer in larger domains or more of them.
     """
     domains, left = divmod(cluster.num_gpus, cluster.domain)
+    size, each = cluster.domain, -(-np.array([group, other]) // cluster.domain)
+    if group > size:
+        rest = domains - copies * each[0]
+        room = rest // each[1] if other > size else rest * (size // other) + left // other
+        return np.where(rest >= 0, room, -1)
+    if other > size:
+        inside = size // group
+        taken = -(-np.maximum(0, copies - left // group) // inside)  # whole domains, once the part of one is full
+        return np.where(taken <= domains, (domains - taken) // each[1], -1)
     most = np.full(len(copies), -1)
-    for each in range(1, cluster.domain // tp + 1):
-        full, rest = np.divmod(np.minimum(copies, each * domains), each)
-        over = (copies - each * domains).clip(0)  # these go where no whole domain is left
-        room = full * ((cluster.domain - each * tp) // other) + (rest > 0) * ((cluster.domain - rest * tp) // other)
-        room = room + (domains - full - (rest > 0)) * (cluster.domain // other) + (left - over * tp) // other
-        most = np.maximum(most, np.where(over * tp <= left, room, -1))
+    for n in range(1, size // group + 1):
+        full, rest = np.divmod(np.minimum(copies, n * domains), n)
+        over = (copies - n * domains).clip(0)  # these go where no whole domain is left
+        room = full * ((size - n * group) // other) + (rest > 0) * ((size - rest * group) // other)
+        room = room + (domains - full - (rest > 0)) * (size // other) + (left - over * group) // other
+        most = np.maximum(most, np.where(over * group <= left, room, -1))
     return most

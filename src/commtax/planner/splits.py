@@ -1,51 +1,38 @@
 """Splits of a cluster into workers for prompts and workers that decode, as plans beside the others.
 
-Priced as ``commtax simulate --disaggregated`` prices one of them: the same network, with steps priced once for each degree of tp.
+Priced as ``commtax simulate --disaggregated`` prices one of them: the same network, with steps priced once for each kind of
+workers: tp alone inside a fast domain, or a mixture's attention data parallelism with experts over all ranks.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from commtax.arrays import different
-from commtax.cost.network import Decoding, Network, Prompting, crowding, flow, prompt_wait_s
+from commtax.cost import legality
+from commtax.cost.network import Decoding, Network, Prompting, flow, prompt_wait_s
 from commtax.cost.serving import Load, Steps, closed_loop, prompts_apart, running
 from commtax.planner.columns import NO_SERVING, Array, Columns, cached
+from commtax.planner.copies import Roomy, surely
 from commtax.planner.space import Space, beside
 from commtax.question import EVEN, Goal, Question
 from commtax.records import dataclass
-from commtax.spec import Cluster, Number
+from commtax.spec import Cluster, Number, Plan
 from commtax.units import plural
 from commtax.verbs.apart import Apart, decoding_of, network_of, prompting_of
 from commtax.verbs.asking import laid
-from commtax.verbs.confidence import Estimate
-from commtax.verbs.fitting import state_places, state_tokens, step_limits
-from commtax.verbs.serving import Simulation
-from commtax.verbs.steps import decoding, step_bill
+from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.serving import Simulation, serve
+from commtax.verbs.steps import BULK, decoding, step_bill
 
 COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
 """Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""
 LOADS = different(np.r_[1:17, (16 * 2 ** (np.arange(1, 65) / 4)).astype(int)])
-"""Clients of a decode worker that are tried: all up to 16, then four to a doubling; the best of a split is found exactly."""
-BUSY = 0.9  # of the most prompts and caches that pass: clients beyond only wait
+"""Clients of a rank that decodes that are tried: all up to 16, then four to a doubling; the best of a split is found exactly."""
 SAME = 1e-3  # prompt workers that shorten requests by less than this are left out
 PIECES = 9  # that the room between two loads is cut into
 SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger ones have the same shares of both kinds
-
-
-def figures(s: Simulation, held: Number) -> dict[str, Array]:
-    """What a simulation tells of each load, with ``held`` tokens of cache a copy."""
-    headroom = 1 - s.running * (cached(s.question) + s.state_tokens) / np.asarray(held)
-    times = {"ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "sure_ttft_s": surely(s, "ttft_s"), "sure_tpot_s": surely(s, "tpot_s")}
-    return {"running": s.running, **times, "kv_headroom": headroom}
-
-
-def surely(s: Simulation, name: str) -> Number:
-    """A time as long as it is with the confidence that is wanted, where it has a limit; ranges are priced for those alone."""
-    goal, value = s.question.goal, getattr(s, name)
-    if goal.confidence == EVEN or getattr(goal, name) == np.inf:
-        return value
-    return Estimate(value, *s.range_of(name)).sure(goal.confidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +55,6 @@ class Free:
     per_s: Array  # requests
     alone_s: Array  # of a request, without moving
 
-    @property
-    def knee(self) -> Array:
-        """Clients at which tokens/s over the time of a request are most, by kind of prompt workers."""
-        return np.asarray(self.loads[np.argmax(self.loads / self.alone_s**2, axis=1)])
-
     def at(self, kind: Array, loads: Array) -> tuple[Array, Array]:
         """Requests/s and seconds between the loads that were priced."""
         place = np.clip(np.searchsorted(self.loads, loads, "right") - 1, 0, max(0, len(self.loads) - 2))
@@ -84,28 +66,47 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompters:
+    """Kinds of workers that compute prompts, of each of which one is priced."""
+
+    plan: Plan  # sizes are columns
+    prompting: Prompting
+    sure_ttft: Array  # how many times as long TTFT is with the confidence that is wanted
+
+    @property
+    def group(self) -> Array:
+        """GPUs of one."""
+        return np.asarray(self.plan.num_gpus)
+
+
+@dataclass(frozen=True, slots=True)
 class Copies:
-    """Workers that decode, of one degree of tp, and the kinds of prompt workers beside them, of each of which one is priced."""
+    """Workers of one kind that decode, and the kinds of prompt workers beside them."""
 
     question: Question
     load: Load
     decoding: Decoding
-    most: int  # clients of a copy
-    longer: Array  # how many times as long TPOT of each batch is with the confidence that is wanted …
+    most: int  # clients of a rank
+    longer: Array  # how many times as long TPOT of each batch is with the confidence that is wanted
     kv_tokens: float
-    ahead: Array  # degrees of the prompt workers
-    prompting: Prompting  # columns of these
-    sure_ttft: Array  # … and TTFT by them
+    ahead: Prompters
 
     @property
-    def tp(self) -> int:
-        return int(self.question.plan.tp)
+    def ranks(self) -> int:
+        """Of attention data parallelism."""
+        return int(self.question.plan.dp)
+
+    @property
+    def group(self) -> int:
+        """GPUs of a copy."""
+        return int(self.question.plan.num_gpus)
 
     def network(self, kind: Array, clients: Number, copies: Number, workers: Number | None) -> Network:
         """Splits (rows) under loads (columns)."""
-        plan, of = replace(self.question.plan, tp=self.ahead[kind]), self.prompting
+        sizes, of = self.ahead.plan, self.ahead.prompting
+        plan = replace(self.question.plan, tp=sizes.tp[kind], dp=sizes.dp[kind], ep=sizes.ep[kind])
         apart = Apart(plan, workers, copies)
-        prompting = Prompting(apart.senders, of.one_s[kind], of.more_s[kind], of.most[kind])
+        prompting = Prompting(apart.senders, of.one_s[kind], of.more_s[kind], of.most[kind], of.ranks[kind])
         return network_of(self.question, self.load, clients, apart, prompting, replace(self.decoding, workers=copies))
 
     @property
@@ -113,48 +114,86 @@ class Copies:
         return np.append(LOADS[: np.searchsorted(LOADS, self.most)], self.most)
 
     def free(self) -> Free:
-        net = self.network(np.arange(len(self.ahead))[:, None], self.loads, 1, None)
+        net = self.network(np.arange(len(self.ahead.group))[:, None], self.loads * self.ranks, 1, None)
         passed = flow(net)
         return Free(self.loads, np.asarray(passed.per_s), np.asarray(passed.life_s(net) - passed.moved_s))
 
 
-def split(base: Question, roomy: Space, sure_ttft: Array, room: Array, index: int) -> Columns:
-    """Prompt workers and decode copies of one tp degree each, inside a fast domain, with no more workers than help.
+def split(found: Sequence[Roomy]) -> Columns:
+    """Prompt workers and decode copies of one kind each, with no more workers than help.
 
-    A single output token leaves nothing to decode. ``room`` is for clients of a copy.
+    A single output token leaves nothing to decode.
     """
-    wanted = base.requests
-    if wanted.output_len == 1 or not wanted.disaggregated:
+    wanted = found[0].question.requests if found else None
+    if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:
         return NO_SERVING
-    plain, load = _plain(base, roomy), Load(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread)
-    if not len(plain):
-        return NO_SERVING
-    ahead = roomy.tp[plain]
-    prompting = prompting_of(laid(base, tp=ahead), load, 1, roomy.kv_tokens[plain])[0]
-    prompting = Prompting(1, *(np.broadcast_to(x, ahead.shape) for x in (prompting.one_s, prompting.more_s, prompting.most)))
-    parts: list[Columns] = []
-    for i in plain:
-        one, most, kv = laid(base, tp=int(roomy.tp[i])), int(room[i]), float(roomy.kv_tokens[i])
-        decodes, longer = full_copy(one, load, kv), _longer(one, load, most, kv)
-        copies = Copies(one, load, decodes, most, longer, kv, ahead, prompting, sure_ttft[plain])
-        parts.append(_rows(copies, index))
+    load = Load(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread)
+    sizes = _workers(found)
+    parts = list[Columns]()
+    for of in found:
+        ahead = dict[bool, Prompters]()
+        for i in _plain(of.question, of.plans).tolist():
+            spread = bool(of.plans.ep[i] > 1)
+            if spread not in ahead:
+                ahead[spread] = _prompters(of, load, sizes, spread)
+            copies = _copies(of, i, load, ahead[spread])
+            parts.append(_rows(copies, of))
     return Columns.joined(parts)
 
 
-def _plain(base: Question, roomy: Space) -> Array:
-    """Workers that tp alone lays over GPUs, inside a fast domain."""
-    return np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
+def _plain(base: Question, plans: Space) -> Array:
+    """Workers of tp alone inside a fast domain, or of attention data parallelism alone, that leave GPUs for others."""
+    inside = (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= base.cluster.domain)
+    return np.flatnonzero((plans.pp == 1) & (inside | ((plans.tp == 1) & (plans.dp > 1))) & (plans.group < base.cluster.num_gpus))
+
+
+def _workers(found: Sequence[Roomy]) -> Array:
+    """(tp, dp) of all workers that have room, whichever way their experts are reached."""
+    several = [np.stack([of.plans.tp[plain], of.plans.dp[plain]]) for of in found for plain in [_plain(of.question, of.plans)]]
+    return np.asarray(different(np.concatenate(several, axis=1), axis=1))
+
+
+def _prompters(of: Roomy, load: Load, sizes: Array, spread: bool) -> Prompters:
+    """Those of all kinds that are legal and have room where decode workers spread their experts or not."""
+    (tp, dp), base = sizes, of.question
+    ep = tp * dp if spread else np.where(dp > 1, dp, 1)
+    legal = legality.codes(base.model, base.cluster, replace(base.plan, tp=tp, dp=dp, ep=ep), base.engine) == 0
+    asked = _ahead(base, tp[legal], dp[legal], ep[legal])
+    kv = np.broadcast_to(cache_tokens(asked), legal.sum())
+    roomy = kv >= base.requests.tokens
+    asked, kv = _ahead(base, *(size[legal][roomy] for size in (tp, dp, ep))), kv[roomy]
+    priced = prompting_of(asked, load, 1, kv)[0]
+    columns = (np.broadcast_to(x, kv.shape) for x in (priced.one_s, priced.more_s, priced.most, priced.ranks))
+    return Prompters(asked.plan, Prompting(1, *columns), _sure_ttft(asked, kv))
+
+
+def _ahead(base: Question, tp: Array, dp: Array, ep: Array) -> Question:
+    backend = base.what_if.ep_backend
+    return laid(base, tp=tp, dp=dp, ep=ep, ep_backend=BULK.get(backend, backend))
+
+
+def _sure_ttft(asked: Question, kv: Array) -> Array:
+    """How many times as long TTFT of a request alone is with the confidence that is wanted."""
+    if not len(kv) or asked.goal.ttft_s == np.inf:
+        return np.ones(len(kv))
+    alone = serve(asked.but(concurrency=asked.plan.dp, kv_tokens=kv, disaggregated=False))
+    return np.broadcast_to(surely(alone, "ttft_s") / alone.ttft_s, kv.shape)
+
+
+def _copies(of: Roomy, i: int, load: Load, ahead: Prompters) -> Copies:
+    plans, kv = of.plans, float(of.plans.kv_tokens[i])
+    one = laid(of.question, tp=int(plans.tp[i]), dp=int(plans.dp[i]), ep=int(plans.ep[i]))
+    most = int(min(of.held[i], step_limits(one)[1]))
+    return Copies(one, load, full_copy(one, load, kv), most, _longer(one, load, most, kv), kv, ahead)
 
 
 def why_none(base: Question, roomy: Space) -> str:
     """Why there is no split at all."""
-    plain, place = _plain(base, roomy), base.cluster
+    place = base.cluster
     if base.requests.output_len == 1:
         return "one output token leaves nothing to decode"
-    if not len(plain):
-        return f"no worker of TP alone has room inside a fast domain of {plural(place.domain, 'GPU')}, and no others are split"
-    least = int(roomy.tp[plain].min())
-    return f"two workers of TP {least} need {2 * least} GPUs inside fast domains, and {place.key} has {place.num_gpus}"
+    least = int(roomy.group.min())
+    return f"a worker needs {plural(least, 'GPU')}, two need {2 * least}, and {place.key} has {place.num_gpus}"
 
 
 def full_copy(one: Question, load: Load, kv_tokens: float) -> Decoding:
@@ -181,55 +220,74 @@ def _splits(of: Copies) -> tuple[Rows, bool]:
     For tokens a GPU or for fewest GPUs every small split counts. Else more prompt workers are never worse, as long as they
     stay in the copies' own domain or have left it anyway: all that fit, and help.
     """
-    cluster, tp = of.question.cluster, of.tp
+    cluster = of.question.cluster
     small = of.question.goal.objective in ("cost", "gpus")
     one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
     places = (cluster, one) if cluster.num_gpus > cluster.domain and not small else (cluster,)
-    found = [(kind, *_beside(place, tp, ahead, small)) for kind, ahead in enumerate(of.ahead.tolist()) for place in places]
+    found = [(kind, *_beside(place, of.group, n, small)) for kind, n in enumerate(of.ahead.group.tolist()) for place in places]
+    if not found:
+        return Rows(*(np.array([], dtype=int) for _ in range(3))), not small
     kinds = np.concatenate([np.full(len(copies), kind) for kind, copies, _ in found])
     return Rows(kinds, *(np.concatenate([part[at] for part in found]) for at in (1, 2))), not small
 
 
-def _beside(place: Cluster, tp: int, ahead: int, small: bool) -> tuple[Array, Array]:
+def _beside(place: Cluster, group: int, ahead: int, small: bool) -> tuple[Array, Array]:
     """Copies, and prompt workers beside them: all that fit, or of small splits any number."""
     if not small:
-        fit = beside(COPIES, tp, ahead, place)
-        return COPIES[fit > 0], fit[fit > 0]
-    most = min(place.num_gpus, max(SMALL, 4 * max(tp, ahead)))
-    pairs = np.mgrid[1 : most // tp + 1, 1 : most // ahead + 1].reshape(2, -1)
-    copies, workers = pairs[:, pairs[0] * tp + pairs[1] * ahead <= most]
-    fits = beside(copies, tp, ahead, place) >= workers
+        tried = COPIES[COPIES * group < place.num_gpus]
+        fit = beside(tried, group, ahead, place)
+        return tried[fit > 0], fit[fit > 0]
+    most = min(place.num_gpus, max(SMALL, 4 * max(group, ahead)))
+    pairs = np.mgrid[1 : most // group + 1, 1 : most // ahead + 1].reshape(2, -1)
+    copies, workers = pairs[:, pairs[0] * group + pairs[1] * ahead <= most]
+    fits = beside(copies, group, ahead, place) >= workers
     return copies[fits], workers[fits]
 
 
-def _rows(of: Copies, index: int) -> Columns:
+def _rows(of: Copies, roomy: Roomy) -> Columns:
     """The loads of each split that may be listed, or drawn on the front: of some loads, and the most of each split that is good."""
     rows, fewer = _splits(of)
     if not len(rows.copies):
         return NO_SERVING
-    free = of.free() if fewer or not of.question.goal.limited else None
+    free = of.free() if fewer else None
     loads = np.broadcast_to(of.loads, (len(rows.copies), len(of.loads)))
-    if free and not of.question.goal.limited:  # clients come up to a copy's knee, but for limits
-        loads = np.minimum(loads[:, of.loads <= free.knee.max()], free.knee[rows.kind, None])
-    grid = _priced(of, rows, loads, free if fewer else None)
-    kept, good = _kept(of.question.goal, grid), grid["good"]
+    grid = _priced(of, rows, loads, free)
+    parts = [{name: value[_kept(of.question.goal, grid)] for name, value in grid.items()}]
+    parts += _between(of, rows, loads, grid["good"], free)
+    if not of.question.goal.times:
+        parts.append(_most_powerful(of, rows, loads, grid, free))
+    return Columns.joined([_columns(of, part, roomy) for part in parts])
+
+
+def _between(of: Copies, rows: Rows, loads: Array, good: Array, free: Free | None) -> Iterator[dict[str, Array]]:
+    """The most clients of a rank between a good load and one that is not: times never fall when one joins."""
     first = np.where(good, np.arange(loads.shape[1]), -1).max(1)
     gaps = np.flatnonzero((first >= 0) & (first + 1 < loads.shape[1]))
-    parts = [_columns(of, {name: value[kept] for name, value in grid.items()}, index)]
-    if len(gaps):
-        low, high = (loads[gaps, first[gaps] + more] for more in (0, 1))
-        parts.append(_columns(of, _largest(of, rows.take(gaps), low, high, free if fewer else None), index))
-    return Columns.joined(parts)
-
-
-def _largest(of: Copies, rows: Rows, low: Array, high: Array, free: Free | None) -> dict[str, Array]:
-    """The most clients of a copy between a good load and one that is not: times never fall when one joins."""
+    if not len(gaps):
+        return
+    low, high, rows = *(loads[gaps, first[gaps] + more] for more in (0, 1)), rows.take(gaps)
     while np.any(high - low > 1):
         inner = low[:, None] + (high - low)[:, None] * np.arange(1, PIECES) // PIECES
         good = _priced(of, rows, inner, free)["good"]
         low = np.maximum(low, np.where(good, inner, 0).max(1))
         high = np.where(~good & (inner > low[:, None]), inner, high[:, None]).min(1)
-    return {name: value[:, 0] for name, value in _priced(of, rows, low[:, None], free).items()}
+    yield {name: value[:, 0] for name, value in _priced(of, rows, low[:, None], free).items()}
+
+
+def _most_powerful(of: Copies, rows: Rows, loads: Array, grid: dict[str, Array], free: Free | None) -> dict[str, Array]:
+    """The load of each split with most tokens/s over the time of a request: that has one peak."""
+    top = (grid["tokens_per_s"] / grid["request_s"]).argmax(1)
+    place = np.arange(len(loads))
+    low, high = (loads[place, np.clip(top + step, 0, loads.shape[1] - 1)] for step in (-1, 1))
+    while np.any(high - low > 2):
+        inner = low[:, None] + (high - low)[:, None] * np.arange(PIECES + 1) // PIECES
+        priced = _priced(of, rows, inner, free)
+        best = (priced["tokens_per_s"] / priced["request_s"]).argmax(1)
+        low, high = (inner[place, np.clip(best + step, 0, PIECES)] for step in (-1, 1))
+    inner = np.minimum(low[:, None] + np.arange(3), high[:, None])
+    priced = _priced(of, rows, inner, free)
+    best = (priced["tokens_per_s"] / priced["request_s"]).argmax(1)
+    return {name: value[place, best] for name, value in priced.items()}
 
 
 def _enough(of: Copies, rows: Rows, loads: Array, free: Free) -> Array:
@@ -238,7 +296,7 @@ def _enough(of: Copies, rows: Rows, loads: Array, free: Free) -> Array:
     kind, copies = rows.kind[:, None], rows.copies[:, None]
     per_s, alone_s = free.at(kind, loads)
     low, high = np.broadcast_arrays(1, rows.fit[:, None], loads)[:2]
-    net = of.network(kind, copies * loads, copies, None)
+    net = of.network(kind, copies * loads * of.ranks, copies, None)
     for _ in range(int(np.max(rows.fit)).bit_length()):
         half = (low + high) // 2
         waits = prompt_wait_s(replace(net, prompting=replace(net.prompting, workers=half)), per_s * copies) > SAME * alone_s
@@ -248,24 +306,24 @@ def _enough(of: Copies, rows: Rows, loads: Array, free: Free) -> Array:
 
 def _priced(of: Copies, rows: Rows, loads: Array, free: Free | None) -> dict[str, Array]:
     """Splits (rows) under loads (columns): what is listed of them, how far their times go of the limits, and whether they are
-    good: within these, and open to so many clients."""
+    good: within these."""
     q, kind, copies = of.question, rows.kind[:, None], rows.copies[:, None]
     workers = np.broadcast_to(rows.fit[:, None], loads.shape) if free is None else _enough(of, rows, loads, free)
-    clients = copies * loads
+    clients = copies * loads * of.ranks
     net = of.network(kind, clients, copies, workers)
     passed = flow(net)
     served = prompts_apart(net, passed, q.engine)
     batch = np.clip(np.ceil(passed.seqs), 1, len(of.longer)).astype(int) - 1
-    ttft, tpot = served.ttft_s, served.tpot_s
-    times = {"ttft_s": ttft, "tpot_s": tpot, "sure_ttft_s": ttft * of.sure_ttft[kind], "sure_tpot_s": tpot * of.longer[batch]}
+    ttft, tpot, ahead = served.ttft_s, served.tpot_s, of.ahead
+    times = {"ttft_s": ttft, "tpot_s": tpot, "sure_ttft_s": ttft * ahead.sure_ttft[kind], "sure_tpot_s": tpot * of.longer[batch]}
     request_s = ttft + (of.load.output_len - 1) * tpot
     with np.errstate(over="ignore"):  # as in ``columns.over``
         over = np.maximum(times["sure_ttft_s"] / q.goal.ttft_s, times["sure_tpot_s"] / q.goal.tpot_s)
-    open_ = (crowding(net, passed) <= BUSY) | (loads == 1)
     priced = {
         "replicas": copies,
-        "gpus": copies * of.tp + workers * of.ahead[kind],
-        "prefill_tp": of.ahead[kind],
+        "gpus": copies * of.group + workers * ahead.group[kind],
+        "prefill_tp": ahead.plan.tp[kind],
+        "prefill_dp": ahead.plan.dp[kind],
         "prefill_replicas": workers,
         "concurrency": clients,
         "running": passed.seqs,
@@ -273,15 +331,16 @@ def _priced(of: Copies, rows: Rows, loads: Array, free: Free | None) -> dict[str
         "tokens_per_s": clients / request_s * of.load.output_len,
         "kv_headroom": 1 - np.minimum(passed.seqs, loads) * cached(q) / of.kv_tokens,
         "request_s": request_s,
-        "over": np.where(open_, over, np.inf),
-        "good": open_ & (over <= 1),
+        "over": over,
+        "good": over <= 1,
     }
     return {name: np.broadcast_to(value, loads.shape) for name, value in priced.items()}
 
 
-def _columns(of: Copies, priced: dict[str, Array], index: int) -> Columns:
+def _columns(of: Copies, priced: dict[str, Array], roomy: Roomy) -> Columns:
     shown = {name: value for name, value in priced.items() if name not in ("request_s", "over", "good")}
-    return Columns.of(len(shown["gpus"]), mode=1, dtype=index, tp=of.tp, pp=1, dp=1, ep=1, **shown)
+    plan, kinds = of.question.plan, {"mode": 1, "dtype": roomy.dtype, "exchange": roomy.exchange}
+    return Columns.of(len(shown["gpus"]), **kinds, tp=plan.tp, pp=1, dp=plan.dp, ep=plan.ep, **shown)
 
 
 def _kept(goal: Goal, grid: dict[str, Array]) -> Array:
@@ -293,4 +352,4 @@ def _kept(goal: Goal, grid: dict[str, Array]) -> Array:
     kept = np.zeros(over.shape, dtype=bool)
     kept[rows, np.where(good.any(1), np.where(good, value, -np.inf).argmax(1), over.argmin(1))] = True
     kept[np.where(good, rate / grid["gpus"], -np.inf).argmax(0), loads] = True
-    return np.asarray(kept & np.isfinite(over) & (good | ~good.any(1, keepdims=True)))
+    return np.asarray(kept & (good | ~good.any(1, keepdims=True)))

@@ -9,6 +9,7 @@ import numpy as np
 
 from commtax.cost.memory import RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
+from commtax.planner.choosing import margin, simplest, training_kinds
 from commtax.planner.columns import Array, Rejected, TrainColumns, TrainPlans
 from commtax.question import Question
 from commtax.spec import SIZES, Engine, Model
@@ -35,8 +36,9 @@ def searched(put: Question) -> TrainPlans:
     fits = every.memory_bytes[order] <= budget
     near = np.argsort(every.memory_bytes, kind="stable")[:5] if not fits.any() else np.array([], dtype=int)
     good = every.take(order[fits])
-    rejected = tuple(_lost(answer, every, good, budget))
-    return replace(answer, candidates=len(every), plans=good, near=every.take(near), rejected=rejected)
+    answer = replace(answer, candidates=len(every), plans=good, near=every.take(near))
+    first = simplest(training_kinds(good, base), 1 / good.step_s, margin(base)) if len(good) else 0
+    return replace(answer, recommended=first, rejected=tuple(_lost(answer, every, good, budget)))
 
 
 def _widest_first(answer: TrainPlans, grid: Grid, budget: float) -> TrainColumns:
@@ -147,7 +149,7 @@ def _lost(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float)
         elif np.any(of_good) and (slower := float(good.step_s[of_good][0] / good.step_s[0]) - 1) > 0.05:  # good plans are in order
             bubble, comm = good.bubble_fraction, good.exposed_comm_fraction
             own = f"bubble {float(bubble[of_good][0]):.0%}, exposed communication {float(comm[of_good][0]):.0%}"
-            yield Rejected(name, f"{slower:.0%} slower at best ({own}; the first: {float(bubble[0]):.0%}, {float(comm[0]):.0%})")
+            yield Rejected(name, f"{slower:.0%} slower at best ({own}; the best: {float(bubble[0]):.0%}, {float(comm[0]):.0%})")
     if not any(a.kinds[int(k)].plan.chunks > 1 for k in np.unique(every.kind)) and np.any(every.pp > 1):
         few = f"{a.question.model.num_layers} layers are too few for stages x {' or '.join(map(str, CHUNKS))} chunks"
         yield Rejected("interleaved", few)

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from commtax.planner.columns import Columns, Rejected, ServingPlans, Standing, TrainColumns, TrainPlans, request_s
+from commtax.planner import choosing
+from commtax.planner.choosing import margin
+from commtax.planner.columns import Columns, Place, Rejected, ServingPlans, Standing, TrainColumns, TrainPlans, request_s
 from commtax.planner.reasons import SAID, in_type, missed, odds
 from commtax.planner.training import BUDGET
 from commtax.question import EVEN, Question
@@ -26,6 +28,7 @@ from commtax.verbs.serving import lengths_note
 Plans = ServingPlans | TrainPlans
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars a token", "gpus": "fewest GPUs"}
 GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s a GPU", "gpus": "its answer for each GPU"}
+TIMES = {">TTFT": "ttft_s", ">TPOT": "tpot_s"}
 WIDTH, HEIGHT = 60, 10
 MOST_REJECTED = 16
 KINDS = ("zero", "recompute", "schedule", "chunks")
@@ -40,16 +43,42 @@ def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = N
     if not len(a.plans):
         _nothing_trains(console, a) if a.trains else _nothing_serves(console, a)
     else:
+        if not a.trains and a.places:
+            _show_places(console, a)
         head, *why = a.why
-        clients = "" if a.trains else f"; {plural(int(a.plans.concurrency[0]), 'client')} at once"
-        say(console, f"Run {head}{clients}.", "bold yellow")
-        for reason in why[:2] if a.trains else why:
+        clients = "" if a.trains else f"; {plural(int(a.plans.concurrency[a.recommended]), 'client')} at once"
+        say(console, f"{recommended_words(a)}: {head}{clients}.", "bold yellow")
+        for reason in why:
             say(console, f"  {reason}")
     _show_pasted(console, a, pasted)
     if len(a.plans):
         remarks = _show_trained(console, a, top) if a.trains else _show_served(console, a, top)
     _show_rejected(console, a)
     notes(console, remarks)
+
+
+def recommended_words(a: Plans) -> str:
+    """Whether what is recommended is also the best."""
+    alone = "Recommended and best" if a.recommended == 0 else "Recommended"
+    return f"{alone} for {WANTED[a.question.goal.objective]}" if not a.trains and a.places else alone
+
+
+def _show_places(console: Console, a: ServingPlans) -> None:
+    """Where to run when nothing is limited: a row a place, each the simplest plan within the margin of the best there."""
+    say(console, "No limit says how long a request may take (--ttft, --tpot). Places to run at, the recommended plan of each:")
+    rows = [(place, place.plans, place.recommended) for place in a.places]
+    times = {name: [format_seconds(getattr(r, column)[i]) for _, r, i in rows] for name, column in TIMES.items()}
+    columns = {
+        "place": [f"{place.name} tokens/s" if place.name == "most" else place.name for place, *_ in rows],
+        "plan": [a.gpu_words(r, i) + in_type(a.question, int(r.dtype[i])) for _, r, i in rows],
+        ">clients": [f"{int(r.concurrency[i]):,}" for _, r, i in rows],
+        **times,
+        ">tokens/s": [f"{r.tokens_per_s[i]:,.0f}" for _, r, i in rows],
+        ">/GPU": [f"{r.tokens_per_s_per_gpu[i]:,.0f}" for _, r, i in rows],
+        ">/user": [f"{r.tokens_per_s_per_user[i]:,.0f}" for _, r, i in rows],
+        "choose it when": [place.when for place, *_ in rows],
+    }
+    show_table(console, list(columns), zip(*columns.values(), strict=True))
 
 
 def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]:
@@ -59,7 +88,7 @@ def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]
         console.print(line, soft_wrap=True)
     price = a.question.goal.usd_per_gpu_hour
     usd = f"${price:g} a GPU-hour (--price)" if price else "no price is known for this chip: --price 2.5"
-    ranges = f"host times of {a.question.engine.key} {basis_words(a.simulation(a.plans, 0))}"
+    ranges = f"host times of {a.question.engine.key} {basis_words(a.simulation(a.plans, a.recommended))}"
     return DEFINITION, lengths_note(a.question.requests.spread), usd, *spread_notes(a.question), ranges
 
 
@@ -71,7 +100,8 @@ def spread_notes(q: Question) -> list[str]:
 
 
 def _show_trained(console: Console, a: TrainPlans, top: int) -> tuple[str, ...]:
-    _show_ranked_training(console, a, a.plans.take(a.splits()), top)
+    splits = a.splits()
+    _show_ranked_training(console, a, a.plans.take(splits), top, int(np.flatnonzero(splits == a.recommended)[0]))
     return (f"the best microbatch, recomputation and schedule of each split; --json ranks all {len(a.plans):,} that fit",)
 
 
@@ -119,11 +149,12 @@ DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each clien
 
 
 def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) -> None:
-    first, several, objective = range(min(top, len(rows))), a.question.requests.output_len > 1, a.question.goal.objective
+    own = a.recommended if rows is a.plans else None
+    first, several, objective = _listed(rows, top, own), a.question.requests.output_len > 1, a.question.goal.objective
     usd, price, whole = a.usd_per_million_tokens(rows), a.question.goal.usd_per_gpu_hour, request_s(a.question, rows)
     ranges = [a.range_of(rows, i, "tokens_per_s") for i in first]
     columns = {
-        "": [str(i + 1) for i in first],
+        "": _ranks(first, own),
         "plan": [a.gpu_words(rows, i) + in_type(a.question, int(rows.dtype[i])) for i in first],
         ">clients": [f"{int(rows.concurrency[i]):,}" for i in first],
         ">TTFT": [format_seconds(rows.ttft_s[i]) for i in first],
@@ -135,10 +166,23 @@ def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) ->
         ">/GPU": [f"{rows.tokens_per_s_per_gpu[i]:,.0f}" for i in first],
         ">/user": [f"{rows.tokens_per_s_per_user[i]:,.0f}" if several else "–" for i in first],
         ">$/M": [f"{usd[i]:.2f}" if price else "" for i in first],
-        ">comm": [f"{share:.0%}" for share in a.comm_fractions(rows.take(slice(top)))],
+        ">comm": [f"{share:.0%}" for share in a.comm_fractions(rows.take(np.array(first, dtype=int)))],
         ">KV free": [f"{rows.kv_headroom[i]:.0%}" for i in first],
     }
     show_table(console, list(columns), zip(*columns.values(), strict=True))
+
+
+def _listed(rows: Any, top: int, recommended: int | None) -> list[int]:
+    """The first of a ranking, and the recommended plan where it lies behind them."""
+    return [*range(min(top, len(rows))), *([recommended] if recommended is not None and recommended >= top else [])]
+
+
+def _ranks(listed: Sequence[int], recommended: int | None) -> list[str]:
+    """Places in a ranking, and which is the best and which the recommended plan."""
+    if recommended is None:
+        return [str(i + 1) for i in listed]
+    named = {0: "best", recommended: "recommended"} if recommended else {0: "recommended, best"}
+    return [f"{i + 1} {named.get(i, '')}".rstrip() for i in listed]
 
 
 def _tpot(a: ServingPlans, rows: Columns, i: int) -> str:
@@ -210,10 +254,11 @@ def _scatter(a: ServingPlans) -> list[Text]:
 
     for column, row in map(place, x, y):
         grid[row][column] = "•"
-    column, row = place(a.plans.tokens_per_s_per_user[0], a.plans.tokens_per_s_per_gpu[0])
+    column, row = place(a.plans.tokens_per_s_per_user[a.recommended], a.plans.tokens_per_s_per_gpu[a.recommended])
     if 0 <= row < HEIGHT and 0 <= column < WIDTH:
         grid[row][column] = "◆"
-    lines = [Text("Pareto front: tokens/s a GPU (upwards) against tokens/s a user (to the right); ◆ is plan 1", style="dim")]
+    head = "Pareto front: tokens/s a GPU (upwards) against tokens/s a user (to the right); ◆ is the recommended plan"
+    lines = [Text(head, style="dim")]
     for i, cells in enumerate(grid):
         edge = f"{y.max() - (y.max() - y.min()) * i / (HEIGHT - 1):8,.0f} │"
         lines.append(Text(edge + "".join(cells)))
@@ -232,8 +277,12 @@ class ServedPlans(Named):
     ttft_limit_s: float
     tpot_limit_s: float
     confidence: float
+    margin: float
     definition: str
     candidates: int
+    recommended: Record | None
+    best: Record | None
+    tradeoff: list[Record]
     plans: list[Record]
     near: list[Record]
     front: Sequence[object]
@@ -250,7 +299,10 @@ class ServedPlans(Named):
 class TrainedPlans(Named):
     global_batch: int
     seq: int
+    margin: float
     candidates: int
+    recommended: Record | None
+    best: Record | None
     plans: list[Record]
     near: list[Record]
     rejected: list[Record]
@@ -277,6 +329,10 @@ def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedP
         ttft_limit_s=a.question.goal.ttft_s,
         tpot_limit_s=a.question.goal.tpot_s,
         definition=DEFINITION,
+        margin=margin(a.question),
+        recommended=_served_row(a, a.plans, a.recommended) if len(a.plans) else None,
+        best=_served_row(a, a.plans, 0) if len(a.plans) else None,
+        tradeoff=[_place_row(a, place) for place in a.places],
         redundant_experts=a.question.plan.redundant_experts or LEFT_OUT,
         imbalance=a.question.what_if.imbalance or LEFT_OUT,
         plans=[_served_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
@@ -292,11 +348,19 @@ def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedP
         TrainedPlans,
         *(a, a.question.goal),
         seq=a.question.context,
+        margin=margin(a.question),
+        recommended=_trained_row(a, a.plans, a.recommended) if len(a.plans) else None,
+        best=_trained_row(a, a.plans, 0) if len(a.plans) else None,
         plans=[_trained_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
         near=[_trained_row(a, a.near, i) for i in range(min(5, len(a.near)))],
         pasted=_standing(pasted, [_at(pasted.rows, i, *TRAINED) for i in range(len(pasted.rows))]) if pasted else None,
         **_common(a, "commtax.plan-train/1"),
     )
+
+
+def _place_row(a: ServingPlans, place: Place) -> Record:
+    rows = {"recommended": place.recommended, "best": 0}
+    return {"place": place.name, "when": place.when, **{role: _served_row(a, place.plans, i) for role, i in rows.items()}}
 
 
 def _standing(pasted: Standing, rows: list[Record]) -> Record:
@@ -311,12 +375,14 @@ def _served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
     """One plan; without a second token there is no time between tokens."""
     low, high = a.range_of(rows, i, "tpot_s")
     first = a.range_of(rows, i, "ttft_s")
-    between = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user")
+    between, exchange = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user"), a.exchanges[int(rows.exchange[i])]
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
         **_at(rows, i, "tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency"),
         "idle_gpus": a.question.cluster.num_gpus - rows.gpus[i],
-        **(_at(rows, i, "prefill_tp", "prefill_replicas") if rows.mode[i] else {}),
+        **(_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
+        **({"ep_backend": exchange.backend, "redundant_experts": exchange.redundant} if exchange.wide else {}),
+        "kind": choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), a.question.cluster)[0])],
         "dtype": a.question.goal.dtypes[int(rows.dtype[i])] or "as stored",
         **_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
         "tpot_low_s": low,
@@ -349,10 +415,10 @@ def plot_front(a: ServingPlans, path: Path) -> None:
     picture(path, draw)
 
 
-def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int) -> None:
-    first = range(min(top, len(rows)))
+def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
+    first = _listed(rows, top, recommended)
     columns = {
-        "": [str(i + 1) for i in first],
+        "": _ranks(first, recommended),
         "plan": [a.gpu_words(rows, i) for i in first],
         ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
         "kind": [a.kind_words(rows, i) for i in first],

@@ -423,10 +423,11 @@ def describe_gpus(plan: Plan) -> str:
     return f"{total} GPU{'s' * (total > 1)} = {describe_layout(plan)}"
 
 
-def describe_layout(plan: Plan) -> str:
-    """What its GPUs are laid out as. Replicas are servers, DP is an engine's own."""
-    counted = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
-    parts = [text.format(int(n)) for n, text in counted if n > 1]
+def describe_layout(plan: Plan, counted: bool = False) -> str:
+    """What its GPUs are laid out as. Replicas are servers, DP is an engine's own; pools are ``counted``: ``2 x TP 4``."""
+    several = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
+    parts = [text.format(int(n)) for n, text in (several[1:] if counted else several) if n > 1]
+    parts = [str(int(plan.replicas)), *parts] if counted else parts
     inner = [axis for axis in reversed(AXES) if axis not in ("pp", "dp")]
     parts += [f"{axis.upper()} {int(n)}" for axis in inner if (n := getattr(plan, axis)) > 1 or axis == "tp"]
     copies = f" with {int(plan.redundant)} redundant ones" if plan.redundant else ""

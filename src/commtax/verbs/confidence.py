@@ -27,6 +27,7 @@ from commtax.units import parse_fraction
 RULE = "above 0 and below 100 %, such as 80%, 0.8 or 80; 50% goes by the central prediction"
 END = 0.8 / sqrt(0.18)  # t(0.9): where the upper end of an 80 % range lies
 LEAST, MOST = 0.01, 0.99  # nearest valid confidences, said where one is refused
+WIDEST = 0.5  # margin that may be asked for
 
 
 def deviations(probability: float) -> float:
@@ -97,6 +98,20 @@ def confidence_of(value: object, name: str = "confidence") -> float:
     if not 0 < share < 1:
         nearest = LEAST if share <= 0 else MOST
         raise Refusal(f"{name}={value}: a probability is {RULE}; nearest valid: {nearest:.0%}", name, (f"{nearest:.0%}",))
+    return share
+
+
+def margin_of(value: object, name: str = "margin") -> float | None:
+    """A margin as people write it: 0.05, ``5%`` or 5."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int | float | np.number):
+        raise Refusal(f"{name}={value!r}: a share is needed, such as 5%", name, ("5%",))
+    share = parse_fraction(value if isinstance(value, str) else float(value), name)
+    share = share / 100 if share >= 1 and not (isinstance(value, str) and value.endswith("%")) else share
+    if not 0 <= share <= WIDEST:
+        nearest = f"{min(max(share, 0.0), WIDEST):.0%}"
+        raise Refusal(f"{name}={value}: a share from 0 to {WIDEST:.0%}, such as 5%; nearest valid: {nearest}", name, (nearest,))
     return share
 
 

@@ -9,7 +9,7 @@ from commtax.planner.columns import Columns, ServingPlans, TrainColumns, TrainPl
 from commtax.records import dataclass
 from commtax.report.documents import Named, Record, Value
 from commtax.report.pipelines import Pipeline, page_pipeline
-from commtax.report.planning import ServedPlans, TrainedPlans, plans_document
+from commtax.report.planning import ServedPlans, TrainedPlans, plans_document, recommended_words
 from commtax.report.view import View, view_of
 from commtax.report.view.state import SHOWN, State, shortened, written
 from commtax.report.whys import WhyView, why_view
@@ -64,21 +64,21 @@ def serving_front(a: ServingPlans) -> ServedFront:
     why = document["why"]
     none = f"no plan keeps the limits with {percent(a.question.goal.confidence)}; it would take {', or '.join(a.would_take)}"
     none = none if len(a.near) else "no plan fits in memory"
-    sentence = f"Run {why[0]}, {int(a.plans.concurrency[0]):,} clients." if why else none
+    sentence = f"{recommended_words(a)}: {why[0]}, {int(a.plans.concurrency[a.recommended]):,} clients." if why else none
     document = {**document, "front": points, "why": [*why, lengths_note(a.question.requests.spread)] if why else []}
     return ServedFront(**document, sentence=sentence, x_title="tokens/s a user", y_title="tokens/s a GPU")
 
 
 def _with_winner(a: ServingPlans) -> tuple[Columns, int]:
-    """The front and where the winner lies on it: at its plan's nearest point, or beside the front, whose plans beat it by GPU."""
-    rows, plans = a.front, a.plans
+    """The front, and where the recommended plan lies on it or beside it: at its nearest point."""
+    rows, plans, own = a.front, a.plans, a.recommended
     if not len(plans):
         return rows, -1
-    names = ("mode", "tp", "pp", "dp", "ep", "dtype")
-    same = np.logical_and.reduce([getattr(rows, n) == getattr(plans, n)[0] for n in names])
+    names = ("mode", "tp", "pp", "dp", "ep", "dtype", "exchange")
+    same = np.logical_and.reduce([getattr(rows, n) == getattr(plans, n)[own] for n in names])
     if not same.any():
-        return Columns.joined([rows, plans.take(np.array([0]))]), len(rows)
-    return rows, int(np.argmin(np.where(same, np.abs(rows.concurrency - plans.concurrency[0]), np.inf)))
+        return Columns.joined([rows, plans.take(np.array([own]))]), len(rows)
+    return rows, int(np.argmin(np.where(same, np.abs(rows.concurrency - plans.concurrency[own]), np.inf)))
 
 
 def _thinned(rows: Columns, best: int) -> list[int]:
@@ -108,9 +108,10 @@ def served_patch(a: ServingPlans, rows: Columns, i: int) -> dict[str, Value]:
 
 
 def training_front(a: TrainPlans) -> TrainedFront:
-    rows = a.plans.take(_undominated(a.plans)) if len(a.plans) else a.near
-    points = [_trained(a, rows, i, i == 0 and bool(len(a.plans))) for i in range(min(MOST, len(rows)))]
-    sentence = f"Run {a.why[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
+    drawn = np.unique([*_undominated(a.plans)[:MOST].tolist(), a.recommended]) if len(a.plans) else np.arange(len(a.near))
+    rows = a.plans.take(drawn) if len(a.plans) else a.near
+    points = [_trained(a, rows, i, bool(len(a.plans)) and int(drawn[i]) == a.recommended) for i in range(len(rows))]
+    sentence = f"{recommended_words(a)}: {a.why[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
     document = vars(plans_document(a, TOP))
     return TrainedFront(**document, front=points, sentence=sentence, x_title="memory a rank, GB", y_title="MFU")
 
@@ -159,7 +160,7 @@ def plan_page(plans: ServingPlans | TrainPlans, command: str) -> Page:
     """The plans as points, and the winner's bill."""
     if not plans.trains:
         return Page("plan", _served(plans, command), plan=serving_front(plans))
-    best = Explained(plans.step_of(plans.plans, 0)) if len(plans.plans) else None
+    best = Explained(plans.step_of(plans.plans, plans.recommended)) if len(plans.plans) else None
     shown = view_of(best, written(best.bill.question), command) if best else None
     return Page("plan", shown, plan=training_front(plans))
 
@@ -176,7 +177,7 @@ def _served(plans: ServingPlans, command: str) -> View | None:
         "il": int(lengths.input_len),
         "ol": int(lengths.output_len),
     }
-    asked = State().but(keys | served_patch(plans, plans.plans, 0))
+    asked = State().but(keys | served_patch(plans, plans.plans, plans.recommended))
     try:
         return view_of(Explained(price(asked.question)), asked, command)
     except ValueError:  # a model that is not of the catalogue, links that are not of the cluster's name

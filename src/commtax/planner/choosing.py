@@ -1,0 +1,82 @@
+"""Which plan to run: the simplest within a margin of the best.
+
+The best plan is the first of a ranking. Nobody runs two pools of workers, or tensor parallelism over a network, for a gain that
+predictions cannot tell from none: so plans are ranked by how much there is to set up and to go wrong, and of the simplest that
+stay within the margin the best is recommended.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+
+from commtax.files import table
+from commtax.planner.columns import Array, Columns, TrainColumns
+from commtax.question import Question
+from commtax.spec import Cluster
+
+KINDS = (
+    "replicas of TP inside a host",
+    "stages or expert parallelism inside a host",
+    "attention DP with experts spread inside a host",
+    "stages across hosts",
+    "experts across hosts",
+    "TP across hosts",
+    "two pools",
+)
+"""Kinds of plans, simplest first. A host is a fast domain: the GPUs that NVLink joins, a rack where it joins that."""
+INSIDE, SPREAD_INSIDE, STAGES, EXPERTS, TENSORS, POOLS = range(1, len(KINDS))
+TRAINED = (
+    "data parallelism",
+    "TP, experts or context inside a host",
+    "stages",
+    "experts or context across hosts",
+    "TP across hosts",
+)
+"""Kinds of training plans, simplest first."""
+UNEVEN = len(TRAINED)  # stages of unequal depth, or GPUs that idle, come behind all that are laid out evenly
+
+
+@lru_cache(maxsize=1)
+def _figures() -> Mapping[str, float]:
+    known = table("planner/margin.toml")
+    return {"least": known["least"], "most": known["most"], **known["ratio"]}
+
+
+def margin(q: Question) -> float:
+    """The share by which the best may be better than the recommended plan: as asked, else the range of the ratio of two plans."""
+    if q.goal.margin is not None:
+        return q.goal.margin
+    known = _figures()
+    usual = known["least"] if q.trains else known["dense" if q.model.experts is None else "mixtures"]
+    return min(known["most"], max(known["least"], usual))
+
+
+def kinds(rows: Columns, cluster: Cluster) -> Array:
+    """The kind of each plan: index in ``KINDS``."""
+    inside, across = rows.tp * rows.pp * rows.dp <= cluster.domain, rows.tp * rows.dp > cluster.domain
+    spread = [
+        (rows.mode == 1, POOLS),
+        (rows.tp > cluster.domain, TENSORS),
+        (across, EXPERTS),
+        ((rows.pp > 1) & ~inside, STAGES),
+        (rows.dp > 1, SPREAD_INSIDE),
+        ((rows.pp > 1) | (rows.ep > 1), INSIDE),
+    ]
+    return np.select([np.asarray(condition, dtype=bool) for condition, _ in spread], [kind for _, kind in spread], 0)
+
+
+def training_kinds(rows: TrainColumns, q: Question) -> Array:
+    """The kind of each training plan: index in ``TRAINED``, and ``UNEVEN`` more where it is not laid out evenly."""
+    domain = q.cluster.domain
+    ranks = rows.tp * np.maximum(rows.cp, np.where(rows.ep > 1, rows.ep, 1))
+    spread = [(rows.tp > domain, 4), (ranks > domain, 3), (rows.pp > 1, 2), (ranks > 1, 1)]
+    kind = np.select([np.asarray(condition, dtype=bool) for condition, _ in spread], [kind for _, kind in spread], 0)
+    idle = rows.gpus < np.max(rows.gpus, initial=0)
+    return np.asarray(kind + UNEVEN * idle)
+
+
+def simplest(kind: Array, worth: Array, within: float) -> int:
+    """The first of the simplest plans whose worth the best exceeds by no more than the margin; plans are in order."""
+    near = np.flatnonzero(worth[0] <= worth * (1 + within) * (1 + 1e-12))
+    return int(near[np.argmin(kind[near])])
