@@ -223,9 +223,7 @@ OPTIONS: Mapping[str, Option] = {
     "spread": Option("Requests", SHARE, None, f"Lengths vary by this share to either side; 0: lockstep.  [default: {SPREAD:g}]"),
     "ttft": Option("Requests", "TIME", "", "Mean time to the first token, at most: 500ms."),
     "tpot": Option("Requests", "TIME", "", "Mean time an output token, at most: 30ms."),
-    "margin": Option(
-        "Requests", MARGIN, None, "Recommend a simpler plan that the best beats by less.  [default: 5-10%]"
-    ),
+    "margin": Option("Requests", MARGIN, None, "Recommend a simpler plan that the best beats by less.  [default: 5-10%]"),
     "confidence": Option("Requests", SURE, CONFIDENCE, "Limits are kept with this probability; 50%: as predicted.  [default: 80%]"),
     "objective": Option("Serving", "WHAT", None, "throughput (default), latency, cost or gpus."),
     "disaggregated": Option("Serving", bool, False, "Prompts run on workers of their own."),

@@ -54,14 +54,27 @@ def margin(q: Question) -> float:
 
 def kinds(rows: Columns, cluster: Cluster) -> Array:
     """The kind of each plan: index in ``KINDS``."""
-    inside, across = rows.tp * rows.pp * rows.dp <= cluster.domain, rows.tp * rows.dp > cluster.domain
+    return np.where(rows.mode == 1, POOLS, _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster))
+
+
+def complexity(rows: Columns, cluster: Cluster) -> Array:
+    """What there is to set up: a plan's kind, then the fast domains that a copy of it spans, or the kinds of workers of two pools."""
+    kind = kinds(rows, cluster)
+    spanned = np.ceil(np.log2(np.maximum(1.0, rows.tp * rows.pp * rows.dp / cluster.domain)))
+    spread = (rows.prefill_dp > 1) | (rows.ep > 1)
+    ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, np.where(spread, rows.prefill_tp * rows.prefill_dp, 1), cluster)
+    pools = np.maximum(ahead, _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster))
+    return np.asarray(kind + np.where(kind == POOLS, pools, spanned) / 100)
+
+
+def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Cluster) -> Array:
+    """The kind of plans of one pool."""
     spread = [
-        (rows.mode == 1, POOLS),
-        (rows.tp > cluster.domain, TENSORS),
-        (across, EXPERTS),
-        ((rows.pp > 1) & ~inside, STAGES),
-        (rows.dp > 1, SPREAD_INSIDE),
-        ((rows.pp > 1) | (rows.ep > 1), INSIDE),
+        (tp > cluster.domain, TENSORS),
+        (tp * dp > cluster.domain, EXPERTS),
+        ((pp > 1) & (tp * pp * dp > cluster.domain), STAGES),
+        (dp > 1, SPREAD_INSIDE),
+        ((pp > 1) | (ep > 1), INSIDE),
     ]
     return np.select([np.asarray(condition, dtype=bool) for condition, _ in spread], [kind for _, kind in spread], 0)
 
@@ -76,7 +89,7 @@ def training_kinds(rows: TrainColumns, q: Question) -> Array:
     return np.asarray(kind + UNEVEN * idle)
 
 
-def simplest(kind: Array, worth: Array, within: float) -> int:
+def simplest(complex_: Array, worth: Array, within: float) -> int:
     """The first of the simplest plans whose worth the best exceeds by no more than the margin; plans are in order."""
     near = np.flatnonzero(worth[0] <= worth * (1 + within) * (1 + 1e-12))
-    return int(near[np.argmin(kind[near])])
+    return int(near[np.argmin(complex_[near])])

@@ -7,7 +7,7 @@ import numpy as np
 
 from commtax.arrays import different
 from commtax.cost.legality import RULES, Case
-from commtax.planner.choosing import KINDS, TRAINED, kinds, margin, training_kinds
+from commtax.planner.choosing import KINDS, TRAINED, complexity, kinds, margin, training_kinds
 from commtax.planner.columns import Array, Columns, Rejected, ServingPlans, TrainPlans, family, sizes_of, worth
 from commtax.planner.space import Space
 from commtax.question import Question
@@ -194,12 +194,12 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
 def compared(answer: ServingPlans) -> Iterator[str]:
     """The recommended plan beside the best, the next, and the best of those that are simpler, at the same load or limit."""
     q, rows, own = answer.question, answer.plans, answer.recommended
-    kind = kinds(rows, q.cluster)
+    kind, effort = kinds(rows, q.cluster), complexity(rows, q.cluster)
     if own:
         gain = f"{_more(answer, 0, own)} with {_name(answer, 0)}, the best ({KINDS[int(kind[0])]})"
         yield f"{gain}: within the margin of {percent(margin(q))} (--margin), measure both"
-    after = [i for i in range(own + 1, len(rows)) if kind[i] >= kind[own]][:1]
-    simpler = [i for i in range(own + 1, len(rows)) if kind[i] < kind[own]][:1]
+    after = [i for i in range(own + 1, len(rows)) if effort[i] >= effort[own]][:1]
+    simpler = [i for i in range(own + 1, len(rows)) if effort[i] < effort[own]][:1]
     for i in dict.fromkeys(sorted([*after, *simpler])):
         role = f", the best that is simpler ({KINDS[int(kind[i])]})" if i in simpler else ", the next"
         yield f"{_more(answer, own, i)} against {_name(answer, i)}{role}: {_told(answer, i, own)}"

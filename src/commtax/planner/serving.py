@@ -11,7 +11,7 @@ import numpy as np
 
 from commtax.arrays import different
 from commtax.planner import reasons
-from commtax.planner.choosing import kinds, margin, simplest
+from commtax.planner.choosing import complexity, margin, simplest
 from commtax.planner.columns import (
     NO_SERVING,
     Array,
@@ -127,7 +127,7 @@ def search(of: Roomy) -> Columns:
     near = (past <= DIP) | (~last & np.append(past[1:] <= DIP, False))
     open_ = np.zeros(len(load), dtype=bool)
     for score, bound, listed in _scores(base, coarse, ahead / load):
-        open_ |= bound >= _bar(rows, np.where(past <= 1, score, -np.inf), listed, margin(base))
+        open_ |= bound >= _bar(rows, np.where(past <= 1, score, -np.inf), listed, (1 + margin(base)) ** 2 - 1)
     gaps = np.where(open_ & near, ahead - load - 1, 0).clip(0)
     inner = np.repeat(np.arange(len(load)), gaps)
     step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
@@ -179,7 +179,7 @@ def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
     answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), rejected=(*answer.rejected, *slow))
     if not len(plans):
         return answer
-    first = simplest(kinds(plans, q.cluster), worth(q, plans), margin(q))
+    first = simplest(complexity(plans, q.cluster), worth(q, plans), margin(q))
     answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if trades(q) else ())
     return replace(answer, rejected=(*answer.rejected, *reasons.behind(answer)))
 
@@ -191,11 +191,13 @@ def trades(q: Question) -> bool:
 
 def _places(q: Question, every: Columns) -> Iterator[Place]:
     """The shortest requests, the most tokens/s over the time of a request (Kleinrock's power), and most of the objective."""
-    for name, value in zip(PLACES, (1 / request_s(q, every), power(q, every), worth(q, every)), strict=True):
+    once, both = margin(q), (1 + margin(q)) ** 2 - 1  # both tokens/s and the time of a request are in the power
+    scores = (1 / request_s(q, every), once), (power(q, every), both), (worth(q, every), once)
+    for name, (value, within) in zip(PLACES, scores, strict=True):
         ranked = _ranking([np.round(np.log(value), 11), *order(q, every)])
         first = ranked[_firsts(family(every)[ranked])]
         plans = every.take(first)
-        yield Place(name, PLACES[name], plans, simplest(kinds(plans, q.cluster), value[first], margin(q)))
+        yield Place(name, PLACES[name], plans, simplest(complexity(plans, q.cluster), value[first], within))
 
 
 def best_first(q: Question, every: Columns) -> tuple[Columns, Columns]:
