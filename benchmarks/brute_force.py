@@ -18,44 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the plain search
 import brute
 from commtax.planner import plan, plan_training
 
-MODELS = (
-    "llama-3.2-1b",
-    "llama-3.1-8b",
-    "qwen2.5-7b",
-    "gpt-oss-20b",
-    "gemma-3-27b",
-    "qwen3-30b-a3b",
-    "mixtral-8x7b",
-    "llama-3.1-70b",
-)
-CLUSTERS = (
-    *("1xh200-sxm", "2xh100-pcie", "3xa100-80-sxm", "4xh100-sxm", "4xb200-sxm", "6xh200-sxm", "8xl40s", "8xh100-sxm"),
-    *("2x2xl40s", "2x2xh100-sxm", "2x4xa100-80-sxm", "2x8xh100-sxm", "16xh200-sxm", "4x4xgb200"),
-)
 TRAINED = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "qwen3-30b-a3b")
 GROUNDS = ("2xh100-sxm", "4xa100-80-sxm", "2x4xh100-sxm", "8xh200-sxm")
 Ask = Callable[[random.Random], dict[str, Any]]
 Wrong = Callable[[dict[str, Any], random.Random], list[str]]
-
-
-def question(rng: random.Random) -> dict[str, Any]:
-    """Limits are drawn around what such models take: some bind, some do not, some nothing can meet."""
-    free = rng.random(), rng.random()
-    output_len = rng.choice((1, 2, 64, 128, 512))
-    return {
-        "model": rng.choice(MODELS),
-        "cluster": rng.choice(CLUSTERS),
-        "engine": rng.choice(("vllm", "sglang", "trtllm")),
-        "input_len": rng.choice((128, 777, 1024, 8192)),
-        "output_len": output_len,
-        "ttft_s": math.inf if free[0] < 0.4 else 10 ** rng.uniform(-2, 0.7),
-        "tpot_s": math.inf if free[1] < 0.4 or output_len == 1 else 10 ** rng.uniform(-2.7, -1),
-        "objective": rng.choice(("throughput", "latency", "cost", "gpus")),
-        "confidence": rng.choice((0.5, 0.8, 0.8, 0.9)),
-        "dtypes": rng.choice((("",), ("",), ("",), ("fp8",), ("bf16", "fp8"))),
-        "margin": rng.choice((None, None, 0.0, 0.02, 0.2)),
-        "max_concurrency": rng.choice((5, 29, 70, 200)),
-    }
 
 
 def wrong(asked: dict[str, Any], rng: random.Random) -> list[str]:
@@ -71,7 +37,7 @@ def training_question(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def training_wrong(asked: dict[str, Any], rng: random.Random) -> list[str]:
+def training_wrong(asked: dict[str, Any], _: random.Random) -> list[str]:
     found = plan_training(**asked)
     least = brute.fastest_training(**asked, kinds=found.kinds)
     mine = float(found.plans.step_s[0]) if len(found.plans) else math.inf
@@ -94,7 +60,7 @@ def compare(name: str, draws: range, ask: Ask, judge: Wrong, seed: int) -> int:
 
 
 def main(draws: int = 1000, training: int = 100, seed: int = 0, first: int = 0) -> None:
-    count = compare("serving", range(first, first + draws), question, wrong, seed)
+    count = compare("serving", range(first, first + draws), brute.question, wrong, seed)
     count += compare("training", range(training), training_question, training_wrong, seed)
     sys.exit(1 if count else 0)
 

@@ -16,8 +16,17 @@ from commtax.verbs.fitting import fits
 SAME = 1e-3
 """Of a request: what more prompt workers may shorten it by and still be left out, where GPUs are not what counts."""
 CLOSE = 1e-6
+ROUNDS = 4  # of looking closer at what does best
 SIZES = ("tp", "pp", "dp", "ep")
 WIDE = 16  # ranks from which experts are also reached by DeepEP, with and without redundant ones
+
+DENSE = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "gemma-3-27b", "llama-3.1-70b")
+MIXTURES = ("gpt-oss-20b", "qwen3-30b-a3b", "mixtral-8x7b")
+CLUSTERS = (
+    *("1xh200-sxm", "2xh100-pcie", "3xa100-80-sxm", "4xh100-sxm", "4xb200-sxm", "6xh200-sxm", "8xl40s", "8xh100-sxm"),
+    *("2x2xl40s", "2x2xh100-sxm", "2x4xa100-80-sxm", "3x2xh200-sxm"),
+)
+MANY = ("2x8xh100-sxm", "16xh200-sxm", "4x4xgb200")  # experts over 16 ranks
 
 
 @dataclass(frozen=True)
@@ -229,6 +238,39 @@ class Search:
         return 2 if dp > 1 else int(pp > 1 or ep > 1)
 
 
+# Questions
+
+
+def question(rng):
+    """Limits are about what some plan takes under some load: some bind, some do not, some nothing can meet."""
+    mixture = rng.random() < 0.5
+    asked = {
+        "model": rng.choice(MIXTURES if mixture else DENSE),
+        "cluster": rng.choice(MANY if mixture and rng.random() < 0.5 else CLUSTERS),
+        "engine": rng.choice(("vllm", "sglang", "trtllm")),
+        "input_len": rng.choice((128, 777, 1024, 8192)),
+        "output_len": rng.choice((1, 2, 64, 128, 512)),
+        "objective": rng.choice(("throughput", "latency", "cost", "gpus")),
+        "confidence": rng.choice((0.5, 0.8, 0.8, 0.9)),
+        "dtypes": rng.choice((("",), ("",), ("",), ("fp8",), ("bf16", "fp8"))),
+        "margin": rng.choice((None, None, 0.0, 0.02, 0.2)),
+        "max_concurrency": rng.choice((5, 29, 70, 200)),
+    }
+    return asked | (limits(asked, rng) if rng.random() < 0.7 else {})
+
+
+def limits(asked, rng):
+    s = Search(asked)
+    plans = list(s.shared())
+    if not plans:
+        return {"ttft_s": 1.0}
+    layout = rng.choice(plans)
+    run = s.at(layout, rng.randint(1, s.last(layout))).run
+    times = {"ttft_s": float(run.ttft_s), "tpot_s": float(run.tpot_s)}
+    some = ["ttft_s"] if asked["output_len"] == 1 else rng.choice((["ttft_s"], ["tpot_s"], list(times)))
+    return {name: times[name] * rng.uniform(0.8, 2.5) for name in some}
+
+
 # Where a search and its answer disagree
 
 
@@ -243,7 +285,11 @@ def disagreements(asked, answer, rng, points=100):
     found = [p for p in s.known.values() if s.keeps(p)]
     if not len(answer.plans):
         return [f"nothing is said to be good: {told(s, p)}" for p in found[:1]]
-    wrong = [told_wrong for row, (layout, load) in zip(rows, hints, strict=True) for told_wrong in _reproduced(s, layouts, row, layout, load)]
+    wrong = [
+        told_wrong
+        for row, (layout, load) in zip(rows, hints, strict=True)
+        for told_wrong in _reproduced(s, layouts, row, layout, load)
+    ]
     wrong += _beaten(s, found, answer.question, [s.at(*hints[i]) for i in (0, 1)], "", answer.plans)
     for i, place in enumerate(answer.places):
         wrong += _beaten(s, found, answer.question, [s.at(*hints[2 + 2 * i + j]) for j in (0, 1)], place.name, place.plans)
@@ -260,7 +306,11 @@ def _shown(answer):
 
 def _layout_of(answer, rows, i):
     """A row as it is called here, and its clients of a rank."""
-    sizes, copies, by = tuple(int(getattr(rows, x)[i]) for x in SIZES), int(rows.replicas[i]), answer.exchanges[int(rows.exchange[i])]
+    sizes, copies, by = (
+        tuple(int(getattr(rows, x)[i]) for x in SIZES),
+        int(rows.replicas[i]),
+        answer.exchanges[int(rows.exchange[i])],
+    )
     words = answer.question.goal.dtypes[int(rows.dtype[i])], by.backend, by.redundant
     ahead = tuple(int(getattr(rows, f"prefill_{x}")[i]) for x in ("tp", "dp", "replicas")) if rows.mode[i] else ()
     return Layout(sizes, copies, words, ahead), int(rows.concurrency[i]) // (copies * sizes[2])
@@ -276,25 +326,42 @@ def _draw(s, layouts, rng, points):
 
 def _look_around(s, layouts, hints, rng):
     """More loads of the layouts that do best and of those that are shown; of splits, also with workers more or less."""
-    ranked = sorted((p for p in s.known.values() if s.keeps(p)), key=s.worth, reverse=True)
-    tops = dict.fromkeys(p.layout for p in ranked)
-    for layout in list(tops)[:3]:
-        for _ in range(3):
-            s.at(layout, rng.randint(1, s.last(layout)))
+    there, free = set(layouts[1]), all(math.isinf(s.asked[name]) for name in ("ttft_s", "tpot_s"))
     for layout, load in dict.fromkeys(hints):
-        near = [load - 1, load + 1, load + 2, rng.randint(1, s.last(layout))]
-        for other in near:
+        for other in (load - 1, load + 1, load + 2, rng.randint(1, s.last(layout))):
             if 1 <= other <= s.last(layout):
                 s.at(layout, other)
-        if layout.ahead:
-            for more in _neighbours(layout, set(layouts[1])):
-                s.at(more, min(s.last(more), load))
+        for more in _neighbours(layout, there):
+            s.at(more, min(s.last(more), load))
+    for place, apart, _ in itertools.product(("", "fastest", "balanced") if free else ("",), (False, True), range(ROUNDS)):
+        _climb(s, place, apart, there, rng)
+
+
+def _climb(s, place, apart, there, rng):
+    """The best two layouts of a mode, somewhere between the priced loads around their best; of splits, a neighbour of theirs."""
+    best = {}
+    for p in s.known.values():
+        if (
+            bool(p.layout.ahead) == apart
+            and s.keeps(p)
+            and s.worth(p, place) > s.worth(best.get(p.layout, p), place) * (p.layout in best)
+        ):
+            best[p.layout] = p
+    for p in sorted(best.values(), key=lambda p: -s.worth(p, place))[:2]:
+        loads = sorted(load for layout, load in s.known if layout == p.layout)
+        low = max((n for n in loads if n < p.load), default=1)
+        high = min((n for n in loads if n > p.load), default=s.last(p.layout))
+        s.at(p.layout, rng.randint(low, high))
+        for more in _neighbours(p.layout, there)[:1]:
+            s.at(more, rng.randint(1, s.last(more)))
 
 
 def _neighbours(layout, there):
+    if not layout.ahead:
+        return []
     tp, dp, count = layout.ahead
     moved = [(layout.copies + i, count + j) for i, j in ((0, 1), (1, 0), (0, -1), (-1, 0), (1, -1), (-1, 1))]
-    return [x for x in (Layout(layout.sizes, c, layout.words, (tp, dp, n)) for c, n in moved) if x in there]
+    return [x for x in (Layout(layout.sizes, c, layout.words, (tp, dp, n)) for c, n in moved) if x in there and x != layout]
 
 
 def _reproduced(s, layouts, row, layout, load):
@@ -304,7 +371,11 @@ def _reproduced(s, layouts, row, layout, load):
         return [f"no such plan: {layout}"]
     p = s.at(layout, load)
     pairs = {"ttft_s": p.run.ttft_s, "tpot_s": p.run.tpot_s, "tokens_per_s": p.tokens_per_s, "gpus": layout.gpus}
-    wrong = [f"{n} {float(getattr(rows, n)[i])} is {float(x)}: {told(s, p)}" for n, x in pairs.items() if _differs(getattr(rows, n)[i], x)]
+    wrong = [
+        f"{n} {float(getattr(rows, n)[i])} is {float(x)}: {told(s, p)}"
+        for n, x in pairs.items()
+        if _differs(getattr(rows, n)[i], x)
+    ]
     if not all(s.sure(p, name) <= s.asked[name] * (1 + CLOSE) for name in ("ttft_s", "tpot_s")):
         wrong.append(f"breaks a limit: {told(s, p)}")
     return wrong + [f"{load} clients are more than {s.last(layout)}: {told(s, p)}"] * (load > s.last(layout))
@@ -339,7 +410,8 @@ def _close(s, p, place):
 
 
 def told(s, p):
-    return f"{p.layout} at {p.load} of {s.last(p.layout)}, {p.tokens_per_s:.6g} tokens/s, request {p.request_s:.4g} s, complexity {s.complexity(p.layout)}"
+    load = f"at {p.load} of {s.last(p.layout)}, {p.tokens_per_s:.6g} tokens/s, request {p.request_s:.4g} s"
+    return f"{p.layout} {load}, complexity {s.complexity(p.layout)}"
 
 
 def fastest_training(model, cluster, global_batch, seq, kinds, engine="megatron"):
