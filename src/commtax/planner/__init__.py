@@ -10,6 +10,7 @@ import numpy as np
 
 from commtax.planner import serving, splits, training
 from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, label, order, worth
+from commtax.planner.money import priced
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import Space
@@ -34,6 +35,7 @@ def plan(
     dtypes: tuple[str, ...] = ("",),
     max_concurrency: int = MAX_CONCURRENCY,
     usd_per_gpu_hour: float | None = None,
+    cost_of: str = "output",
     confidence: float | str = CONFIDENCE,
     **options: Unpack[SearchOptions],
 ) -> ServingPlans:
@@ -43,14 +45,14 @@ def plan(
     ``max_num_seqs`` and ``gpu_memory_utilization`` are what a launch command says for all of them. A ``profile``'s constants are
     laid over the catalogue's. Limits are seconds, or text such as ``"30ms"``; each is kept with the probability ``confidence``
     (0.8 or ``"80%"``) by the range of its time, with 0.5 by the central prediction. Plans are ranked by central predictions.
+    Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over those of prompts too.
     """
     usual: SearchOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
     put = unsettled(model, cluster, {**usual, **only(SearchOptions, options), "dtype": dtypes[0]})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
     put = put.but(confidence=confidence_of(confidence))
-    usd = put.cluster.chip.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
-    return best_serving(put.but(usd_per_gpu_hour=usd))
+    return best_serving(priced([put.but(cost_of=cost_of)], usd_per_gpu_hour)[0])
 
 
 def best_serving(put: Question) -> ServingPlans:

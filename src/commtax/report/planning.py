@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from commtax.planner.columns import Columns, Rejected, ServingPlans, Standing, TrainColumns, TrainPlans, request_s
+from commtax.planner.money import of_plan
 from commtax.planner.reasons import SAID, in_type, missed, odds
 from commtax.planner.training import BUDGET
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
 from commtax.report.documents import LEFT_OUT, Named, Record, facts, filled, named
 from commtax.report.drawn import Console, Text
+from commtax.report.money import million, plan_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.serving import basis_words
 from commtax.report.tables import notes, say, show_table
@@ -57,10 +59,9 @@ def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]
     _show_ranking(console, a, a.plans, top)
     for line in _scatter(a):
         console.print(line, soft_wrap=True)
-    price = a.question.goal.usd_per_gpu_hour
-    usd = f"${price:g} a GPU-hour (--price)" if price else "no price is known for this chip: --price 2.5"
+    usd = plan_notes(a.question, int(a.plans.gpus[0]), float(a.plans.tokens_per_s[0]))
     ranges = f"host times of {a.question.engine.key} {basis_words(a.simulation(a.plans, 0))}"
-    return DEFINITION, lengths_note(a.question.requests.spread), usd, *spread_notes(a.question), ranges
+    return DEFINITION, lengths_note(a.question.requests.spread), *usd, *spread_notes(a.question), ranges
 
 
 def spread_notes(q: Question) -> list[str]:
@@ -134,7 +135,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) ->
         ">range": [f"{low:,.0f}-{high:,.0f}" for low, high in ranges],
         ">/GPU": [f"{rows.tokens_per_s_per_gpu[i]:,.0f}" for i in first],
         ">/user": [f"{rows.tokens_per_s_per_user[i]:,.0f}" if several else "–" for i in first],
-        ">$/M": [f"{usd[i]:.2f}" if price else "" for i in first],
+        ">$/M": [million(usd[i]) if price else "" for i in first],
         ">comm": [f"{share:.0%}" for share in a.comm_fractions(rows.take(slice(top)))],
         ">KV free": [f"{rows.kv_headroom[i]:.0%}" for i in first],
     }
@@ -225,6 +226,7 @@ def _scatter(a: ServingPlans) -> list[Text]:
 @dataclass(frozen=True)
 class ServedPlans(Named):
     objective: str
+    cost_of: str
     disaggregated: bool
     input_len: int
     output_len: int
@@ -326,6 +328,7 @@ def _served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
         "limits_kept_with": a.kept(rows, i) if a.question.goal.times else None,
         **_at(rows, i, "tokens_per_s_per_user"),
         **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
+        **spent_record(of_plan(a.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]))),
         "usd_per_million_tokens": a.usd_per_million_tokens(rows)[i] if a.question.goal.usd_per_gpu_hour else None,
         "exposed_comm_fraction": a.step_of(rows, i).comm_fraction,
         "verdict": a.gpu_words(rows, i),
