@@ -116,7 +116,7 @@ def test_no_price_is_no_refusal(words):
         assert "no price is known for l20: --price 2.5" in done.stdout
         assert "$0.00" not in done.stdout
     given_one = run_here("plan", "llama-3.1-8b", *flags, "--no-disaggregated", "--price", "2.5,", *words)
-    assert "l20: $2.5 a GPU-hour (as given" in given_one.stdout
+    assert "l20: $2.50 a GPU-hour (as given" in given_one.stdout
     assert "h100-sxm: $3.99 a GPU-hour (the catalogue's" in given_one.stdout
 
 
@@ -197,6 +197,8 @@ def test_what_several_clusters_refuse(words, says):
 
 
 def test_one_cluster_is_for_plan():
+    with pytest.raises(ValueError, match="cluster: plans are searched on one"):
+        commtax.plan("llama-3.1-8b", ["1xl40s", "1xh100-sxm"])
     for clusters in ("1xh100-sxm", []):
         with pytest.raises(ValueError, match="clusters: name several"):
             commtax.plan_several("llama-3.1-8b", clusters)

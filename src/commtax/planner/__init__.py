@@ -47,6 +47,8 @@ def plan(
     (0.8 or ``"80%"``) by the range of its time, with 0.5 by the central prediction. Plans are ranked by central predictions.
     Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over those of prompts too.
     """
+    if not isinstance(cluster, str | Cluster):
+        raise Refusal("cluster: plans are searched on one; commtax.plan_several takes several", "cluster")
     usual: SearchOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
     put = unsettled(model, cluster, {**usual, **only(SearchOptions, options), "dtype": dtypes[0]})

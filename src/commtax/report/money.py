@@ -24,7 +24,8 @@ def _price_note(q: Question, missing: str) -> str:
         return f"no price is known for {chip.key}: --price {missing}"
     known = chip.sources.get("usd_per_gpu_hour") if price == chip.usd_per_gpu_hour else None
     source = f"the catalogue's, {known.date}; --price" if known else "as given; --price"
-    return f"{chip.key}: ${price:,g} a GPU-hour ({source})"
+    cents = f"{price:,.2f}" if price == round(price, 2) else f"{price:,g}"
+    return f"{chip.key}: ${cents} a GPU-hour ({source})"
 
 
 def counted_note(q: Question) -> str:
@@ -51,7 +52,8 @@ def plan_notes(q: Question, gpus: int, output_tokens_per_s: float) -> list[str]:
     if not m.usd_per_hour:
         return [f"{notes[0]}; plans are ranked by tokens/s a GPU"] if q.goal.objective == "cost" else notes
     tokens = f"${million(m.usd_per_million_tokens)} a million {COUNTS[q.goal.cost_of]} at this load"
-    return [f"{notes[0]}; {plural(gpus, 'GPU')}: {spent(m)}; {tokens}", counted_note(q)]
+    idle = " without those that idle" if gpus < q.cluster.num_gpus else ""
+    return [f"{notes[0]}; {plural(gpus, 'GPU')}{idle}: {spent(m)}; {tokens}", counted_note(q)]
 
 
 def page_note(q: Question, gpus: int, output_tokens_per_s: float) -> str:
