@@ -18,15 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from commtax.planner import plan, plan_training, serving, splits, standing, training_standing
-from commtax.planner.columns import Columns, ServingPlans, Standing, TrainPlans, worth
-from commtax.planner.reasons import best_times
+from commtax.planner import plan, plan_training, standing, training_standing
+from commtax.planner.columns import ServingPlans, Standing, TrainPlans, worth
 from commtax.question import Question
-from commtax.spec import SIZES, Cluster
-from commtax.verbs.asking import laid
-from commtax.verbs.serving import Simulation, serve
+from commtax.spec import SIZES, Cluster, Plan
 
 ROOT = Path(__file__).parents[1]
 ROWS, NOTES, PAGE = ROOT / "tests" / "practice.toml", ROOT / "tests" / "practice_notes.toml", ROOT / "docs" / "practice.md"
@@ -73,16 +68,11 @@ def judged(row: Row) -> Verdict:
     search_s = time.process_time() - start
     if not len(answer.plans):
         return Verdict(row, "no plan", "", published_words(row), float("nan"), "no plan is good", search_s)
-    i = recommended(answer)
+    i = answer.recommended
     kind = _served_kind(answer, i) if isinstance(answer, ServingPlans) else _trained_kind(answer, i)
     mine, reason = _published(answer, row)
     behind = 1 - mine / _worth(answer, i) if mine else float("nan")
     return Verdict(row, _words(answer, i), kind, published_words(row), behind, reason, search_s)
-
-
-def recommended(answer: Answer) -> int:
-    """The row of ``answer.plans`` that is recommended."""
-    return int(getattr(answer, "recommended", 0))
 
 
 def _asked(row: Row) -> Answer:
@@ -130,13 +120,7 @@ def _words(answer: Answer, i: int) -> str:
     """A row of the answer, with what a training plan shards and recomputes."""
     if isinstance(answer, ServingPlans):
         return answer.workers(answer.plans, i)
-    p = answer.plans
-    shards = f", microbatch {int(p.micro_batch[i])}, {answer.kind_words(p, i)}"
-    return (f"{p.workers(i)}{shards}") + (f" ({_idle(answer, i)} GPUs idle)" if _idle(answer, i) else "")
-
-
-def _idle(answer: TrainPlans, i: int) -> int:
-    return int(answer.question.cluster.num_gpus - answer.plans.gpus[i])
+    return answer.whole_words(answer.plans, i)
 
 
 def _worth(answer: Answer, i: int) -> float:
@@ -157,45 +141,16 @@ def _published(answer: Answer, row: Row) -> tuple[float, str]:
 
 
 def _published_serving(answer: ServingPlans, ran: Mapping[str, Any]) -> Standing:
+    """A published plan at its best load; tokens reach experts by the exchange that suits it best."""
     if "decode" not in ran:
         return standing(answer, _sizes(ran), ran.get("replicas", 1))
-    q, spread = answer.question, ran["decode"]["ep"] > 1
-    backends = q.engine.sends.ep_backends if spread else ("",)
-    try:
-        every = Columns.joined([_pools(q, ran["prefill"], ran["decode"], backend) for backend in backends])
-    except ValueError as error:
-        return Standing("", answer.plans.take(slice(0)), reason=str(error))
-    good, near = (rows.take(slice(1)) for rows in serving.best_first(q, every))
-    return Standing("", good, int(len(good) > 0), reason="" if len(good) else f"breaks the limit: {best_times(answer, near)}")
+    prefill, decode = ran["prefill"], ran["decode"]
+    prompts = Plan(**_sizes(prefill), replicas=prefill["workers"])
+    return standing(answer, _sizes(decode), decode["workers"], prompts=prompts)
 
 
 def _sizes(ran: Mapping[str, int]) -> dict[str, int]:
     return {axis: ran.get(axis, 1) for axis in SERVED}
-
-
-def _pools(q: Question, prefill: Mapping[str, int], decode: Mapping[str, int], backend: str) -> Columns:
-    """Two pools under their loads, experts spread over one backend or not; clients up to what the pool of prompts keeps up with.
-
-    Both pools have the redundant experts of the one that decodes.
-    """
-    copies, spare = decode["workers"], decode.get("redundant_experts", 0)
-    run = laid(q, **_sizes(decode), redundant_experts=spare, ep_backend=backend, weights_dtype=q.goal.dtypes[0])
-    workers = {"prefill_tp": prefill["tp"], "prefill_dp": prefill["dp"], "prefill_workers": prefill["workers"]}
-    loads = np.arange(1, q.goal.max_concurrency + 1) * copies * decode["dp"]
-    s = serve(run.but(concurrency=loads, disaggregated=True, decode_workers=copies, **workers))
-    every = _pool_columns(s, loads, prefill, decode)
-    open_ = np.broadcast_to(np.asarray(s.crowding) <= splits.BUSY, len(loads)).copy()
-    open_[0] = True
-    if not q.goal.limited:  # to the knee
-        open_ &= np.arange(len(loads)) <= int(np.argmax(loads / np.asarray(s.e2e_s) ** 2))
-    return every.take(np.flatnonzero(open_))
-
-
-def _pool_columns(s: Simulation, loads: np.ndarray[Any, Any], prefill: Mapping[str, int], decode: Mapping[str, int]) -> Columns:
-    gpus = sum(pool["workers"] * pool["tp"] * pool["dp"] for pool in (prefill, decode))
-    kinds = {"prefill_tp": prefill["tp"] * prefill["dp"], "prefill_replicas": prefill["workers"], "replicas": decode["workers"]}
-    told = {"concurrency": loads, "gpus": gpus, "tokens_per_s": s.tokens_per_s, **splits.figures(s, s.kv_tokens)}
-    return Columns.of(len(loads), mode=1, dtype=0, **_sizes(decode), **kinds, **told)
 
 
 def _published_training(answer: TrainPlans, ran: Mapping[str, Any]) -> tuple[float, str]:
