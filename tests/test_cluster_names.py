@@ -1,0 +1,95 @@
+"""One answer for one cluster, by whatever name: a rack, its GPUs, its trays; a host by name or by counts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli_run import run_here
+from commtax import catalog
+
+RACKS = ["gb200", "gb300"]
+SAME = [
+    ("gb200-nvl72", "nvl72", "dgx-gb200", "72xgb200", "1x72xgb200", "18x4xgb200", "18xnd-gb200-v6"),
+    ("2xgb200-nvl72", "144xgb200", "2x72xgb200", "36x4xgb200"),
+    ("gb300-nvl72", "72xgb300", "18x4xgb300", "18xnd-gb300-v6"),
+    ("u-p6e-gb200x72", "18xp6e-gb200"),
+    ("8xgb200", "2x4xgb200", "2xnd-gb200-v6"),
+    ("8xh100-sxm", "1x8xh100-sxm", "dgx-h100"),
+    ("2x8xh100-sxm", "16xh100-sxm", "2xdgx-h100"),
+    ("8xh200-sxm", "dgx-h200"),
+    ("8xb200-sxm", "dgx-b200"),
+]
+ASKED = {
+    "bill": "bill deepseek-r1 -tp 4 -ep 4",
+    "train": "bill llama-3.1-8b --phase train -tp 2 -dp 2",
+    "fit": "fit deepseek-r1 --dtype bf16 -tp 2",
+    "simulate": "simulate llama-3.1-8b -tp 2 --request-rate 2",
+    "serve": "plan llama-3.1-8b --tpot 30ms --ttft 2s --input-len 1024 --output-len 1024",
+    "fleet": "plan llama-3.1-8b --request-rate 4 --ttft 2s --tpot 50ms",
+    "expect": "expect all-reduce --size 1MiB",
+}
+FACTS = ("chip", "num_hosts", "gpus_per_host", "domain", "intra", "inter", "nics_per_host", "bridge")
+
+
+def facts(name):
+    place = catalog.cluster(name)
+    return [getattr(place, fact) for fact in FACTS]
+
+
+def answer(line, name):
+    """The JSON of an answer without the cluster's name, wherever it stands."""
+    done = run_here(*line.split(), "--cluster", name, "--json")
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.replace(catalog.cluster(name).key, "it")
+
+
+@pytest.mark.parametrize("names", SAME, ids=lambda names: names[0])
+def test_names_of_one_cluster_mean_the_same_facts(names):
+    assert all(facts(name) == facts(names[0]) for name in names)
+
+
+@pytest.mark.parametrize("verb", ASKED)
+@pytest.mark.parametrize("names", [("gb200-nvl72", "72xgb200"), ("dgx-h100", "1x8xh100-sxm")])
+def test_one_answer_by_any_name(names, verb):
+    first, second = (answer(ASKED[verb], name) for name in names)
+    assert first == second
+
+
+@given(st.sampled_from(RACKS), st.integers(1, 200))
+def test_racks_are_whole_nvlink_domains(chip, count):
+    racks = catalog.cluster(f"{count}x{chip}-nvl72")
+    assert (racks.num_gpus, racks.domain, racks.is_one_domain) == (72 * count, 72, count == 1)
+    assert facts(f"{72 * count}x{chip}") == facts(f"{18 * count}x4x{chip}") == facts(racks.key)
+
+
+@given(st.sampled_from(RACKS), st.integers(1, 60), st.integers(1, 72))
+def test_trays_are_the_hosts_of_a_rack_however_they_are_counted(chip, hosts, gpus):
+    """As many trays of four as there are, or the nearest counts; a smaller host is as it is said."""
+    try:
+        place = catalog.cluster(f"{hosts}x{gpus}x{chip}")
+    except ValueError as error:
+        assert "nearest valid" in str(error)  # noqa: PT017
+        return
+    assert place.num_gpus == hosts * gpus
+    assert place.gpus_per_host <= 4
+    assert place.domain == min(72, hosts * gpus)
+    if gpus > 4:
+        assert facts(f"{hosts * gpus}x{chip}") == facts(place.key)
+
+
+@pytest.mark.parametrize(
+    ("name", "verb"),
+    [*((name, verb) for name in ("2xgb200-nvl72", "u-p6e-gb200x36", "dgx-h100") for verb in ("bill", "fit", "expect"))]
+    + [("dgx-h100", verb) for verb in ("simulate", "serve", "fleet")],
+)
+def test_every_answer_states_how_many_gpus_the_cluster_has(name, verb):
+    line = ASKED[verb].replace("-tp 4 -ep 4", "").replace("-tp 2", "").replace("deepseek-r1", "llama-3.1-8b")
+    done = run_here(*line.split(), "--cluster", name)
+    gpus = catalog.cluster(name).num_gpus
+    assert f"({gpus} GPU{'s' * (gpus > 1)}" in done.stdout.splitlines()[0]
+
+
+def test_a_plan_that_does_not_fit_on_a_rack_is_offered_more_racks():
+    told = [run_here(*"fit kimi-k2 --dtype fp32 -tp 1 -pp 1".split(), "--cluster", name).stdout for name in ("gb200-nvl72", "72xgb200")]
+    said = [[line.split(" --cluster ")[0] for line in text.splitlines() if "would fit" in line] for text in told]
+    assert said[0] == said[1] != []
