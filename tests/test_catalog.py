@@ -38,6 +38,7 @@ CHIPS = [
     "b300-sxm",
     "gb200",
     "gb300",
+    "gb10",
     "l4",
     "l40s",
     "l20",
@@ -83,6 +84,7 @@ LINKS = [
     "roce-400",
     "efa-100",
     "efa-400",
+    "roce-200-spark",
     "1gbe",
     "10gbe",
     "25gbe",
@@ -113,6 +115,7 @@ CLUSTERS = [
     "a4x-max",
     "nd-gb200-v6",
     "nd-gb300-v6",
+    "dgx-spark",
     "hgx-h800",
     "hgx-h20",
     "8xmi350x",
@@ -416,7 +419,7 @@ def test_rtx_blackwell_is_ada_at_its_own_datasheet():
     same = ("kl", "kc", "mk", "k0", "p")
     assert [ours["gemm.nvfp4"][name] for name in same] == [ours["gemm.fp8"][name] for name in same], "refitted with Ada's"
     assert ours["prefill.bf16"] != tables["b200-sxm"]["prefill.bf16"]
-    assert {c for c in catalog.keys("chips") if catalog.chip(c).compute_capability == "12.0"} == {
+    assert {c for c in catalog.keys("chips") if catalog.chip(c).compute_capability.startswith("12.")} == {
         c for c in catalog.keys("chips") if catalog.chip(c).family == "blackwell-rtx"
     }
 

@@ -114,8 +114,8 @@ def _bridged(kind: Chip) -> bool:
 
 
 def _largest_host(kind: Chip) -> int:
-    """GPUs of such a chip that one host holds at most: a baseboard's, or the slots of a PCIe server."""
-    cards = link(kind.intra).kind == "pcie" or _bridged(kind)
+    """GPUs of such a chip that one host holds at most: a baseboard's, the slots of a PCIe server, one beside its own CPU."""
+    cards = kind.gpus_per_host > 1 and (link(kind.intra).kind == "pcie" or _bridged(kind))
     return MAX_GPUS if kind.vendor == "generic" else max(kind.gpus_per_host, SLOTS if cards else 0)
 
 

@@ -8,7 +8,7 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.report.documents import LEFT_OUT, Asked, Named, Record, facts, filled, question
 from commtax.report.drawn import Console, Text
-from commtax.report.tables import NOTHING_SENT, between, headline, notes, say, served_step, show_shares, show_table, sized
+from commtax.report.tables import NOTHING_SENT, between, headline, notes, say, served_step, show_shares, show_table
 from commtax.spec import Number
 from commtax.units import format_bytes, format_rate, format_seconds, plural
 from commtax.verbs.billing import StepBill, by_cost
@@ -332,7 +332,8 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None)
     own = f"; profile {e.profile}" if e.profile else ""
     say(
         console,
-        f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {sized(e.cluster)} ({e.link}, {e.algorithm}): "
+        f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {e.cluster.key} "
+        f"({plural(e.cluster.num_gpus, 'GPU')}; {e.link}, {e.algorithm}): "
         f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)}), "
         f"algbw {format_rate(e.algbw_Bps)}, busbw {format_rate(e.busbw_Bps)}",
         "bold",

@@ -50,11 +50,12 @@ def notes(console: Console, remarks: Iterable[str]) -> None:
 def where(asked: Question) -> str:
     """The cluster and its links, in words."""
     c = asked.cluster
-    each = f" each {c.domain}" if c.domain > c.gpus_per_host else ""
-    hosts = "" if c.is_one_domain else f"{each}, {c.nics_per_host} x {c.inter.key} a host"
-    own = f", profile {asked.profile.name}" if asked.profile else ""
     pairs = f", pairs over {c.bridge.key}" if c.bridge else ""
-    return f"{c.key} ({plural(c.num_gpus, 'GPU')}, {c.intra.key} inside{pairs}{hosts}){own}"
+    each = f" each {c.domain}" if c.domain > c.gpus_per_host and not c.is_one_domain else ""
+    inside = f", {c.intra.key} inside{each}{pairs}" if c.domain > 1 else ""
+    between = "" if c.is_one_domain else f", {c.nics_per_host} x {c.inter.key} a host"
+    own = f", profile {asked.profile.name}" if asked.profile else ""
+    return f"{c.key} ({plural(c.num_gpus, 'GPU')}{inside}{between}){own}"
 
 
 def sized(place: Cluster) -> str:
