@@ -1,5 +1,7 @@
 """One answer for one cluster, by whatever name: a rack, its GPUs, its trays; a host by name or by counts."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,10 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
+from commtax.catalog.loader import FACTS as TABLES
+from commtax.catalog.loader import aliases, stems
+from commtax.catalog.unmeasured import check_measured
+from commtax.files import table
 
 RACKS = ["gb200", "gb300"]
 SAME = [
@@ -113,3 +119,34 @@ def test_a_spark_is_priced_and_says_that_nothing_was_measured_on_it():
     assert one.step_s > 65.5e9 / 273e9
     assert {line.source.kind for line in one.lines if line.kind == "compute"} == {"assumed"}
     assert facts("2xgb10") == facts("2xdgx-spark")
+
+
+UNMEASURED = [name for one in table(str(TABLES / "unmeasured.toml"))["accelerator"] for name in one["such_as"]]
+
+
+@given(st.sampled_from(UNMEASURED), st.sampled_from(["", "8x", "4x8x"]), st.sampled_from([str.lower, str.upper, str.title]))
+def test_chips_that_nobody_measured_are_known_and_refused_with_what_helps(name, count, spelled):
+    with pytest.raises(ValueError, match=r"no kernels were measured on it.*--cluster FILE\.toml") as refused:
+        catalog.cluster(count + spelled(name))
+    assert "did you mean" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["8xtpu-v5e", "trn2.48xlarge", "8xgaudi3", "ascend-910b", "m3-ultra", "vera-rubin-nvl144"])
+def test_they_end_in_one_line_and_exit_2(name):
+    for line in ("bill llama-3.1-8b", "plan llama-3.1-8b", "catalog clusters"):
+        done = run_here(*line.split(), *(() if "catalog" in line else ("--cluster",)), name)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert "no kernels were measured" in done.stderr
+
+
+def test_no_name_of_the_catalogue_is_refused():
+    for kind in ("chips", "clusters"):
+        for name in (*stems(kind), *aliases(kind)):
+            check_measured(name, kind)
+
+
+def test_a_described_one_is_priced_and_called_assumed():
+    priced = commtax.bill("llama-3.1-8b", str(Path(__file__).parent / "fixtures" / "tpu-v6e.toml"), tp=4)
+    assert priced.question.cluster.chip.flops_per_s["bf16"] == 918e12
+    assert {line.source.kind for line in priced.lines if line.kind in ("compute", "comm")} == {"assumed"}

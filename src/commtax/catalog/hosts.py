@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from commtax.catalog.hardware import chip, link
 from commtax.catalog.loader import did_you_mean, find, normal, record, stems, table
+from commtax.catalog.unmeasured import check_measured
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Refusal
 
@@ -64,6 +65,7 @@ def counted(text: str) -> Cluster:
 
     Chips that NVLink joins across hosts come in trays, however they are counted: 72xgb200 and 1x72xgb200 are 18x4xgb200.
     """
+    check_measured(text, "cluster")
     match = re.fullmatch(r"(?:(\d{1,15})x)?(?:(\d{1,15})x)?([a-z].*)", normal(text))
     if not match:
         raise Refusal(f"cluster '{text[:60]}': write 8xh100-sxm, 2x8xh100-sxm or a name (commtax catalog clusters)", "cluster")
