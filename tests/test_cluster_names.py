@@ -150,3 +150,9 @@ def test_a_described_one_is_priced_and_called_assumed():
     priced = commtax.bill("llama-3.1-8b", str(Path(__file__).parent / "fixtures" / "tpu-v6e.toml"), tp=4)
     assert priced.question.cluster.chip.flops_per_s["bf16"] == 918e12
     assert {line.source.kind for line in priced.lines if line.kind in ("compute", "comm")} == {"assumed"}
+
+
+def test_two_racks_answer_at_least_what_one_does_twice():
+    """Replicas stay inside a rack: nothing of one is slower beside another."""
+    one, two = (commtax.plan("llama-3.1-8b", place, tpot_s=0.03, input_len=1024) for place in ("gb200-nvl72", "2xgb200-nvl72"))
+    assert float(two.plans.tokens_per_s[0]) >= 1.99 * float(one.plans.tokens_per_s[0])
