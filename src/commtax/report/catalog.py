@@ -79,7 +79,7 @@ LISTED: Mapping[str, tuple[tuple[str, ...], Callable[[Any], tuple[str, ...]]]] =
     ),
     "clusters": (
         ("cluster", "name", ">GPUs", "chip", "inside", "between hosts"),
-        lambda s: (s.key, s.name, str(s.gpus_per_host), s.chip.key, s.intra.key, f"{s.nics_per_host} x {s.inter.key}"),
+        lambda s: (s.key, s.name, str(s.num_gpus), s.chip.key, s.intra.key, f"{s.nics_per_host} x {s.inter.key}"),
     ),
     "models": (("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest"), _model_row),
     "engines": (("engine", "name", "version", "phases"), lambda e: (e.key, e.name, e.version, ", ".join(e.phases))),

@@ -12,7 +12,7 @@ from commtax.report.documents import Record, facts, filled
 from commtax.report.drawn import Console
 from commtax.report.money import COUNTS, counted_note, million, price_notes, spent, spent_record
 from commtax.report.planning import MOST_REJECTED, shortened, spread_notes
-from commtax.report.tables import between, notes, say, show_table
+from commtax.report.tables import between, notes, say, show_table, sized
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 
@@ -25,7 +25,7 @@ TOLD = ("engine", "cluster", "arithmetic")
 def show_fleets(console: Console, a: FleetPlans) -> None:
     """The sentence first: what to run, how sure it is, what it costs."""
     q = a.question
-    where = " or ".join(other.cluster.key for other in a.questions)
+    where = " or ".join(sized(other.cluster) for other in a.questions)
     say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_asked(a)}", "bold")
     if not a.complete:
         say(console, "Interrupted: the best so far; better ones may be missing.", "bold red")

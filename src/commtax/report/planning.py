@@ -21,7 +21,7 @@ from commtax.report.drawn import Console, Text
 from commtax.report.money import million, plan_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.serving import basis_words
-from commtax.report.tables import notes, say, show_table
+from commtax.report.tables import notes, say, show_table, sized
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.confidence import percent
@@ -41,7 +41,7 @@ def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = N
     """The sentence first: what to run, and why."""
     q, remarks = a.question, tuple[str, ...]()
     engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
-    say(console, f"{q.model.key} on {q.cluster.key}, {engine}: {_asked(a)}", "bold")
+    say(console, f"{q.model.key} on {sized(q.cluster)}, {engine}: {_asked(a)}", "bold")
     if not len(a.plans):
         _nothing_trains(console, a) if a.trains else _nothing_serves(console, a)
     else:
