@@ -11,6 +11,7 @@ import numpy as np
 from commtax.planner import serving, training
 from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, order, worth
 from commtax.planner.copies import Roomy, figures
+from commtax.planner.money import priced
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Space
@@ -35,6 +36,7 @@ def plan(
     dtypes: tuple[str, ...] = ("",),
     max_concurrency: int = MAX_CONCURRENCY,
     usd_per_gpu_hour: float | None = None,
+    cost_of: str = "output",
     confidence: float | str = CONFIDENCE,
     margin: float | str | None = None,
     **options: Unpack[SearchOptions],
@@ -48,14 +50,16 @@ def plan(
     ``max_num_seqs`` and ``gpu_memory_utilization`` are what a launch command says for all of them. A ``profile``'s constants are
     laid over the catalogue's. Limits are seconds, or text such as ``"30ms"``; each is kept with the probability ``confidence``
     (0.8 or ``"80%"``) by the range of its time, with 0.5 by the central prediction. Plans are ranked by central predictions.
+    Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over those of prompts too.
     """
+    if not isinstance(cluster, str | Cluster):
+        raise Refusal("cluster: plans are searched on one; commtax.plan_several takes several", "cluster")
     usual: SearchOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
     put = unsettled(model, cluster, {**usual, **only(SearchOptions, options), "dtype": dtypes[0]})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
-    put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin))
-    usd = put.cluster.chip.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
-    return best_serving(put.but(usd_per_gpu_hour=usd))
+    put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin), cost_of=cost_of)
+    return best_serving(priced([put], usd_per_gpu_hour)[0])
 
 
 def best_serving(put: Question) -> ServingPlans:

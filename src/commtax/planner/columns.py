@@ -9,6 +9,7 @@ import numpy as np
 
 from commtax.arrays import different
 from commtax.cost.serving import Load, decoding_seqs
+from commtax.planner.money import counted, per_million
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Plan
@@ -265,7 +266,8 @@ class ServingPlans(Searched):
         return min([1.0, *(self.estimate(rows, i, name).kept(limit) for name, limit in self.question.goal.times)])
 
     def usd_per_million_tokens(self, rows: Columns) -> Array:
-        return np.asarray(self.question.goal.usd_per_gpu_hour * rows.gpus / 3600 / rows.tokens_per_s * 1e6)
+        q = self.question
+        return np.asarray(per_million(q.goal.usd_per_gpu_hour * rows.gpus, counted(q, rows.tokens_per_s)))
 
     def step_of(self, rows: Columns, i: int) -> StepBill:
         """The decode step that row ``i`` runs in the middle of its requests' lives."""

@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 
 from commtax.arrays import different
-from commtax.planner import reasons
+from commtax.planner import money, reasons
 from commtax.planner.choosing import complexity, margin, simplest
 from commtax.planner.columns import (
     NO_SERVING,
@@ -76,8 +76,7 @@ def _check(q: Question) -> None:
         raise Refusal(f"objective '{goal.objective}': one of {', '.join(OBJECTIVES)}", "objective", OBJECTIVES)
     checking.spread(wanted.spread)
     positive(goal.max_concurrency, "max_concurrency")
-    if not 0 <= goal.usd_per_gpu_hour < 1e6:
-        raise Refusal(f"price={goal.usd_per_gpu_hour}: dollars a GPU-hour, at least 0", "price")
+    money.check(goal)
 
 
 def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:

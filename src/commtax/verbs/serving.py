@@ -228,9 +228,15 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Numbe
     chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
     decode = step_bill(asked, decoding(np.ceil(decodes / pp), load))
     prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
-    steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp)
+    steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, _waiting_ranks(asked))
     served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
     return steps, served, (decode, prompt)
+
+
+def _waiting_ranks(asked: Question) -> Number:
+    """Ranks that a prompt of one holds up: those that share experts, unless the engine lets them compute theirs together."""
+    apart = asked.model.experts is None or asked.engine.serves.rank_patience
+    return 1 if apart else asked.plan.dp
 
 
 def _apart(asked: Question, load: Load, clients: Number, room: Number, apart: Apart) -> tuple[Network, Flow, tuple[Bill, Bill]]:
