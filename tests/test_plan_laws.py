@@ -27,12 +27,12 @@ from test_planner import command, questions
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_no_plan_at_any_load_beats_an_answer(seed):
     """The best in the objective and at each place, and simpler plans within the margin, against a plain search."""
     rng = random.Random(seed)
     asked = brute.question(rng)
-    assert not brute.disagreements(asked, plan(**asked), rng, points=40)
+    assert not brute.disagreements(asked, plan(**asked), rng, points=32)
 
 
 @given(questions())
@@ -87,11 +87,11 @@ def test_more_gpus_never_make_the_best_worse(question, clusters):
 
 
 @given(questions(), st.sampled_from((1.01, 1.3, math.inf)), st.sampled_from(("ttft_s", "tpot_s", "confidence")))
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_looser_limits_never_make_the_best_worse(question, factor, limit):
     tight = question | {"confidence": 0.8}
     loose = tight | ({"confidence": 0.8 / min(factor, 1.6)} if limit == "confidence" else {limit: tight[limit] * factor})
-    assert value(plan(**loose, max_concurrency=64)) >= value(plan(**tight, max_concurrency=64)) * (1 - 1e-9)
+    assert value(plan(**loose, max_concurrency=40)) >= value(plan(**tight, max_concurrency=40)) * (1 - 1e-9)
 
 
 @given(questions(), st.floats(0, 0.1), st.floats(0, 0.4))
@@ -115,7 +115,7 @@ def test_the_recommended_plan_is_the_simplest_within_the_margin(question, within
 def test_a_faster_link_never_makes_the_best_worse(question, links):
     scope, *keys = links
     places = [catalog.cluster("2x4xh100-sxm", **{scope: key}) for key in keys]
-    slow, fast = (plan(**{**question, "cluster": place}, max_concurrency=64) for place in places)
+    slow, fast = (plan(**{**question, "cluster": place}, max_concurrency=40) for place in places)
     apart = len(slow.plans) and slow.plans.mode[0]  # prompt workers are filled in whole clients: one of them may be lost
     least = value(slow) * (1 - 1 / int(slow.plans.concurrency[0]) if apart else 1)
     assert value(fast) >= least * (1 - 1e-9)
@@ -229,16 +229,9 @@ def test_a_pasted_plan_at_its_own_load():
     ("model", "cluster", "words"),
     [
         ("mixtral-8x7b", "8xa100-80-sxm", ("--tpot", "60ms", "--dtype", "fp8,bf16")),
-        ("deepseek-v3", "4x8xh200-sxm", ("--engine", "sglang", "--objective", "cost", "--tpot", "40ms", "--dtype", "bf16,fp8")),
+        ("deepseek-v3", "3x8xh200-sxm", ("--engine", "sglang", "--objective", "cost", "--tpot", "40ms")),
         ("qwen3-30b-a3b", "8xl40s", ("--engine", "trtllm", "--ttft", "2s", "--tpot", "50ms")),
-        (
-            "llama-3.1-70b",
-            "2x8xh100-sxm",
-            (
-                "--tpot",
-                "30ms",
-            ),
-        ),
+        ("llama-3.1-70b", "2x8xh100-sxm", ("--tpot", "30ms")),
     ],
 )
 def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
@@ -246,14 +239,14 @@ def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
     code, out, error = command(model, "--cluster", cluster, *words, "--emit", engine, "--json")
     assert code == 0, error
     found = json.loads(out)
-    first = found["plans"][0]
+    first = found["recommended"]
     kept = [w for i, w in enumerate(words) if w != "--engine" and (not i or words[i - 1] != "--engine")]
     pasted = "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
     code, out, error = command("--cluster", cluster, "--from", pasted, *kept, "--json")
     assert code == 0, error
     again = json.loads(out)["pasted"]
-    for name in ("tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency", "dtype"):
-        assert again[name] == first[name], name
+    for name in ("tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency", "dtype", "prefill_dp"):
+        assert again.get(name) == first.get(name), name
     assert again["tokens_per_s"] == pytest.approx(first["tokens_per_s"], rel=0.02), "the cache has room that a lower limit leaves"
 
 
@@ -264,7 +257,7 @@ def test_the_first_plan_is_written_whatever_its_workers(engine):
     code, out, error = command("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--engine", engine, *words, "--emit", engine, "--json")
     assert code == 0, error
     found = json.loads(out)
-    first, text = found["plans"][0], "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
+    first, text = found["recommended"], "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
     assert first["mode"] == "disaggregated"
     read = parse(text)
     assert (read.options.get("tp"), read.servers.count, read.servers.prefill_tp, read.servers.prefill_workers) == (
