@@ -69,7 +69,7 @@ class Search:
         self.asked |= {name: self.asked.get(name, math.inf) for name in ("ttft_s", "tpot_s")}
         self.model, self.cluster = catalog.model(asked["model"]), catalog.cluster(asked["cluster"])
         self.engine = catalog.engine(self.asked["engine"])
-        self.most, self.known, self.rooms = asked["max_concurrency"], {}, {}
+        self.most, self.known, self.rooms, self.good = asked["max_concurrency"], {}, {}, {}
 
     # What there is to try
 
@@ -198,7 +198,10 @@ class Search:
     # What it is worth
 
     def keeps(self, p):
-        return all(self.sure(p, name) <= self.asked[name] for name in ("ttft_s", "tpot_s"))
+        key = p.layout, p.load
+        if key not in self.good:
+            self.good[key] = all(self.sure(p, name) <= self.asked[name] for name in ("ttft_s", "tpot_s"))
+        return self.good[key]
 
     def sure(self, p, name):
         """A time as long as it is with the confidence that is wanted: Student's, two degrees of freedom, about the range."""
@@ -277,7 +280,7 @@ def limits(asked, rng):
 def disagreements(asked, answer, rng, points=100):
     """Sentences on each way in which some of all points beat an answer; ``points`` are drawn about evenly of both modes."""
     s = Search(asked)
-    layouts = [list(s.shared()), list(s.splits())]
+    layouts = [dict.fromkeys(s.shared()), dict.fromkeys(s.splits())]
     _draw(s, layouts, rng, points)
     rows = _shown(answer)
     hints = [_layout_of(answer, *row) for row in rows]
@@ -285,14 +288,11 @@ def disagreements(asked, answer, rng, points=100):
     found = [p for p in s.known.values() if s.keeps(p)]
     if not len(answer.plans):
         return [f"nothing is said to be good: {told(s, p)}" for p in found[:1]]
-    wrong = [
-        told_wrong
-        for row, (layout, load) in zip(rows, hints, strict=True)
-        for told_wrong in _reproduced(s, layouts, row, layout, load)
-    ]
-    wrong += _beaten(s, found, answer.question, [s.at(*hints[i]) for i in (0, 1)], "", answer.plans)
-    for i, place in enumerate(answer.places):
-        wrong += _beaten(s, found, answer.question, [s.at(*hints[2 + 2 * i + j]) for j in (0, 1)], place.name, place.plans)
+    wrong = list[str]()
+    for row, hint in zip(rows, hints, strict=True):
+        wrong += _reproduced(s, layouts, row, *hint)
+    for i, place in enumerate(("", *(place.name for place in answer.places))):
+        wrong += _beaten(s, found, margin(answer.question), [s.at(*hint) for hint in hints[2 * i : 2 * i + 2]], place)
     return wrong
 
 
@@ -319,14 +319,14 @@ def _layout_of(answer, rows, i):
 def _draw(s, layouts, rng, points):
     """Every layout, or as many as there is time for, without load, with most, and with some between."""
     for some in layouts:
-        for layout in rng.sample(some, min(len(some), points // 4)):
+        for layout in rng.sample(list(some), min(len(some), points // 4)):
             for load in {rng.choice((1, s.last(layout))), rng.randint(1, s.last(layout))}:
                 s.at(layout, load)
 
 
 def _look_around(s, layouts, hints, rng):
     """More loads of the layouts that do best and of those that are shown; of splits, also with workers more or less."""
-    there, free = set(layouts[1]), all(math.isinf(s.asked[name]) for name in ("ttft_s", "tpot_s"))
+    there, free = layouts[1], all(math.isinf(s.asked[name]) for name in ("ttft_s", "tpot_s"))
     for layout, load in dict.fromkeys(hints):
         for other in (load - 1, load + 1, load + 2, rng.randint(1, s.last(layout))):
             if 1 <= other <= s.last(layout):
@@ -385,10 +385,9 @@ def _differs(a, b):
     return not math.isclose(float(a), float(b), rel_tol=CLOSE)
 
 
-def _beaten(s, found, q, shown, place, rows):
+def _beaten(s, found, within, shown, place):
     """Points that beat the best, are simpler than the recommended one and within the margin, or as simple and better."""
     best, chosen = (s.worth(p, place) for p in shown)
-    within = margin(q)
     within = (1 + within) ** 2 - 1 if place == "balanced" else within
     plain = s.complexity(shown[1].layout)
     wrong = [] if best <= chosen * (1 + within) * (1 + CLOSE) else [f"recommended beyond the margin: {told(s, shown[1])}"]
