@@ -107,6 +107,7 @@ class Requests:
     prefill_tp: int | None = None
     prefill_dp: int | None = None  # ranks of attention data parallelism of a prompt worker
     decode_workers: int | None = None
+    prefill_cluster: Cluster | None = None  # where prompt workers are; None: beside those that decode
     kv_tokens: Number | None = None  # room of a replica's cache, where it is known; None: judged
 
     @property
@@ -219,6 +220,16 @@ class Question:
     def legal(self) -> Any:
         """For arrays: which elements are legal plans."""
         return self.codes == 0
+
+    @property
+    def places(self) -> tuple[Cluster, ...]:
+        """Where it runs: the cluster, or that of prompt workers and that of those that decode."""
+        ahead = self.requests.prefill_cluster
+        return (ahead, self.cluster) if ahead else (self.cluster,)
+
+    @property
+    def gpus_there(self) -> int:
+        return sum(place.num_gpus for place in self.places)
 
     @property
     def in_flight(self) -> Number:

@@ -49,6 +49,10 @@ def notes(console: Console, remarks: Iterable[str]) -> None:
 
 def where(asked: Question) -> str:
     """The cluster and its links, in words."""
+    if len(asked.places) > 1:
+        ahead, own = (where(asked.but(cluster=place, prefill_cluster=None)) for place in asked.places)
+        slower = min((place.inter for place in asked.places), key=lambda link: link.bandwidth_Bps)
+        return f"{ahead} for prompts and {own} to decode, {slower.key} between them"
     c = asked.cluster
     hosts = f", {c.nics_per_host} x {c.inter.key} a host" if c.num_hosts > 1 else ""
     own = f", profile {asked.profile.name}" if asked.profile else ""

@@ -158,6 +158,7 @@ class RequestOptions(LimitOptions, PictureOptions, total=False):
     prefill_tp: int | None
     prefill_dp: int | None
     decode_workers: int | None
+    prefill_cluster: str | Cluster | None
     kv_tokens: Number | None
 
 
@@ -188,6 +189,7 @@ class ServeOptions(FitOptions, total=False):
     prefill_tp: int | None
     prefill_dp: int | None
     decode_workers: int | None
+    prefill_cluster: str | Cluster | None
     kv_tokens: int | None
 
 
@@ -206,6 +208,7 @@ class SearchOptions(TypedDict, total=False):
     output_len: int
     spread: float
     disaggregated: bool
+    prefill_cluster: str | Cluster | None
 
 
 class CellOptions(StepOptions, total=False):
@@ -265,8 +268,17 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
         given["recurrent_dtype"] = checking.recurrent_dtype(str(given["recurrent_dtype"]))
     if "image_size" in given:
         given["image_size"] = checking.image_size(given["image_size"])
+    if "prefill_cluster" in given:
+        given["prefill_cluster"] = _ahead(cast(str | Cluster, given["prefill_cluster"]), own)
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
     return asked.but(**(given | numbers))
+
+
+def _ahead(cluster: str | Cluster, own: Profile | None) -> Cluster:
+    """Where prompts run, apart from decoding; a profile tells of one machine."""
+    if own:
+        raise Refusal(f"profile '{own.name}': tells of one machine, and prefill_cluster makes them two", "profile")
+    return catalog.cluster(cluster) if isinstance(cluster, str) else cluster
 
 
 def settled(q: Question) -> Question:
@@ -415,6 +427,20 @@ def context_notes(q: Question, context: Number) -> list[Note]:
     if np.ndim(context) == 0 and context > q.model.max_len:
         return [Note("context", f"{context:,} tokens are more than the {q.model.max_len:,} positions of {q.model.key}")]
     return []
+
+
+def describe_places(q: Question) -> str:
+    """Where it runs, in words."""
+    if len(q.places) == 1:
+        return q.cluster.key
+    ahead, own = q.places
+    return f"{ahead.key} for prompts and {own.key} to decode"
+
+
+def describe_pools(q: Question, prompts: str, decode: str) -> str:
+    """Both kinds of workers in words, and where they are where those are two places."""
+    ahead, own = (f" on {place.key}" for place in q.places) if len(q.places) > 1 else ("", "")
+    return f"{prompts}{ahead} for prompts + {decode}{own} to decode"
 
 
 def describe_gpus(plan: Plan) -> str:
