@@ -146,6 +146,7 @@ class Goal:
     dtypes: tuple[str, ...] = ("",)  # types of weights that are tried
     max_concurrency: int = MAX_CONCURRENCY
     usd_per_gpu_hour: float = 0.0
+    prefill_usd_per_gpu_hour: float = 0.0  # of GPUs for prompts that are others
     global_batch: int = 0  # training: sequences of a step over all replicas
     slo: tuple[tuple[str, float], ...] = ()  # requests in time: statistics (``ttft_p95``) and the seconds that they may have
     growth: float = 0.0  # … and the share by which the rate may grow with the limits still held

@@ -36,7 +36,7 @@ def prices(value: object, name: str) -> float | list[float]:
 
 
 def answer(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str, ...]) -> NoReturn:
-    from commtax.planner.fleets import best_fleets  # not for those who have no rate
+    from commtax.planner.fleets import best_fleets, check_one_place  # not for those who have no rate
     from commtax.report import fleets
 
     given = order.given
@@ -44,6 +44,7 @@ def answer(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str
         raise Refusal("request_rate: belongs to serving, not to --phase train", "request_rate")
     if order.launch:
         raise Refusal("from: a pasted plan is ranked without a --request-rate; commtax simulate --from serves it at one", "from")
+    check_one_place(order.question)
     refuse(given, OTHERWISE, "is not known beside --request-rate")
     shown = sys.stderr.isatty() and not order.output.as_json
     found = best_fleets(_put(order, lengths, dtypes), given["on"], top=given["top"], progress=_told if shown else None)

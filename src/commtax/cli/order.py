@@ -83,7 +83,7 @@ def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Or
         raise Refusal("MODEL: name one, or paste a launch command with --from")
     devices = "" if given.get("plans") else laid_out(given, output.remarks)
     own = profile_of(given)
-    place = cluster_of(given)
+    place = cluster_of(given, "name where decoding runs" if given.get("prefill_cluster") else "name one")
     family = given.pop("read_as", "")
     phase = given.get("phase", "decode")
     if launch and about is About.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
@@ -104,6 +104,8 @@ def _pools(given: Given) -> None:
     if own:
         given["cluster"] = (own,) if isinstance(here, tuple) else own
     ahead = given.pop("prefill_cluster", "")
+    if ahead and len(named) > 1:
+        raise Refusal(f"cluster: one is needed beside --prefill-cluster, not {len(named)}", "cluster")
     if ahead:
         given["prefill_cluster"] = catalog.cluster(ahead, **{key: given[key] for key in ("intra", "inter", "nics")})
 

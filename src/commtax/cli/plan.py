@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import click
 
 from commtax.cli import fleet
-from commtax.cli.options import COPIES, LENGTH, LIMITS, WHERE, About, Kind, Verb, taking
+from commtax.cli.options import COPIES, LENGTH, LIMITS, POOLS, WHERE, About, Kind, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
 from commtax.cli.output import write_page
-from commtax.planner import best_serving, best_training, standing, training_standing
+from commtax.planner import best_serving, best_training, standing, training_standing, with_prices
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.serving import WORKLOADS
 from commtax.question import MAX_CONCURRENCY, Question
@@ -29,7 +29,7 @@ MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
 SOUGHT = (
     *("workload", "output_len", "spread", "ttft", "tpot", "confidence", "objective", "max_concurrency", "price", "kv_dtype"),
-    *(*LIMITS, *COPIES, "imbalance", "plot"),
+    *(*LIMITS, *COPIES, "imbalance", "plot", *POOLS),
 )
 """Options of a search for serving plans alone."""
 UNSEARCHED = ("eager", "library", "ep_backend", "speculative", "block_size", "kv_cache_memory_bytes")
@@ -124,8 +124,7 @@ def _goal(order: Order) -> Question:
     for name, length in zip(("input_len", "output_len"), lengths, strict=True):
         if isinstance(length, str):
             raise Refusal(f"{name} '{length}': distributions are drawn from for a --request-rate; else a mean is needed", name)
-    price = given["price"] if isinstance(given["price"], float) else None
-    return q.but(
+    return with_prices(q, given["price"]).but(
         input_len=lengths[0],
         output_len=lengths[1],
         ttft_s=_limit(given["ttft"], "ttft"),
@@ -135,7 +134,6 @@ def _goal(order: Order) -> Question:
         objective=given["objective"] or "throughput",
         dtypes=dtypes,
         max_concurrency=MAX_CONCURRENCY if given["max_concurrency"] is None else given["max_concurrency"],
-        usd_per_gpu_hour=q.cluster.chip.usd_per_gpu_hour if price is None else price,
     )
 
 

@@ -2,7 +2,7 @@
 somebody runs already stands beside them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -17,8 +17,9 @@ from commtax.planner.space import WIDE, Space
 from commtax.question import CONFIDENCE, MAX_CONCURRENCY, Question
 from commtax.spec import SIZES, Cluster, Engine, Model, Plan, Profile
 from commtax.statement import Refusal
+from commtax.units import plural
 from commtax.verbs import checking
-from commtax.verbs.asking import SearchOptions, describe_gpus, describe_layout, laid, only, settled, unsettled
+from commtax.verbs.asking import SearchOptions, describe_gpus, describe_layout, describe_pools, laid, only, settled, unsettled
 from commtax.verbs.billing import price
 from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.fitting import cache_tokens
@@ -34,7 +35,7 @@ def plan(
     objective: str = "throughput",
     dtypes: tuple[str, ...] = ("",),
     max_concurrency: int = MAX_CONCURRENCY,
-    usd_per_gpu_hour: float | None = None,
+    usd_per_gpu_hour: float | tuple[float, float] | None = None,
     confidence: float | str = CONFIDENCE,
     margin: float | str | None = None,
     **options: Unpack[SearchOptions],
@@ -44,18 +45,32 @@ def plan(
     The first of ``plans`` is the best; ``recommended`` is the index of the simplest that the best beats by no more than
     ``margin`` (0.05 or ``"5%"``; left out, the range of the ratio of two plans' predictions, 5 to 10 %).
 
-    ``disaggregated=False`` leaves out plans with workers of their own for prompts. ``kv_dtype``, ``max_num_batched_tokens``,
-    ``max_num_seqs`` and ``gpu_memory_utilization`` are what a launch command says for all of them. A ``profile``'s constants are
-    laid over the catalogue's. Limits are seconds, or text such as ``"30ms"``; each is kept with the probability ``confidence``
-    (0.8 or ``"80%"``) by the range of its time, with 0.5 by the central prediction. Plans are ranked by central predictions.
+    ``disaggregated=False`` leaves out plans with workers of their own for prompts; with a ``prefill_cluster`` those alone are
+    tried, prompts there and decoding on ``cluster`` (of two prices that of prompt GPUs is the first). ``kv_dtype``,
+    ``max_num_batched_tokens``, ``max_num_seqs`` and ``gpu_memory_utilization`` are what a launch command says for all of them. A
+    ``profile``'s constants are laid over the catalogue's. Limits are seconds, or text such as ``"30ms"``; each is kept with the
+    probability ``confidence`` (0.8 or ``"80%"``) by the range of its time, with 0.5 by the central prediction. Plans are ranked
+    by central predictions.
     """
     usual: SearchOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
     put = unsettled(model, cluster, {**usual, **only(SearchOptions, options), "dtype": dtypes[0]})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
     put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin))
-    usd = put.cluster.chip.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
-    return best_serving(put.but(usd_per_gpu_hour=usd))
+    return best_serving(with_prices(put, usd_per_gpu_hour))
+
+
+def with_prices(put: Question, usd: float | Sequence[float] | None) -> Question:
+    """With what a GPU-hour costs: as was said, else the catalogue's; of prompt GPUs on another cluster too, which come first."""
+    each = [place.chip.usd_per_gpu_hour for place in put.places]
+    if usd is not None:
+        each = [usd] * len(each) if isinstance(usd, int | float) else list(usd)
+    if len(each) != len(put.places):
+        raise Refusal(f"price: {len(each)} prices for {plural(len(put.places), 'cluster')}; give one, or one a cluster", "price")
+    own, ahead = each[-1], each[0] if len(each) > 1 else 0.0
+    if len(each) > 1 and not all(each):  # half of a sum tells nothing
+        own = ahead = 0.0
+    return put.but(usd_per_gpu_hour=own, prefill_usd_per_gpu_hour=ahead)
 
 
 def best_serving(put: Question) -> ServingPlans:
@@ -102,13 +117,14 @@ def standing(
     ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for.
     """
     copies = Plan(**dict[str, Any](sizes), replicas=replicas)
-    name, gpus = describe_layout(copies), int(copies.all_gpus)
+    name = describe_layout(copies)
     if prompts:
-        name = f"{describe_layout(prompts, counted=True)} for prompts + {describe_layout(copies, counted=True)} to decode"
-        gpus += int(prompts.all_gpus)
+        name = describe_pools(answer.question, *(describe_layout(one, counted=True) for one in (prompts, copies)))
     q, index = answer.question, _index(answer.question, dtype)
-    if gpus > q.cluster.num_gpus:
-        return _cannot(answer, name, f"needs {gpus} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}")
+    if q.requests.prefill_cluster and not prompts:
+        return _cannot(answer, name, f"has no workers of their own for prompts to run on {q.requests.prefill_cluster.key}")
+    if lack := _lack(q, int(copies.all_gpus), int(prompts.all_gpus) if prompts else 0):
+        return _cannot(answer, name, lack)
     found, refused = list[Columns](), ""
     for by, exchange in enumerate(answer.exchanges):
         if exchange.wide and sizes["ep"] < WIDE:
@@ -130,6 +146,15 @@ def standing(
         better |= (theirs[0] == own[0]) & (theirs[1] > own[1] * (1 + 1e-8))
     gain = float(worth(q, answer.plans)[0] / worth(q, good)[0]) if len(answer.plans) else 1.0
     return Standing(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain)
+
+
+def _lack(q: Question, gpus: int, prompting: int) -> str:
+    """The GPUs that a plan has too many, on its cluster or on either of two."""
+    needed = (prompting, gpus) if len(q.places) > 1 else (gpus + prompting,)
+    for several, place in zip(needed, q.places, strict=True):
+        if several > place.num_gpus:
+            return f"needs {several} GPUs, and {place.key} has {place.num_gpus}"
+    return ""
 
 
 def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> Standing:

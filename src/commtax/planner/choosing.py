@@ -57,12 +57,13 @@ def kinds(rows: Columns, cluster: Cluster) -> Array:
     return np.where(rows.mode == 1, POOLS, _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster))
 
 
-def complexity(rows: Columns, cluster: Cluster) -> Array:
-    """What there is to set up: a plan's kind, then the fast domains that a copy of it spans, or the kinds of workers of two pools."""
+def complexity(rows: Columns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
+    """What there is to set up: a plan's kind, then the fast domains that a copy spans, or the kinds of workers of two pools."""
     kind = kinds(rows, cluster)
     spanned = np.ceil(np.log2(np.maximum(1.0, rows.tp * rows.pp * rows.dp / cluster.domain)))
     spread = (rows.prefill_dp > 1) | (rows.ep > 1)
-    ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, np.where(spread, rows.prefill_tp * rows.prefill_dp, 1), cluster)
+    ranks = np.where(spread, rows.prefill_tp * rows.prefill_dp, 1)
+    ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, ranks, prompts or cluster)
     pools = np.maximum(ahead, _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster))
     return np.asarray(kind + np.where(kind == POOLS, pools, spanned) / 100)
 

@@ -104,10 +104,18 @@ def plan_fleet(
         raise Refusal("cluster: name one, such as 8xh100-sxm", "cluster")
     usual: FleetOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
     plain, offered = split({**usual, **only(FleetOptions, options), "request_rate": request_rate})
-    put = [unsettled(model, place, {**plain, "dtype": dtypes[0]}) for place in places]
+    put = [check_one_place(unsettled(model, place, {**plain, "dtype": dtypes[0]})) for place in places]
     goal = {"slo": limits_of(slo or {}), "objective": objective, "dtypes": tuple(dict.fromkeys(dtypes)), "growth": headroom}
     goal["confidence"] = confidence_of(confidence)
     return best_fleets([q.but(**goal, offered=offered) for q in priced(put, usd_per_gpu_hour)], on, processes)
+
+
+def check_one_place(put: Question) -> Question:
+    """Fleets are sought where prompts run beside decoding."""
+    if ahead := put.requests.prefill_cluster:
+        rule = "fleets for a rate are sought on one cluster; plan without a rate, or simulate with one, takes two"
+        raise Refusal(f"prefill_cluster={ahead.key}: {rule}", "prefill_cluster")
+    return put
 
 
 def priced(put: Sequence[Question], usd: float | Sequence[float] | None) -> list[Question]:

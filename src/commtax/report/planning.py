@@ -22,6 +22,7 @@ from commtax.report.serving import basis_words
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds, plural
+from commtax.verbs.asking import describe_places
 from commtax.verbs.confidence import percent
 from commtax.verbs.serving import lengths_note
 
@@ -39,7 +40,7 @@ def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = N
     """The sentence first: what to run, and why."""
     q, remarks = a.question, tuple[str, ...]()
     engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
-    say(console, f"{q.model.key} on {q.cluster.key}, {engine}: {_asked(a)}", "bold")
+    say(console, f"{q.model.key} on {describe_places(q)}, {engine}: {_asked(a)}", "bold")
     if not len(a.plans):
         _nothing_trains(console, a) if a.trains else _nothing_serves(console, a)
     else:
@@ -86,10 +87,17 @@ def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]
     _show_ranking(console, a, a.plans, top)
     for line in _scatter(a):
         console.print(line, soft_wrap=True)
-    price = a.question.goal.usd_per_gpu_hour
-    usd = f"${price:g} a GPU-hour (--price)" if price else "no price is known for this chip: --price 2.5"
     ranges = f"host times of {a.question.engine.key} {basis_words(a.simulation(a.plans, a.recommended))}"
-    return DEFINITION, lengths_note(a.question.requests.spread), usd, *spread_notes(a.question), ranges
+    return DEFINITION, lengths_note(a.question.requests.spread), _price_words(a.question), *spread_notes(a.question), ranges
+
+
+def _price_words(q: Question) -> str:
+    """What GPUs cost."""
+    goal, apart = q.goal, q.requests.prefill_cluster
+    if not goal.usd_per_gpu_hour:
+        return "no price is known for both chips: --price 2.5,4" if apart else "no price is known for this chip: --price 2.5"
+    ahead = f"${goal.prefill_usd_per_gpu_hour:g} a GPU-hour for prompts and " if apart else ""
+    return f"{ahead}${goal.usd_per_gpu_hour:g} a GPU-hour{' to decode' if apart else ''} (--price)"
 
 
 def spread_notes(q: Question) -> list[str]:
@@ -379,7 +387,7 @@ def _served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
         **_at(rows, i, "tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency"),
-        "idle_gpus": a.question.cluster.num_gpus - rows.gpus[i],
+        "idle_gpus": a.question.gpus_there - rows.gpus[i],
         **(_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
         **({"ep_backend": exchange.backend, "redundant_experts": exchange.redundant} if exchange.wide else {}),
         "kind": choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), a.question.cluster)[0])],
@@ -408,7 +416,7 @@ def plot_front(a: ServingPlans, path: Path) -> None:
             signs = style(index, linestyle="", label=f"TP {int(tp)}")
             axes.plot(own.tokens_per_s_per_user, own.tokens_per_s_per_gpu, **signs)
         axes.set(xlabel="tokens/s a user", ylabel="tokens/s a GPU")
-        axes.set_title(no_formula(f"{a.question.model.key} on {a.question.cluster.key}, {_asked(a)}"), loc="left", fontsize=10)
+        axes.set_title(no_formula(f"{a.question.model.key} on {describe_places(a.question)}, {_asked(a)}"), loc="left", fontsize=10)
         axes.grid(True, alpha=0.3)
         axes.legend()
 
