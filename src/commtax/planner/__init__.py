@@ -19,7 +19,8 @@ from commtax.spec import SIZES, Cluster, Engine, Model, Plan, Profile
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs import checking
-from commtax.verbs.asking import SearchOptions, describe_gpus, describe_layout, describe_pools, laid, only, settled, unsettled
+from commtax.verbs.apart import describe_pools
+from commtax.verbs.asking import SearchOptions, describe_gpus, describe_layout, laid, only, settled, unsettled
 from commtax.verbs.billing import price
 from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.fitting import cache_tokens

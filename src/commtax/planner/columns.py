@@ -14,8 +14,8 @@ from commtax.records import dataclass
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import plural
-from commtax.verbs.apart import prompter
-from commtax.verbs.asking import describe_layout, describe_pools, laid, settled
+from commtax.verbs.apart import describe_pools, prompter
+from commtax.verbs.asking import describe_layout, laid, settled
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import cache_tokens, step_limits

@@ -22,7 +22,7 @@ from commtax.report.serving import basis_words
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds, plural
-from commtax.verbs.asking import describe_places
+from commtax.verbs.apart import describe_places
 from commtax.verbs.confidence import percent
 from commtax.verbs.serving import lengths_note
 

@@ -7,8 +7,8 @@ from commtax.report.serving import basis_words
 from commtax.report.tables import headline, notes, say, show_table
 from commtax.spec.stream import Lengths
 from commtax.units import format_seconds, plural
-from commtax.verbs.apart import prompter
-from commtax.verbs.asking import describe_gpus, describe_layout, describe_pools
+from commtax.verbs.apart import describe_pools, prompter
+from commtax.verbs.asking import describe_gpus, describe_layout
 from commtax.verbs.goodput import NEEDED, UPPER, Slo
 from commtax.verbs.requests import Outcome
 from commtax.verbs.tails import FirstTokens, Gaps, first_tokens, gaps

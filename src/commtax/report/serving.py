@@ -12,7 +12,8 @@ from commtax.report.drawn import Console
 from commtax.report.tables import headline, notes, say, show_shares, show_table
 from commtax.spec import Number
 from commtax.units import format_mean, format_seconds, plural
-from commtax.verbs.asking import describe_gpus, describe_layout, describe_pools
+from commtax.verbs.apart import describe_pools
+from commtax.verbs.asking import describe_gpus, describe_layout
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.serving import Simulation
 

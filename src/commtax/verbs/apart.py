@@ -193,3 +193,17 @@ def outside_Bps(cluster: Cluster, gpus: Number) -> Number:
     """Of a GPU that leaves its host, while so many of the cluster do."""
     nics, each = cluster.nics_per_host, cluster.gpus_per_host
     return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
+
+
+def describe_places(q: Question) -> str:
+    """Where it runs, in words."""
+    if len(q.places) == 1:
+        return q.cluster.key
+    ahead, own = q.places
+    return f"{ahead.key} for prompts and {own.key} to decode"
+
+
+def describe_pools(q: Question, prompts: str, decode: str) -> str:
+    """Both kinds of workers in words, and where they are where those are two places."""
+    ahead, own = (f" on {place.key}" for place in q.places) if len(q.places) > 1 else ("", "")
+    return f"{prompts}{ahead} for prompts + {decode}{own} to decode"

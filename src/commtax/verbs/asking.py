@@ -143,7 +143,18 @@ class FitOptions(LimitOptions, total=False):
     state_slots: int | None
 
 
-class RequestOptions(LimitOptions, PictureOptions, total=False):
+class WorkerOptions(TypedDict, total=False):
+    """Workers of their own for prompts."""
+
+    disaggregated: bool
+    prefill_workers: int | None
+    prefill_tp: int | None
+    prefill_dp: int | None
+    decode_workers: int | None
+    prefill_cluster: str | Cluster | None
+
+
+class RequestOptions(LimitOptions, PictureOptions, WorkerOptions, total=False):
     """A closed loop of requests."""
 
     imbalance: float
@@ -153,16 +164,10 @@ class RequestOptions(LimitOptions, PictureOptions, total=False):
     output_len: Number | Sequence[int]
     num_prompts: Number | None
     spread: Number
-    disaggregated: bool
-    prefill_workers: int | None
-    prefill_tp: int | None
-    prefill_dp: int | None
-    decode_workers: int | None
-    prefill_cluster: str | Cluster | None
     kv_tokens: Number | None
 
 
-class ServeOptions(FitOptions, total=False):
+class ServeOptions(FitOptions, WorkerOptions, total=False):
     """Requests in time: when they come, how long they are, and who serves them."""
 
     imbalance: float
@@ -184,12 +189,6 @@ class ServeOptions(FitOptions, total=False):
     warmup: int
     router: str
     seed: int
-    disaggregated: bool
-    prefill_workers: int | None
-    prefill_tp: int | None
-    prefill_dp: int | None
-    decode_workers: int | None
-    prefill_cluster: str | Cluster | None
     kv_tokens: int | None
 
 
@@ -427,20 +426,6 @@ def context_notes(q: Question, context: Number) -> list[Note]:
     if np.ndim(context) == 0 and context > q.model.max_len:
         return [Note("context", f"{context:,} tokens are more than the {q.model.max_len:,} positions of {q.model.key}")]
     return []
-
-
-def describe_places(q: Question) -> str:
-    """Where it runs, in words."""
-    if len(q.places) == 1:
-        return q.cluster.key
-    ahead, own = q.places
-    return f"{ahead.key} for prompts and {own.key} to decode"
-
-
-def describe_pools(q: Question, prompts: str, decode: str) -> str:
-    """Both kinds of workers in words, and where they are where those are two places."""
-    ahead, own = (f" on {place.key}" for place in q.places) if len(q.places) > 1 else ("", "")
-    return f"{prompts}{ahead} for prompts + {decode}{own} to decode"
 
 
 def describe_gpus(plan: Plan) -> str:
