@@ -18,7 +18,7 @@ from commtax.planner import best_serving, best_training, standing, training_stan
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.money import priced
 from commtax.planner.serving import WORKLOADS
-from commtax.question import MAX_CONCURRENCY, Question
+from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.units import parse_seconds
@@ -163,7 +163,7 @@ def _goal(order: Order) -> Question:
         margin=given["margin"],
         objective=given["objective"] or "throughput",
         dtypes=dtypes,
-        max_concurrency=MAX_CONCURRENCY if given["max_concurrency"] is None else given["max_concurrency"],
+        max_concurrency=given["max_concurrency"],
         cost_of=given["cost_of"],
     )
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from commtax.planner import serving, training
 from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, order, worth
-from commtax.planner.copies import Roomy, figures
+from commtax.planner.copies import Roomy, figures, most_each
 from commtax.planner.money import priced
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Space
-from commtax.question import CONFIDENCE, MAX_CONCURRENCY, Question
+from commtax.question import CONFIDENCE, Question
 from commtax.spec import SIZES, Cluster, Engine, Model, Plan, Profile
 from commtax.statement import Refusal
 from commtax.verbs import checking
@@ -34,15 +34,16 @@ def plan(
     tpot_s: float | str = math.inf,
     objective: str = "throughput",
     dtypes: tuple[str, ...] = ("",),
-    max_concurrency: int = MAX_CONCURRENCY,
+    max_concurrency: int | None = None,
     usd_per_gpu_hour: float | None = None,
     cost_of: str = "output",
     confidence: float | str = CONFIDENCE,
     margin: float | str | None = None,
     **options: Unpack[SearchOptions],
 ) -> ServingPlans:
-    """Price all legal plans at every concurrency up to ``max_concurrency`` a copy and rank those that fit and meet the limits.
+    """Price all legal plans at every concurrency and rank those that fit and meet the limits.
 
+    Clients of all copies together are at most ``max_concurrency``, else as many as caches hold and 1,024 of a rank.
     The first of ``plans`` is the best; ``recommended`` is the index of the simplest that the best beats by no more than
     ``margin`` (0.05 or ``"5%"``; left out, the range of the ratio of two plans' predictions, 5 to 10 %).
 
@@ -148,17 +149,18 @@ def _together(run: Question, clients: int, index: int, by: int) -> Columns:
     _check_room(base, kv)
     copies = int(run.plan.replicas)
     one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVED}, replicas=copies, codes=0, kv_tokens=kv)
-    of = Roomy(base.but(replicas=1), one, index, by)
+    of = Roomy(base.but(replicas=1, max_concurrency=None), one, index, by)
     if clients:  # at that load, whatever the cache holds
         return of.at(np.array([0]), np.array([max(1, round(clients / (copies * run.plan.dp)))]))
-    return serving.search(of)
+    every, most = serving.search(of), run.goal.max_concurrency
+    return every if most is None else every.take(np.flatnonzero(every.concurrency <= max(most, copies * run.plan.dp)))
 
 
 def _apart(run: Question, prompts: Plan, clients: int, index: int, by: int) -> Columns:
     """Servers of both kinds at their loads, as the search lists them."""
     plan, copies = run.plan, int(run.plan.replicas)
     ranks = copies * int(plan.dp)
-    loads = np.array([clients]) if clients else np.arange(1, run.goal.max_concurrency + 1) * ranks
+    loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
     kinds = {"prefill_tp": int(prompts.tp), "prefill_dp": int(prompts.dp), "prefill_workers": int(prompts.replicas)}
     s = serve(run.but(replicas=1, concurrency=loads, **kinds, decode_workers=copies, disaggregated=True))
     held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)

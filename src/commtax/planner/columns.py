@@ -389,10 +389,10 @@ def order(q: Question, c: Columns) -> list[Array]:
 
 
 def family(c: Columns) -> Array:
-    """A number a family: everything but the concurrency, how experts are reached, and the prompt workers that it needs."""
+    """A number a family: everything but the concurrency, how experts are reached, and the copies and prompt workers it needs."""
     key, sizes = np.zeros(len(c), dtype=np.int64), 1
     for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp", "prefill_dp"):
-        column = np.asarray(getattr(c, name), dtype=np.int64)
+        column = np.asarray(getattr(c, name), dtype=np.int64) * (1 if name != "replicas" else c.mode.astype(np.int64))
         base = int(column.max(initial=0)) + 1
         if sizes * base > 2**62:  # digits in a mixed base, renumbered only where they would not fit
             key = np.unique(key, return_inverse=True)[1]

@@ -29,10 +29,10 @@ from commtax.planner.columns import (
     request_s,
     worth,
 )
-from commtax.planner.copies import Roomy, sizes
+from commtax.planner.copies import Roomy, most_each, sizes
 from commtax.planner.space import Space, space
 from commtax.planner.splits import split, why_none
-from commtax.question import Question
+from commtax.question import MAX_CONCURRENCY, Question
 from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import positive
@@ -75,7 +75,8 @@ def _check(q: Question) -> None:
     if goal.objective not in OBJECTIVES:
         raise Refusal(f"objective '{goal.objective}': one of {', '.join(OBJECTIVES)}", "objective", OBJECTIVES)
     checking.spread(wanted.spread)
-    positive(goal.max_concurrency, "max_concurrency")
+    if goal.max_concurrency is not None:
+        positive(goal.max_concurrency, "max_concurrency")
     money.check(goal)
 
 
@@ -108,7 +109,7 @@ def having_room(q: Question, index: int, exchange: Exchange) -> tuple[Question, 
     legal = replace(legal, kv_tokens=np.asarray(cache_tokens(every)))
     fits = (legal.kv_tokens >= q.requests.tokens + state_tokens(every)) & (state_places(every, legal.kv_tokens) >= 1)
     lost += [] if exchange.wide else reasons.too_large(put, legal, fits, index)
-    return base, legal.take(fits), lost, len(whole) * q.goal.max_concurrency
+    return base, legal.take(fits & (most_each(q, legal.dp) > 0)), lost, len(whole) * (q.goal.max_concurrency or MAX_CONCURRENCY)
 
 
 def search(of: Roomy) -> Columns:
