@@ -211,6 +211,7 @@ all-reduce -c 4x4090-pcie --size 128M --library textbook
 all-reduce -c 8xh100-sxm --profile profile.json --size 1G
 all-reduce -c 2xh100-sxm --intra pcie4 --size 1G --measured 10GB/s
 all-reduce -c gb200-nvl72 --size 1G
+all-reduce -c 4xgb200 --size 1G
 all-to-all -c 4x8xh100-sxm --nics 4 --size 1G
 all-reduce -c 2xcpu --size 1M
 """

@@ -88,7 +88,7 @@ TAILS = f"{RATED} --p95-ttft 1s --p99-itl 50ms"
 RACKS = (
     "plan llama-3.1-70b --cluster 72xgb200 --request-rate 200",
     "plan llama-3.1-70b --cluster 18x4xgb200 --request-rate 200",
-    "plan deepseek-r1 --cluster 18xgb200-nvl72 --request-rate 100 --ttft 2s --tpot 50ms",
+    "plan deepseek-r1 --cluster gb200-nvl72 --request-rate 100 --ttft 2s --tpot 50ms",
 )
 MILLION = """
 import time, numpy as np, commtax

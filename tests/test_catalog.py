@@ -38,6 +38,7 @@ CHIPS = [
     "b300-sxm",
     "gb200",
     "gb300",
+    "gb10",
     "l4",
     "l40s",
     "l20",
@@ -83,6 +84,7 @@ LINKS = [
     "roce-400",
     "efa-100",
     "efa-400",
+    "roce-200-spark",
     "1gbe",
     "10gbe",
     "25gbe",
@@ -108,6 +110,12 @@ CLUSTERS = [
     "a4x",
     "dgx-b300",
     "gb300-nvl72",
+    "u-p6e-gb200x72",
+    "u-p6e-gb200x36",
+    "a4x-max",
+    "nd-gb200-v6",
+    "nd-gb300-v6",
+    "dgx-spark",
     "hgx-h800",
     "hgx-h20",
     "8xmi350x",
@@ -144,8 +152,8 @@ def test_link(key):
 def test_cluster(key):
     cluster = catalog.cluster(key)
     assert cluster.key == key
-    assert cluster.num_gpus == cluster.gpus_per_host
-    assert catalog.cluster(f"4x{key}").num_hosts == 4
+    assert cluster.is_one_domain
+    assert catalog.cluster(f"4x{key}").num_gpus == 4 * cluster.num_gpus
 
 
 def test_every_file_loads_and_says_its_own_name():
@@ -281,7 +289,8 @@ def test_no_number_in_a_chip_goes_without_a_source():
         ("12xh100-sxm", "2x6xh100-sxm", 6),
         ("8xh100-nvl", "8xh100-nvl", 8),
         ("8xrtx-4090", "8xrtx-4090", 8),
-        ("72xgb200", "72xgb200", 72),
+        ("72xgb200", "18x4xgb200", 72),
+        ("1x72xgb200", "18x4xgb200", 72),
         ("144xgb200", "36x4xgb200", 72),
         ("16xcpu", "16xcpu", 16),
         ("1x16xh100-sxm", "1x16xh100-sxm", 16),
@@ -290,7 +299,7 @@ def test_no_number_in_a_chip_goes_without_a_source():
 def test_more_gpus_than_a_host_holds_are_several_hosts(text, key, domain):
     found = catalog.cluster(text)
     assert (found.key, found.domain) == (key, domain)
-    assert bool(found.remark) == (text not in ("8xh100-nvl", "8xrtx-4090", "72xgb200", "16xcpu"))
+    assert bool(found.remark) == (text not in ("8xh100-nvl", "8xrtx-4090", "16xcpu") and "gb200" not in text)
 
 
 @given(st.sampled_from(catalog.keys("chips")), st.integers(1, 300))
@@ -356,7 +365,13 @@ def test_only_cards_are_bridged():
         ("p6-b200.48xlarge", "b200-sxm", 8, 400, 8),
         ("p6-b300.48xlarge", "b300-sxm", 8, 800, 8),
         ("18xp6e-gb200", "gb200", 4, 400, 72),
-        ("18xgb300-nvl72", "gb300", 4, 800, 72),
+        ("gb300-nvl72", "gb300", 4, 800, 72),
+        ("2xgb200-nvl72", "gb200", 4, 400, 72),
+        ("u-p6e-gb200x72", "gb200", 4, 400, 72),
+        ("2xp6e-gb200x36", "gb200", 4, 400, 36),
+        ("18xa4x-maxgpu-4g-metal", "gb300", 4, 800, 72),
+        ("18xStandard_ND128isr_NDR_GB200_v6", "gb200", 4, 400, 72),
+        ("18xnd-gb300-v6", "gb300", 4, 800, 72),
         ("dgx-b300", "b300-sxm", 8, 800, 8),
         ("dgx-h800", "h800-sxm", 8, 400, 8),
         ("hgx-h20", "h20", 8, 400, 8),
@@ -404,7 +419,7 @@ def test_rtx_blackwell_is_ada_at_its_own_datasheet():
     same = ("kl", "kc", "mk", "k0", "p")
     assert [ours["gemm.nvfp4"][name] for name in same] == [ours["gemm.fp8"][name] for name in same], "refitted with Ada's"
     assert ours["prefill.bf16"] != tables["b200-sxm"]["prefill.bf16"]
-    assert {c for c in catalog.keys("chips") if catalog.chip(c).compute_capability == "12.0"} == {
+    assert {c for c in catalog.keys("chips") if catalog.chip(c).compute_capability.startswith("12.")} == {
         c for c in catalog.keys("chips") if catalog.chip(c).family == "blackwell-rtx"
     }
 

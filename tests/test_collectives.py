@@ -293,13 +293,13 @@ def test_all_to_all_pays_for_every_ranks_own_bytes(hosts, nics, inter):
 
 
 def test_own_kernels_stay_in_a_host_and_what_ran_on_few_ranks_is_assumed_on_many():
-    rack = commtax.bill("llama-3.1-405b", "18xgb200-nvl72", tp=8)
+    rack = commtax.bill("llama-3.1-405b", "gb200-nvl72", tp=8)
     assert all("custom" not in str(x.algorithm) for x in rack.items)
-    summed = commtax.expect("all-reduce", "18xgb200-nvl72", nbytes=2**30)
+    summed = commtax.expect("all-reduce", "gb200-nvl72", nbytes=2**30)
     assert summed.source == "calibrated"  # published on 72 ranks: 3.109 ms (coreweave/nccl-tests, pull request 43)
     assert summed.seconds == pytest.approx(3.109e-3, rel=0.15)
-    assert commtax.expect("all-gather", "18xgb200-nvl72", nbytes=2**30).source.startswith("assumed")
-    assert commtax.expect("send-recv", "18xgb200-nvl72", nbytes=2**30).link == "nvlink5"
+    assert commtax.expect("all-gather", "gb200-nvl72", nbytes=2**30).source.startswith("assumed")
+    assert commtax.expect("send-recv", "gb200-nvl72", nbytes=2**30).link == "nvlink5"
     for bad in ({"intra": "10gbe"}, {"inter": "nvlink4"}):
         with pytest.raises(ValueError, match="runs"):
             catalog.cluster("8xh100-sxm", **bad)

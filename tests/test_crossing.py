@@ -88,8 +88,8 @@ def test_no_pipeline_fills_for_messages_from_rank_to_rank():
         ("all-reduce", "2xa3-mega", 2**28, 2360.9, 0.05),
         ("all-reduce", "2xp4de", 2**24, 1191.8, 0.1),  # aws-samples/awsome-distributed-training
         ("all-reduce", "2xp6-b200", 64, 55.6, 0.15),  # dstackai/dstack 3961
-        ("all-reduce", "18xgb200-nvl72", 2**30, 3108.8, 0.1),  # coreweave/nccl-tests 43: one rack
-        ("all-to-all", "18xgb200-nvl72", 2**33, 13574, 0.1),  # oracle-quickstart/oci-gpu-quickstarts, 64 of its GPUs
+        ("all-reduce", "gb200-nvl72", 2**30, 3108.8, 0.1),  # coreweave/nccl-tests 43: one rack
+        ("all-to-all", "gb200-nvl72", 2**33, 13574, 0.1),  # oracle-quickstart/oci-gpu-quickstarts, 64 of its GPUs
     ],
 )
 def test_published_times_across_hosts(op, cluster, nbytes, published_us, within):
@@ -97,7 +97,7 @@ def test_published_times_across_hosts(op, cluster, nbytes, published_us, within)
 
 
 def test_a_rack_was_measured_and_two_networks_were_not():
-    assert commtax.expect("all-reduce", "18xgb200-nvl72", nbytes=2**30).source.kind == "calibrated"
+    assert commtax.expect("all-reduce", "gb200-nvl72", nbytes=2**30).source.kind == "calibrated"
     assert commtax.expect("all-reduce", "2xdgx-h100", nbytes=2**30).source.kind == "calibrated"
     assert commtax.expect("all-reduce", "2xp5", nbytes=2**30).source.kind == "transferred"
 

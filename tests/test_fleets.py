@@ -171,7 +171,7 @@ def test_chips_are_ranked_by_dollars_where_all_have_a_price():
         ({"num_prompts": 10}, "num_prompts=10"),
         ({"burstiness": 0}, "burstiness=0"),
         ({"usd_per_gpu_hour": [1, 2]}, "price: 2 prices for 1 cluster"),
-        ({"objective": "cost", "usd_per_gpu_hour": 0}, "objective 'cost'"),
+        ({"cost_of": "input"}, "cost_of 'input'"),
         ({"output_len": 1, "spread": 0, "slo": {"p99_itl": 1}}, "one output token"),
         ({"input_len": 200_000}, "the longest request has"),
         ({"input_len": "nonsense"}, "input_len"),
@@ -200,7 +200,11 @@ def test_the_document_of_a_rate():
     assert best["gpus"] == 1
     assert best["p95_ttft_s"] <= 1
     assert best["ranges_s"]["p95_ttft_s"][0] <= best["p95_ttft_s"] <= best["ranges_s"]["p95_ttft_s"][1]
-    assert best["usd_per_million_output_tokens"] == pytest.approx(best["usd_per_hour"] / 3600 / (20 * 32) * 1e6)
+    assert best["usd_per_million_tokens"] == pytest.approx(best["usd_per_hour"] / 3600 / (20 * 32) * 1e6)
+    full = best["usd_per_hour"] / 3600 / (best["full_requests_per_s"] * 32) * 1e6
+    assert best["full_usd_per_million_tokens"] == pytest.approx(full)
+    assert best["usd_per_month"] == pytest.approx(730 * best["usd_per_hour"])
+    assert answer["cost_of"] == "output"
     assert best["utilisation"] == pytest.approx(20 / best["capacity_requests_per_s"])
     assert answer["emit"]["launch"].startswith("vllm serve meta-llama/Llama-3.1-8B")
     assert "--request-rate 20" in answer["emit"]["benchmark"]
@@ -223,14 +227,14 @@ def test_a_terminal_is_told_what_to_run():
     assert done.returncode == 0
     assert "Run 1 GPU = TP 1 on " in done.stdout
     assert "the rate may grow by" in done.stdout
-    assert "the catalogue's price" in done.stdout
+    assert "a GPU-hour (the catalogue's, 2026-" in done.stdout
+    assert "as asked, " in done.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("--p95-ttft", "1s"), "p95_ttft: belongs to --request-rate"),
-        (("--cluster", "4xh100-sxm"), "cluster: several of them are compared for a --request-rate"),
         (("--input-len", "sharegpt"), "input_len 'sharegpt': distributions are drawn from for a --request-rate"),
         (("--request-rate", "5", "--plot", "x.svg"), "plot: is not known beside --request-rate"),
         (("--request-rate", "5", "--price", "cheap"), "price: 'cheap'"),

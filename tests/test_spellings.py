@@ -57,7 +57,7 @@ def test_every_chip_is_known_under_its_usual_spellings(key):
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("DGX H100", "h100-sxm"),
         ("4 x H100", "h100-sxm"),
-        ("NVIDIA GB10", ""),
+        ("NVIDIA GB10", "gb10"),
         ("RTX 6000 Ada", ""),
         ("L40", ""),
         ("A10G", ""),

@@ -310,7 +310,7 @@ def test_one_long_cell_costs_its_own_length():
         ("AWS p6-b200 x4", "b200-sxm"),
         ("GB300", "gb300"),
         ("NVIDIA GH200 480GB", "gh200-96"),
-        ("NVIDIA GB10", ""),
+        ("NVIDIA GB10", "gb10"),
         ("b300_sxm", "b300-sxm"),
         ("h800_sxm", "h800-sxm"),
         ("NVIDIA H200 NVL", "h200-nvl"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from commtax.planner import plan, plan_training
     from commtax.planner.columns import ServingPlans, TrainPlans
     from commtax.planner.fleets import FleetPlans, plan_fleet
+    from commtax.planner.several import SeveralPlans, plan_several
     from commtax.verbs.billing import StepBill, Traffic, bill, traffic, train_bill
     from commtax.verbs.comparing import Comparison, PlanTable, compare, compare_plans
     from commtax.verbs.expecting import Expectation, expect
@@ -32,6 +33,7 @@ _HOMES = {
     "planner": ("plan", "plan_training"),
     "planner.columns": ("ServingPlans", "TrainPlans"),
     "planner.fleets": ("FleetPlans", "plan_fleet"),
+    "planner.several": ("SeveralPlans", "plan_several"),
     "verbs.billing": ("StepBill", "Traffic", "bill", "traffic", "train_bill"),
     "verbs.comparing": ("Comparison", "PlanTable", "compare", "compare_plans"),
     "verbs.expecting": ("Expectation", "expect"),

@@ -19,7 +19,7 @@ from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note
 
 SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
-MAX_CONCURRENCY = 1024  # clients of one copy that a search goes up to
+MAX_CONCURRENCY = 1024  # clients of a copy, or of a rank of its attention data parallelism, that a search goes up to
 CONFIDENCE = 0.8  # probability with which a search keeps limits, where nobody says
 EVEN = 0.5  # … and the one that goes by the central prediction
 
@@ -144,9 +144,10 @@ class Goal:
     tpot_s: float = math.inf
     objective: str = "throughput"
     dtypes: tuple[str, ...] = ("",)  # types of weights that are tried
-    max_concurrency: int = MAX_CONCURRENCY
-    usd_per_gpu_hour: float = 0.0
+    max_concurrency: int | None = None  # clients of all copies together; None: as many as copies take
+    usd_per_gpu_hour: float = 0.0  # 0: not known
     prefill_usd_per_gpu_hour: float = 0.0  # of GPUs for prompts that are others
+    cost_of: str = "output"  # tokens that dollars are spread over: those of outputs, or ``total``, those of prompts too
     global_batch: int = 0  # training: sequences of a step over all replicas
     slo: tuple[tuple[str, float], ...] = ()  # requests in time: statistics (``ttft_p95``) and the seconds that they may have
     growth: float = 0.0  # … and the share by which the rate may grow with the limits still held

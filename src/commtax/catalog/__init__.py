@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from commtax.catalog.clusters import cluster, more_hosts
+from commtax.catalog.clusters import cluster, more_hosts, whole_host, whole_unit
 from commtax.catalog.described import is_file
 from commtax.catalog.distributions import lengths
 from commtax.catalog.fabric import fabric, library

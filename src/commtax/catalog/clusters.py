@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from commtax.catalog.described import described, is_file, path_of
 from commtax.catalog.hardware import link
-from commtax.catalog.hosts import MAX_GPUS, counted, named, with_between, with_inside
+from commtax.catalog.hosts import MAX_GPUS, counted, named, unit_hosts, with_between, with_inside
 from commtax.catalog.loader import find, normal
 from commtax.spec import Cluster
 from commtax.statement import Refusal
@@ -45,12 +45,33 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
 
 
 def more_hosts(place: Cluster, hosts: int, gpus: int) -> Cluster:
-    """``hosts`` of the same kind under the name that a user would type; of a chip in counts, with ``gpus`` each."""
+    """``hosts`` of the same kind under the name that a user would type; of a chip in counts, with ``gpus`` each.
+
+    Of racks so many as have these hosts, where those are whole racks.
+    """
     if is_file(place.key):
         path = path_of(place.key)
         return replace(place, key=path if hosts == place.num_hosts == 1 else f"{hosts}x{path}", num_hosts=hosts)
-    for name in (place.key, normal(place.key).partition("x")[2]):
-        if find("clusters", name):
-            return cluster(name if hosts == 1 else f"{hosts}x{name}")
+    entry = _entry(place)
+    if entry and hosts % unit_hosts(entry) == 0:
+        units = hosts // unit_hosts(entry)
+        return cluster(entry if units == 1 else f"{units}x{entry}")
     key = f"{hosts}x{gpus}x{place.chip.key}" if hosts > 1 else f"{gpus}x{place.chip.key}"
     return replace(place, key=key, num_hosts=hosts, gpus_per_host=gpus)
+
+
+def _entry(place: Cluster) -> str:
+    """The key of the catalogued host or rack that it is made of; "" where it was counted or described."""
+    return next((stem for name in (place.key, normal(place.key).partition("x")[2]) if (stem := find("clusters", name))), "")
+
+
+def whole_host(place: Cluster) -> int:
+    """GPUs of a whole such host: as it is catalogued or described, else no fewer than its chips usually have."""
+    fixed = is_file(place.key) or _entry(place)
+    return place.gpus_per_host if fixed else max(place.gpus_per_host, place.chip.gpus_per_host)
+
+
+def whole_unit(place: Cluster) -> int:
+    """Hosts by which it grows: those of a rack where it is whole racks, by whatever name, else one."""
+    racks = place.nvlink_domain > place.gpus_per_host and place.num_gpus % place.nvlink_domain == 0
+    return place.nvlink_domain // place.gpus_per_host if racks else 1

@@ -4,7 +4,8 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from commtax.catalog.loader import key_of, record, stems, table
+from commtax.catalog.loader import find, key_of, record, stems, table
+from commtax.catalog.unmeasured import check_measured
 from commtax.spec import Chip, Link
 from commtax.statement import Refusal
 
@@ -15,6 +16,8 @@ _FORM_FACTORS = ("sxm", "pcie", "nvl")
 @lru_cache(maxsize=256)
 def chip(name: str) -> Chip:
     """A chip by key or alias."""
+    if not find("chips", name):
+        check_measured(name, "chip")
     stem = key_of("chips", name)
     return record(Chip, table("chips", stem), f"chips/{stem}")
 

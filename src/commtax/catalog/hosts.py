@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from commtax.catalog.hardware import chip, link
 from commtax.catalog.loader import did_you_mean, find, normal, record, stems, table
+from commtax.catalog.unmeasured import check_measured
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Refusal
 
@@ -40,7 +41,7 @@ def with_between(place: Cluster, between: Link) -> Cluster:
 
 
 def named(text: str) -> Cluster | None:
-    """A catalogued host, or ``Nx`` of them."""
+    """A catalogued host, or ``Nx`` of them; a rack is so many hosts as its file says."""
     match = re.fullmatch(r"(?:(\d{1,15})x)?(.+)", normal(text))
     tries = [(1, normal(text))] + ([(int(match[1]), match[2])] if match and match[1] else [])
     for hosts, name in tries:
@@ -48,13 +49,23 @@ def named(text: str) -> Cluster | None:
         if stem and hosts >= 1:
             host = {name: entry for name, entry in table("clusters", stem).items() if name != "aliases"}
             parts = {"chip": chip(host["chip"]), "intra": link(host["intra"]), "inter": link(host["inter"])}
-            counted = {"key": stem if hosts == 1 else f"{hosts}x{stem}", "num_hosts": hosts}
-            return record(Cluster, host, f"clusters/{stem}", given={**parts, **counted})
+            alone = {} if "num_hosts" in host else {"num_hosts": 1}
+            unit = record(Cluster, host, f"clusters/{stem}", given={**parts, **alone, "key": stem})
+            return unit if hosts == 1 else replace(unit, key=f"{hosts}x{stem}", num_hosts=hosts * unit.num_hosts)
     return None
 
 
+def unit_hosts(stem: str) -> int:
+    """Hosts of one catalogued entry: 18 trays of a rack, else one."""
+    return int(table("clusters", stem).get("num_hosts", [1])[0])
+
+
 def counted(text: str) -> Cluster:
-    """``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``; a chip alone is one GPU."""
+    """``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``; a chip alone is one GPU.
+
+    Chips that NVLink joins across hosts come in trays, however they are counted: 72xgb200 and 1x72xgb200 are 18x4xgb200.
+    """
+    check_measured(text, "cluster")
     match = re.fullmatch(r"(?:(\d{1,15})x)?(?:(\d{1,15})x)?([a-z].*)", normal(text))
     if not match:
         raise Refusal(f"cluster '{text[:60]}': write 8xh100-sxm, 2x8xh100-sxm or a name (commtax catalog clusters)", "cluster")
@@ -68,8 +79,8 @@ def counted(text: str) -> Cluster:
         near = did_you_mean(name, "chips", "clusters")
         raise Refusal(f"cluster '{text}': unknown chip or host '{name}'{near}", "cluster") from None
     remark = ""
-    if not second:
-        hosts, gpus, remark = _in_hosts(gpus, kind)
+    if not second or (kind.nvlink_domain and gpus > _largest_host(kind)):
+        hosts, gpus, remark = _in_hosts(hosts * gpus, kind)
     elif gpus > _largest_host(kind):
         remark = f"{gpus} {kind.key} in one host: usual are {_largest_host(kind)}"
     return replace(usual(kind, hosts, gpus), remark=remark)
@@ -105,20 +116,21 @@ def _bridged(kind: Chip) -> bool:
 
 
 def _largest_host(kind: Chip) -> int:
-    """GPUs of such a chip that one host holds at most: a baseboard's, or the slots of a PCIe server."""
-    cards = link(kind.intra).kind == "pcie" or _bridged(kind)
-    return MAX_GPUS if kind.vendor == "generic" else max(kind.gpus_per_host, kind.nvlink_domain, SLOTS if cards else 0)
+    """GPUs of such a chip that one host holds at most: a baseboard's, the slots of a PCIe server, one beside its own CPU."""
+    cards = kind.gpus_per_host > 1 and (link(kind.intra).kind == "pcie" or _bridged(kind))
+    return MAX_GPUS if kind.vendor == "generic" else max(kind.gpus_per_host, SLOTS if cards else 0)
 
 
 def _in_hosts(gpus: int, kind: Chip) -> tuple[int, int, str]:
     """A number of GPUs as hosts of equal size, and what to say of it: 16 of a chip whose hosts hold 8 are two hosts."""
     if gpus <= _largest_host(kind) or gpus > MAX_GPUS:
         return 1, gpus, ""
-    most = kind.gpus_per_host if kind.nvlink_domain else _largest_host(kind)
+    most = _largest_host(kind)
     hosts = -(-gpus // most)
     if gpus % hosts:
         near = " or ".join(f"{n}x{kind.key}" for n in (gpus // most * most, hosts * most))
         rule = f"a host holds {most}, and {gpus} are not {hosts} equal hosts"
         raise Refusal(f"cluster '{gpus}x{kind.key}': {rule}; nearest valid: {near}", "cluster")
     each, key = gpus // hosts, kind.key
-    return hosts, each, f"{gpus}x{key} is read as {hosts} hosts of {each}, {hosts}x{each}x{key} (one host: 1x{gpus}x{key})"
+    read = f"{gpus}x{key} is read as {hosts} hosts of {each}, {hosts}x{each}x{key} (one host: 1x{gpus}x{key})"
+    return hosts, each, "" if kind.nvlink_domain else read  # a rack's trays are its only hosts

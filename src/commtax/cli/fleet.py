@@ -10,6 +10,7 @@ from commtax.cli.order import Order, refuse
 from commtax.question import Question
 from commtax.statement import Refusal
 from commtax.units import plural
+from commtax.verbs.apart import check_one_place
 from commtax.verbs.loads import split
 
 if TYPE_CHECKING:
@@ -24,19 +25,21 @@ OTHERWISE = ("max_concurrency", "plot", "html")
 INTERRUPTED = 130
 
 
-def prices(value: object, name: str) -> float | list[float]:
-    """A price of a GPU-hour, or one a cluster: ``2.5`` or ``2.5,4``."""
+def prices(value: object, name: str) -> float | list[float | None]:
+    """A price of a GPU-hour, or one a cluster, the catalogue's where there is none: ``2.5``, ``2.5,4`` or ``2.5,``."""
     try:
-        each = [float(part) for part in str(value).split(",")]
+        parts = str(value).split(",")
+        if len(parts) == 1:
+            return float(parts[0])
+        return [float(part) if part.strip() else None for part in parts]
     except ValueError:
         raise Refusal(
             f"{name}: '{str(value)[:40]}' is not a number of dollars (write 2.5, or 2.5,4 for two clusters)", name
         ) from None
-    return each[0] if len(each) == 1 else each
 
 
 def answer(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str, ...]) -> NoReturn:
-    from commtax.planner.fleets import best_fleets, check_one_place  # not for those who have no rate
+    from commtax.planner.fleets import best_fleets  # not for those who have no rate
     from commtax.report import fleets
 
     given = order.given
@@ -58,7 +61,8 @@ def answer(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str
 
 def _put(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str, ...]) -> list[Question]:
     """The question on each of its clusters."""
-    from commtax.planner.fleets import limits_of, priced
+    from commtax.planner.fleets import limits_of
+    from commtax.planner.money import priced
 
     given = order.given
     named = {"input_len": lengths[0], "output_len": lengths[1], "request_rate": given["request_rate"]}
@@ -66,7 +70,7 @@ def _put(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str, 
     slo = {f"mean_{name}": given[name] for name in ("ttft", "tpot") if given[name]}
     slo |= {name: given[name] for name in STATISTICS if given[name]}
     goal = {"slo": limits_of(slo), "objective": given["objective"] or "", "dtypes": dtypes, "growth": given["headroom"] or 0.0}
-    goal["confidence"] = given["confidence"]
+    goal |= {"confidence": given["confidence"], "cost_of": given["cost_of"]}
     places = (order.question.cluster, *order.others)
     return priced([order.question.but(**plain, **goal, cluster=place, offered=offered) for place in places], given["price"])
 

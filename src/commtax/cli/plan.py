@@ -14,10 +14,11 @@ from commtax.cli import fleet
 from commtax.cli.options import COPIES, LENGTH, LIMITS, POOLS, WHERE, About, Kind, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
 from commtax.cli.output import write_page
-from commtax.planner import best_serving, best_training, standing, training_standing, with_prices
+from commtax.planner import best_serving, best_training, standing, training_standing
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
+from commtax.planner.money import priced
 from commtax.planner.serving import WORKLOADS
-from commtax.question import MAX_CONCURRENCY, Question
+from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.units import parse_seconds
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
 SOUGHT = (
-    *("workload", "output_len", "spread", "ttft", "tpot", "confidence", "objective", "max_concurrency", "price", "kv_dtype"),
-    *(*LIMITS, *COPIES, "imbalance", "plot", *POOLS),
+    *("workload", "output_len", "spread", "ttft", "tpot", "confidence", "objective", "max_concurrency", "price", "cost_of"),
+    *("kv_dtype", *LIMITS, *COPIES, "imbalance", "plot", *POOLS),
 )
 """Options of a search for serving plans alone."""
 UNSEARCHED = ("eager", "library", "ep_backend", "speculative", "block_size", "kv_cache_memory_bytes")
@@ -46,7 +47,7 @@ Answer = TypeVar("Answer", ServingPlans, TrainPlans)
     cluster={
         "multiple": True,
         "default": (),
-        "help": "8xh100-sxm, 2x8xh100-sxm for two hosts, FILE.toml; with a rate several times.",
+        "help": "8xh100-sxm, 2x8xh100-sxm for two hosts, FILE.toml; several times: ranked together.",
     },
     request_rate={"help": "How many GPUs for so many requests a second, over all replicas."},
     num_prompts={"group": "Requests", "help": "Requests of each run.  [default: 1000 or 300 a copy, and a warm-up]"},
@@ -93,17 +94,17 @@ def plan_command(order: Order) -> None:
     if given["request_rate"] is not None:
         fleet.answer(order, *_asked(order))
     refuse(given, fleet.RATED, "belongs to --request-rate")
-    if order.others:
-        raise Refusal("cluster: several of them are compared for a --request-rate; else name one", "cluster")
     if order.question.trains:
         _train(order)
+    if order.others:
+        _serve_on_several(order)
     _serve(order)
 
 
 def _serve(order: Order) -> NoReturn:
     from commtax.report import planning
 
-    given, q = order.given, _goal(order)
+    given, q = order.given, priced([_goal(order)], order.given["price"])[0]
     if order.launch:
         _check_launch(order.launch, int(q.requests.tokens))
     searched, speed = _timed(lambda: best_serving(q))
@@ -117,14 +118,31 @@ def _serve(order: Order) -> NoReturn:
     _answer(order, searched, pasted, speed)
 
 
+def _serve_on_several(order: Order) -> NoReturn:
+    """Clusters beside each other: the plans of all, ranked together."""
+    from commtax.planner.several import best_of_several
+    from commtax.report import several
+
+    given = order.given
+    refuse(given, ("plot", "html"), "is of one cluster")
+    if order.launch:
+        raise Refusal("from: a pasted plan is ranked on one cluster; name one", "from")
+    goal = _goal(order)
+    put = priced([goal.but(cluster=place) for place in (goal.cluster, *order.others)], given["price"])
+    found = best_of_several(put, given["objective"] or "")
+    if given["emit"]:
+        order.output.emitted = _commands(order, found.best.answer) if found.best else {}
+    order.output.answer(several.several_document, several.show_several, found, given["top"], code=0 if found.plans else 1)
+
+
 def _goal(order: Order) -> Question:
-    """The question with its lengths, limits and objective."""
+    """The question with its lengths, limits and objective; prices are not read yet."""
     given, q = order.given, order.question
     lengths, dtypes = _asked(order)
     for name, length in zip(("input_len", "output_len"), lengths, strict=True):
         if isinstance(length, str):
             raise Refusal(f"{name} '{length}': distributions are drawn from for a --request-rate; else a mean is needed", name)
-    return with_prices(q, given["price"]).but(
+    return q.but(
         input_len=lengths[0],
         output_len=lengths[1],
         ttft_s=_limit(given["ttft"], "ttft"),
@@ -133,7 +151,8 @@ def _goal(order: Order) -> Question:
         margin=given["margin"],
         objective=given["objective"] or "throughput",
         dtypes=dtypes,
-        max_concurrency=MAX_CONCURRENCY if given["max_concurrency"] is None else given["max_concurrency"],
+        max_concurrency=given["max_concurrency"],
+        cost_of=given["cost_of"],
     )
 
 
@@ -229,6 +248,8 @@ def _answer(order: Order, searched: ServingPlans | TrainPlans, pasted: Standing 
 
 def _train(order: Order) -> NoReturn:
     given, q = order.given, order.question
+    if order.others:
+        raise Refusal("cluster: training plans are searched on one cluster; name one", "cluster")
     if given["global_batch"] is None:
         raise Refusal("global_batch: training needs the sequences of a step, such as --global-batch 1024", "global_batch")
     length = q.kind.length if given["input_len"] is None else given["input_len"]

@@ -195,7 +195,7 @@ def nccl_command(priced: StepBill, line: Line | None = None) -> tuple[str, str]:
     cluster, crosses = priced.question.cluster, str(top.link) == priced.question.cluster.inter.key
     tool, sizes = PERF[top.item.op], f"-b {size} -e {size} -n 100 -w 20"
     remark = f"# {top.item.what}: {top.item.op} of {format_bytes(float(top.item.nbytes))} over {ranks} ranks"
-    if not crosses:
+    if not crosses and ranks <= cluster.gpus_per_host:
         return f"{tool} {sizes} -g {ranks}", remark
     lies = span(top.item.axis, priced.question.plan, cluster, priced.question.engine)
     per = max(1, min(cluster.gpus_per_host, ranks, int(lies.ranks_per_domain)))

@@ -2,7 +2,7 @@
 somebody runs already stands beside them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from commtax.planner import serving, training
 from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, order, worth
-from commtax.planner.copies import Roomy, figures
+from commtax.planner.copies import Roomy, figures, most_each
+from commtax.planner.money import priced
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Space
-from commtax.question import CONFIDENCE, MAX_CONCURRENCY, Question
+from commtax.question import CONFIDENCE, Question
 from commtax.spec import SIZES, Cluster, Engine, Model, Plan, Profile
 from commtax.statement import Refusal
-from commtax.units import plural
 from commtax.verbs import checking
 from commtax.verbs.apart import describe_pools
 from commtax.verbs.asking import SearchOptions, describe_gpus, describe_layout, laid, only, settled, unsettled
@@ -35,14 +35,16 @@ def plan(
     tpot_s: float | str = math.inf,
     objective: str = "throughput",
     dtypes: tuple[str, ...] = ("",),
-    max_concurrency: int = MAX_CONCURRENCY,
+    max_concurrency: int | None = None,
     usd_per_gpu_hour: float | tuple[float, float] | None = None,
+    cost_of: str = "output",
     confidence: float | str = CONFIDENCE,
     margin: float | str | None = None,
     **options: Unpack[SearchOptions],
 ) -> ServingPlans:
-    """Price all legal plans at every concurrency up to ``max_concurrency`` a copy and rank those that fit and meet the limits.
+    """Price all legal plans at every concurrency and rank those that fit and meet the limits.
 
+    Clients of all copies together are at most ``max_concurrency``, else as many as caches hold and 1,024 of a rank.
     The first of ``plans`` is the best; ``recommended`` is the index of the simplest that the best beats by no more than
     ``margin`` (0.05 or ``"5%"``; left out, the range of the ratio of two plans' predictions, 5 to 10 %).
 
@@ -51,27 +53,16 @@ def plan(
     ``max_num_batched_tokens``, ``max_num_seqs`` and ``gpu_memory_utilization`` are what a launch command says for all of them. A
     ``profile``'s constants are laid over the catalogue's. Limits are seconds, or text such as ``"30ms"``; each is kept with the
     probability ``confidence`` (0.8 or ``"80%"``) by the range of its time, with 0.5 by the central prediction. Plans are ranked
-    by central predictions.
+    by central predictions. Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over those of prompts too.
     """
+    if not isinstance(cluster, str | Cluster):
+        raise Refusal("cluster: plans are searched on one; commtax.plan_several takes several", "cluster")
     usual: SearchOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
     put = unsettled(model, cluster, {**usual, **only(SearchOptions, options), "dtype": dtypes[0]})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
-    put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin))
-    return best_serving(with_prices(put, usd_per_gpu_hour))
-
-
-def with_prices(put: Question, usd: float | Sequence[float] | None) -> Question:
-    """With what a GPU-hour costs: as was said, else the catalogue's; of prompt GPUs on another cluster too, which come first."""
-    each = [place.chip.usd_per_gpu_hour for place in put.places]
-    if usd is not None:
-        each = [usd] * len(each) if isinstance(usd, int | float) else list(usd)
-    if len(each) != len(put.places):
-        raise Refusal(f"price: {len(each)} prices for {plural(len(put.places), 'cluster')}; give one, or one a cluster", "price")
-    own, ahead = each[-1], each[0] if len(each) > 1 else 0.0
-    if len(each) > 1 and not all(each):  # half of a sum tells nothing
-        own = ahead = 0.0
-    return put.but(usd_per_gpu_hour=own, prefill_usd_per_gpu_hour=ahead)
+    put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin), cost_of=cost_of)
+    return best_serving(priced([put], usd_per_gpu_hour)[0])
 
 
 def best_serving(put: Question) -> ServingPlans:
@@ -170,17 +161,18 @@ def _together(run: Question, clients: int, index: int, by: int) -> Columns:
     _check_room(base, kv)
     copies = int(run.plan.replicas)
     one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVED}, replicas=copies, codes=0, kv_tokens=kv)
-    of = Roomy(base.but(replicas=1), one, index, by)
+    of = Roomy(base.but(replicas=1, max_concurrency=None), one, index, by)
     if clients:  # at that load, whatever the cache holds
         return of.at(np.array([0]), np.array([max(1, round(clients / (copies * run.plan.dp)))]))
-    return serving.search(of)
+    every, most = serving.search(of), run.goal.max_concurrency
+    return every if most is None else every.take(np.flatnonzero(every.concurrency <= max(most, copies * run.plan.dp)))
 
 
 def _apart(run: Question, prompts: Plan, clients: int, index: int, by: int) -> Columns:
     """Servers of both kinds at their loads, as the search lists them."""
     plan, copies = run.plan, int(run.plan.replicas)
     ranks = copies * int(plan.dp)
-    loads = np.array([clients]) if clients else np.arange(1, run.goal.max_concurrency + 1) * ranks
+    loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
     kinds = {"prefill_tp": int(prompts.tp), "prefill_dp": int(prompts.dp), "prefill_workers": int(prompts.replicas)}
     s = serve(run.but(replicas=1, concurrency=loads, **kinds, decode_workers=copies, disaggregated=True))
     held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)

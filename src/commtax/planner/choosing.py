@@ -58,7 +58,7 @@ def kinds(rows: Columns, cluster: Cluster) -> Array:
 
 
 def complexity(rows: Columns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
-    """What there is to set up: a plan's kind, then the fast domains that a copy spans, or the kinds of workers of two pools."""
+    """What there is to set up: a plan's kind, then the fast domains that a copy spans, or what its pools are made of."""
     kind = kinds(rows, cluster)
     spanned = np.ceil(np.log2(np.maximum(1.0, rows.tp * rows.pp * rows.dp / cluster.domain)))
     spread = (rows.prefill_dp > 1) | (rows.ep > 1)

@@ -9,7 +9,8 @@ import numpy as np
 
 from commtax.arrays import different
 from commtax.cost.serving import Load, decoding_seqs
-from commtax.question import Goal, Question
+from commtax.planner.money import counted, paid, per_million
+from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
@@ -272,8 +273,9 @@ class ServingPlans(Searched):
         return min([1.0, *(self.estimate(rows, i, name).kept(limit) for name, limit in self.question.goal.times)])
 
     def usd_per_million_tokens(self, rows: Columns) -> Array:
-        goal = self.question.goal
-        return np.asarray(goal.usd_per_gpu_hour * paid(goal, rows.gpus, rows.prefill_gpus) / 3600 / rows.tokens_per_s * 1e6)
+        q = self.question
+        gpus = paid(q.goal, rows.gpus, rows.prefill_gpus)
+        return np.asarray(per_million(q.goal.usd_per_gpu_hour * gpus, counted(q, rows.tokens_per_s)))
 
     def step_of(self, rows: Columns, i: int) -> StepBill:
         """The decode step that row ``i`` runs in the middle of its requests' lives."""
@@ -362,12 +364,6 @@ def exchanges(q: Question) -> tuple[Exchange, ...]:
     return own, *(Exchange(LOW_LATENCY, copies, wide=True) for copies in (0, *eighth))
 
 
-def paid(goal: Goal, gpus: Array, prompting: Array) -> Array:
-    """GPUs, those for prompts counted by their price where it is another and both are known."""
-    own, ahead = goal.usd_per_gpu_hour, goal.prefill_usd_per_gpu_hour
-    return np.asarray(gpus + prompting * (ahead / own - 1) if own and ahead else gpus)
-
-
 def paid_rate(q: Question, c: Columns) -> Array:
     """Tokens/s a GPU, or for the price of one where some cost more than others."""
     return np.asarray(c.tokens_per_s / paid(q.goal, c.gpus, c.prefill_gpus))
@@ -406,10 +402,10 @@ def order(q: Question, c: Columns) -> list[Array]:
 
 
 def family(c: Columns) -> Array:
-    """A number a family: everything but the concurrency, how experts are reached, and the prompt workers that it needs."""
+    """A number a family: everything but the concurrency, how experts are reached, and the copies and prompt workers it needs."""
     key, sizes = np.zeros(len(c), dtype=np.int64), 1
     for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp", "prefill_dp"):
-        column = np.asarray(getattr(c, name), dtype=np.int64)
+        column = np.asarray(getattr(c, name), dtype=np.int64) * (1 if name != "replicas" else c.mode.astype(np.int64))
         base = int(column.max(initial=0)) + 1
         if sizes * base > 2**62:  # digits in a mixed base, renumbered only where they would not fit
             key = np.unique(key, return_inverse=True)[1]

@@ -6,7 +6,7 @@ in rounds of equal size whoever does them, so that the answer is the same on one
 what is listed already, nor half of the best, is left out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isnan
 from typing import Unpack
@@ -15,8 +15,10 @@ from commtax.planner.columns import Rejected
 from commtax.planner.contest import NEAREST, WORSE, Progress, Search, order
 from commtax.planner.crew import Crew, crew
 from commtax.planner.layouts import Layout, limit_name
+from commtax.planner.money import Prices, priced
 from commtax.planner.reasons import in_type
 from commtax.planner.remedies import larger, to_fit
+from commtax.planner.several import leading
 from commtax.planner.trials import Task, Trial, judged, least, lengths_of_run, rate_of, too_slow
 from commtax.question import CONFIDENCE, EVEN, Question
 from commtax.records import dataclass
@@ -24,6 +26,7 @@ from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_seconds, plural
 from commtax.verbs import checking
+from commtax.verbs.apart import check_one_place
 from commtax.verbs.asking import SearchOptions, describe_layout, only, unsettled
 from commtax.verbs.checking import positive
 from commtax.verbs.confidence import confidence_of, percent
@@ -63,6 +66,7 @@ class FleetPlans:
     would_take: tuple[str, ...] = ()
     candidates: int = 0
     simulated: int = 0  # fleets
+    unpriced: tuple[str, ...] = ()  # chips without a price, where dollars were to rank
     complete: bool = True  # False: it was interrupted, and better ones may be missing
 
     @property
@@ -86,7 +90,8 @@ def plan_fleet(
     objective: str = "",
     dtypes: tuple[str, ...] = ("",),
     headroom: float = 0.0,
-    usd_per_gpu_hour: float | Sequence[float] | None = None,
+    usd_per_gpu_hour: Prices = None,
+    cost_of: str = "output",
     on: str = "",
     processes: int = 0,
     confidence: float | str = CONFIDENCE,
@@ -97,7 +102,8 @@ def plan_fleet(
     ``slo`` names statistics, ``mean``, ``p50``, ``p90``, ``p95`` or ``p99`` of ``ttft``, ``tpot``, ``itl`` or ``e2e``, with
     seconds or text such as ``"50ms"``. Lengths may be distributions as users spell them. ``headroom`` is the share by which the
     rate may grow with all limits held. Limits are kept with the probability ``confidence``, 0.5 by the central prediction.
-    ``on`` is a Dask scheduler's address.
+    Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over those of prompts too; a chip whose price nobody
+    knows or says is listed behind the others. ``on`` is a Dask scheduler's address.
     """
     places = [cluster] if isinstance(cluster, str | Cluster) else list(cluster)
     if not places:
@@ -106,28 +112,8 @@ def plan_fleet(
     plain, offered = split({**usual, **only(FleetOptions, options), "request_rate": request_rate})
     put = [check_one_place(unsettled(model, place, {**plain, "dtype": dtypes[0]})) for place in places]
     goal = {"slo": limits_of(slo or {}), "objective": objective, "dtypes": tuple(dict.fromkeys(dtypes)), "growth": headroom}
-    goal["confidence"] = confidence_of(confidence)
-    return best_fleets([q.but(**goal, offered=offered) for q in priced(put, usd_per_gpu_hour)], on, processes)
-
-
-def check_one_place(put: Question) -> Question:
-    """Fleets are sought where prompts run beside decoding."""
-    if ahead := put.requests.prefill_cluster:
-        rule = "fleets for a rate are sought on one cluster; plan without a rate, or simulate with one, takes two"
-        raise Refusal(f"prefill_cluster={ahead.key}: {rule}", "prefill_cluster")
-    return put
-
-
-def priced(put: Sequence[Question], usd: float | Sequence[float] | None) -> list[Question]:
-    """With what a GPU-hour costs: as was said, for all clusters or for each, else the catalogue's."""
-    each = [usd] * len(put) if usd is None or isinstance(usd, int | float) else list(usd)
-    if len(each) != len(put):
-        raise Refusal(f"price: {len(each)} prices for {plural(len(put), 'cluster')}; give one, or one a cluster", "price")
-    dollars = [q.cluster.chip.usd_per_gpu_hour if own is None else own for q, own in zip(put, each, strict=True)]
-    for price in dollars:
-        if not 0 <= price < 1e6:
-            raise Refusal(f"price={price}: dollars a GPU-hour, at least 0", "price")
-    return [q.but(usd_per_gpu_hour=float(price)) for q, price in zip(put, dollars, strict=True)]
+    goal |= {"confidence": confidence_of(confidence), "cost_of": cost_of}
+    return best_fleets(priced([q.but(**goal, offered=offered) for q in put], usd_per_gpu_hour), on, processes)
 
 
 def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
@@ -147,13 +133,14 @@ def best_fleets(
 ) -> FleetPlans:
     """The fleets of a question on each of its clusters, ranked together; where none holds, what would."""
     _check(put)
-    put = [q.but(objective=_objective(put)) for q in put]
+    objective, missing = _objective(put), _unpriced(put)
+    put = [q.but(objective=_own(objective, q)) for q in put]
     with crew(on, processes) as workers:
         searches = [Search(q, workers, top, progress) for q in put]
         for search in searches:
             if not search.run():
                 break
-        return _answer(searches, top, workers)
+        return replace(_answer(searches, objective, top, workers), unpriced=missing)
 
 
 def _check(put: Sequence[Question]) -> None:
@@ -170,9 +157,6 @@ def _check_goal(q: Question) -> None:
     if goal.objective and goal.objective not in OBJECTIVES:
         rule = f"one of {', '.join(OBJECTIVES)} with a request rate"
         raise Refusal(f"objective '{goal.objective}': {rule}", "objective", OBJECTIVES)
-    if goal.objective == "cost" and not goal.usd_per_gpu_hour:
-        rule = f"no price is known for {q.cluster.chip.key}; say one, such as price 2.5"
-        raise Refusal(f"objective 'cost': {rule}", "price", ("2.5",))
 
 
 def _check_requests(q: Question) -> None:
@@ -191,19 +175,40 @@ def _check_requests(q: Question) -> None:
 
 
 def _objective(put: Sequence[Question]) -> str:
-    """As it was said; else of several chips that all have a price the fewest dollars, else the fewest GPUs."""
-    several = len(put) > 1 and all(q.goal.usd_per_gpu_hour for q in put)
-    return put[0].goal.objective or ("cost" if several else "gpus")
+    """As it was said; else of several chips that all have a price the fewest dollars, else the fewest GPUs.
+
+    Where no price is known the fewest GPUs are looked for instead of the fewest dollars.
+    """
+    known = [q for q in put if q.goal.usd_per_gpu_hour]
+    said = put[0].goal.objective or ("cost" if len(put) > 1 and len(known) == len(put) else "gpus")
+    return said if known or said != "cost" else "gpus"
 
 
-def _answer(searches: Sequence[Search], top: int, workers: Crew) -> FleetPlans:
+def _unpriced(put: Sequence[Question]) -> tuple[str, ...]:
+    """Chips that fewest dollars cannot be told of, where these are asked for."""
+    asked = [q.cluster.chip.key for q in put if q.goal.objective == "cost" and not q.goal.usd_per_gpu_hour]
+    return tuple(dict.fromkeys(asked))
+
+
+def _own(objective: str, q: Question) -> str:
+    """What a search on one cluster is for: of a chip without a price, fewest dollars are fewest GPUs."""
+    return "gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective
+
+
+def _ranked(held: Iterable[Trial], objective: str) -> list[Trial]:
+    """Best first; those that dollars cannot rank stand behind those that they do."""
+    dollars = objective == "cost"
+    return sorted(held, key=lambda trial: (dollars and not trial.layout.question.goal.usd_per_gpu_hour, order(trial)))
+
+
+def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew) -> FleetPlans:
     """What all searches have, ranked together."""
-    held = sorted((trial for search in searches for trial in search.held), key=order)
+    held = _ranked((trial for search in searches for trial in search.held), objective)
     broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.over)
     answer = FleetPlans(
         questions=tuple(search.question for search in searches),
-        objective=searches[0].question.goal.objective,
-        plans=tuple(held[:top]),
+        objective=objective,
+        plans=leading(held, [trial.layout.question.cluster.key for trial in held], top),
         near=() if held else tuple(broken[:NEAREST]),
         rejected=tuple(_reasons(searches)),
         candidates=sum(search.count for search in searches),

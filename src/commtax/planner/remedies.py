@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from commtax import catalog
 from commtax.planner import serving
@@ -45,12 +44,10 @@ def _fit(q: Question, dtype: str) -> Fit:
 
 def larger(here: Cluster) -> Iterator[Cluster]:
     """The same chips, more of them: a whole host, then hosts by doubling."""
-    own = catalog.is_file(here.key)  # a described host is as large as it is
-    hosts, each = here.num_hosts, here.gpus_per_host if own else max(here.gpus_per_host, here.chip.gpus_per_host)
+    hosts, each = here.num_hosts, catalog.whole_host(here)
     hosts = hosts * 2 if each == here.gpus_per_host else hosts
     while hosts <= MOST_HOSTS:
-        key = f"{hosts}x{each}x{here.chip.key}" if hosts > 1 else f"{each}x{here.chip.key}"
-        yield catalog.more_hosts(here, hosts, each) if own else replace(here, key=key, num_hosts=hosts, gpus_per_host=each)
+        yield catalog.more_hosts(here, hosts, each)
         hosts *= 2
 
 

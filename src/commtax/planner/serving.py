@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 
 from commtax.arrays import different
-from commtax.planner import reasons
+from commtax.planner import money, reasons
 from commtax.planner.choosing import complexity, margin, simplest
 from commtax.planner.columns import (
     NO_SERVING,
@@ -29,10 +29,10 @@ from commtax.planner.columns import (
     request_s,
     worth,
 )
-from commtax.planner.copies import Roomy, sizes
+from commtax.planner.copies import Roomy, most_each, sizes
 from commtax.planner.space import Space, space
 from commtax.planner.splits import split, why_none
-from commtax.question import Question
+from commtax.question import MAX_CONCURRENCY, Question
 from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.apart import where_prompts_run
@@ -78,10 +78,9 @@ def _check(q: Question) -> None:
     checking.spread(wanted.spread)
     if wanted.prefill_cluster:
         _check_pools(q)
-    positive(goal.max_concurrency, "max_concurrency")
-    for price in (goal.usd_per_gpu_hour, goal.prefill_usd_per_gpu_hour):
-        if not 0 <= price < 1e6:
-            raise Refusal(f"price={price}: dollars a GPU-hour, at least 0", "price")
+    if goal.max_concurrency is not None:
+        positive(goal.max_concurrency, "max_concurrency")
+    money.check(goal)
 
 
 def _check_pools(q: Question) -> None:
@@ -134,7 +133,7 @@ def having_room(q: Question, index: int, exchange: Exchange) -> tuple[Question, 
     legal = replace(legal, kv_tokens=np.asarray(cache_tokens(every)))
     fits = (legal.kv_tokens >= q.requests.tokens + state_tokens(every)) & (state_places(every, legal.kv_tokens) >= 1)
     lost += [] if exchange.wide else reasons.too_large(put, legal, fits, index)
-    return base, legal.take(fits), lost, len(whole) * q.goal.max_concurrency
+    return base, legal.take(fits & (most_each(q, legal.dp) > 0)), lost, len(whole) * (q.goal.max_concurrency or MAX_CONCURRENCY)
 
 
 def search(of: Roomy) -> Columns:

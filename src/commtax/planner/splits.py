@@ -13,8 +13,9 @@ from commtax.arrays import different
 from commtax.cost import legality
 from commtax.cost.network import Decoding, Network, Prompting, flow, prompt_wait_s
 from commtax.cost.serving import Load, Steps, closed_loop, prompts_apart, running
-from commtax.planner.columns import NO_SERVING, Array, Columns, cached, exchanges, paid
-from commtax.planner.copies import Roomy, surely
+from commtax.planner.columns import NO_SERVING, Array, Columns, cached, exchanges
+from commtax.planner.copies import Roomy, most_each, surely
+from commtax.planner.money import paid
 from commtax.planner.space import Space, beside, replicas, space
 from commtax.question import EVEN, Goal, Question
 from commtax.records import dataclass
@@ -272,10 +273,12 @@ def _on_both(of: Copies, ahead: Cluster, small: bool) -> Rows:
 def _rows(of: Copies, roomy: Roomy) -> Columns:
     """The loads of each split that may be listed, or drawn on the front: of some loads, and the most of each split that is good."""
     rows, fewer = _splits(of)
-    if not len(rows.copies):
+    most = most_each(of.question, rows.copies * of.ranks)
+    rows, most = rows.take(np.flatnonzero(most)), most[most > 0]
+    if not len(most):
         return NO_SERVING
     free = of.free() if fewer else None
-    loads = np.broadcast_to(of.loads, (len(rows.copies), len(of.loads)))
+    loads = np.minimum(of.loads, most[:, None])
     grid = _priced(of, rows, loads, free)
     parts = [{name: value[_kept(of.question.goal, grid)] for name, value in grid.items()}]
     parts += _between(of, rows, loads, grid["good"], free)

@@ -15,6 +15,7 @@ import numpy as np
 from commtax.arrays import a_few_remembered, remembered
 from commtax.ledger import Z80
 from commtax.planner.layouts import ALONE, SLACK, Layout
+from commtax.planner.money import Money, counted_tokens
 from commtax.planner.space import beside
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
@@ -74,6 +75,22 @@ class Trial:
     @property
     def gpus(self) -> int:
         return self.layout.gpus(*self.size)
+
+    @property
+    def full_rate(self) -> float:
+        """Requests/s that it answers within the limits, at most; not a number where nobody has looked."""
+        if not self.layout.question.goal.slo:
+            return self.capacity
+        return self.layout.question.offered.request_rate * (1 + self.growth) if self.growth >= 0 else nan
+
+    @property
+    def money(self) -> Money:
+        """What it costs as asked, and with as many requests as it answers. Overloaded, it answers fewer than are asked."""
+        q, known = self.layout.question, not isnan(self.capacity)
+        asked, tokens = q.offered.request_rate, float(counted_tokens(q))
+        answered = min(asked, self.capacity) if known else asked
+        used = asked / self.capacity if known else None
+        return Money(self.gpus, q.goal.usd_per_gpu_hour, answered * tokens, self.full_rate * tokens, used)
 
     @property
     def kept(self) -> float | None:

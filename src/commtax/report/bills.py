@@ -332,7 +332,8 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None)
     own = f"; profile {e.profile}" if e.profile else ""
     say(
         console,
-        f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {e.cluster.key} ({e.link}, {e.algorithm}): "
+        f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {e.cluster.key} "
+        f"({plural(e.cluster.num_gpus, 'GPU')}; {e.link}, {e.algorithm}): "
         f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)}), "
         f"algbw {format_rate(e.algbw_Bps)}, busbw {format_rate(e.busbw_Bps)}",
         "bold",

@@ -61,7 +61,8 @@ def show_catalog(console: Console, every: Mapping[str, list[Any]]) -> None:
 
 def _chip_row(c: Chip) -> tuple[str, ...]:
     peaks = (format_si(c.flops_per_s[d], "FLOP/s") if d in c.flops_per_s else "-" for d in ("bf16", "fp8"))
-    return c.key, c.name, format_si(c.memory_bytes, "B"), format_rate(c.memory_Bps), *peaks, c.intra
+    price = f"{c.usd_per_gpu_hour:,.2f}" if c.usd_per_gpu_hour else ""
+    return c.key, c.name, format_si(c.memory_bytes, "B"), format_rate(c.memory_Bps), *peaks, c.intra, price
 
 
 def _model_row(m: Model) -> tuple[str, ...]:
@@ -71,14 +72,14 @@ def _model_row(m: Model) -> tuple[str, ...]:
 
 
 LISTED: Mapping[str, tuple[tuple[str, ...], Callable[[Any], tuple[str, ...]]]] = {
-    "chips": (("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host"), _chip_row),
+    "chips": (("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host", ">$/hour"), _chip_row),
     "links": (
         ("link", "name", "kind", ">one way", ">latency"),
         lambda k: (k.key, k.name, k.kind, format_rate(k.bandwidth_Bps), format_seconds(k.latency_s)),
     ),
     "clusters": (
         ("cluster", "name", ">GPUs", "chip", "inside", "between hosts"),
-        lambda s: (s.key, s.name, str(s.gpus_per_host), s.chip.key, s.intra.key, f"{s.nics_per_host} x {s.inter.key}"),
+        lambda s: (s.key, s.name, str(s.num_gpus), s.chip.key, s.intra.key, f"{s.nics_per_host} x {s.inter.key}"),
     ),
     "models": (("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest"), _model_row),
     "engines": (("engine", "name", "version", "phases"), lambda e: (e.key, e.name, e.version, ", ".join(e.phases))),

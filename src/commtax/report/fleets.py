@@ -1,17 +1,18 @@
 """Fleets for a rate of requests: what to run, the ranking, what was rejected; and as a document."""
 
-from math import isinf
+from collections.abc import Iterator
+from math import inf, isinf, isnan
 
 from commtax.planner.contest import sustained
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
 from commtax.planner.trials import COUNTED, EACH, Trial
-from commtax.question import Question
 from commtax.records import dataclass
 from commtax.report.documents import Record, facts, filled
 from commtax.report.drawn import Console
+from commtax.report.money import COUNTS, counted_note, million, price_notes, spent, spent_record
 from commtax.report.planning import MOST_REJECTED, shortened, spread_notes
-from commtax.report.tables import between, notes, say, show_table
+from commtax.report.tables import between, notes, say, show_table, sized
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 
@@ -24,12 +25,14 @@ TOLD = ("engine", "cluster", "arithmetic")
 def show_fleets(console: Console, a: FleetPlans) -> None:
     """The sentence first: what to run, how sure it is, what it costs."""
     q = a.question
-    where = " or ".join(other.cluster.key for other in a.questions)
+    where = " or ".join(sized(other.cluster) for other in a.questions)
     say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_asked(a)}", "bold")
     if not a.complete:
         say(console, "Interrupted: the best so far; better ones may be missing.", "bold red")
     if a.plans:
         say(console, _sentence(a), "bold yellow")
+        for line in _dollars(a):
+            say(console, f"  {line}")
         _show_ranking(console, a, a.plans)
     else:
         _show_nothing(console, a)
@@ -55,11 +58,32 @@ def _sentence(a: FleetPlans) -> str:
     times = [f"{limit_name(name)} {format_seconds(best.figures[name])}{_range(best, name)}" for name in list(names)[:3]]
     used = f"{q.offered.request_rate / best.capacity:.0%} of the {best.capacity:.3g} requests/s that it answers at most"
     grows = f"the rate may grow by {best.growth:.0%} until {'a limit breaks' if q.goal.slo else 'it is overloaded'}"
-    usd = f"; ${_usd(best):,.2f} an hour, ${_usd_per_million(best):.2f} a million output tokens" if q.goal.usd_per_gpu_hour else ""
     place = f" on {q.cluster.key}" if len(a.questions) > 1 else ""
     sure = [f"limits are kept with {percent(best.kept)}"] if best.kept is not None else []
     known = sure + [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
-    return f"Run {gpu_words(best)}{place}: {', '.join(times)}; {'; '.join(known)}{usd}."
+    return f"Run {gpu_words(best)}{place}: {', '.join(times)}; {'; '.join(known)}."
+
+
+def _dollars(a: FleetPlans) -> Iterator[str]:
+    """What the fleet costs, what a million tokens cost as asked and at full load, and who is cheaper when full."""
+    best, m = a.plans[0], a.plans[0].money
+    if not m.usd_per_million_tokens:
+        return
+    used = f", {m.used:.0%} of it used" if m.used is not None else ""
+    tokens = COUNTS[best.layout.question.goal.cost_of]
+    asked = f"as asked{used}: ${million(m.usd_per_million_tokens)} a million {tokens}"
+    full = f"; full, at {best.full_rate:.3g} requests/s: ${million(m.full_usd_per_million_tokens)}"
+    yield f"{plural(m.gpus, 'GPU')} paid, {spent(m)}; {asked}{full if m.full_usd_per_million_tokens else ''}"
+    other = min(a.plans, key=_full)
+    if _full(other) < _full(best):
+        place = f" on {other.layout.question.cluster.key}" if len(a.questions) > 1 else ""
+        rate = f"{other.full_rate:.3g} requests/s"
+        yield f"at full load {gpu_words(other)}{place} would cost less: ${million(_full(other))} a million at {rate}"
+
+
+def _full(trial: Trial) -> float:
+    """Dollars a million tokens at full load; infinitely many where nobody knows."""
+    return trial.money.full_usd_per_million_tokens or inf
 
 
 def gpu_words(trial: Trial) -> str:
@@ -76,19 +100,9 @@ def _range(trial: Trial, name: str) -> str:
     return between(*trial.ranges[name]) if name in trial.ranges else ""
 
 
-def _usd(trial: Trial) -> float:
-    """Dollars an hour of all GPUs."""
-    return trial.gpus * trial.layout.question.goal.usd_per_gpu_hour
-
-
-def _usd_per_million(trial: Trial) -> float:
-    """Dollars a million output tokens at the rate that is asked."""
-    q = trial.layout.question
-    return _usd(trial) / 3600 / (q.offered.request_rate * float(q.requests.output_len)) * 1e6
-
-
 def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> None:
-    several, limits = len(a.questions) > 1, dict.fromkeys((*SHOWN, *(name for name, _ in a.question.goal.slo)))
+    several, costs = len(a.questions) > 1, [t.money for t in rows]
+    limits = dict.fromkeys((*SHOWN, *(name for name, _ in a.question.goal.slo)))
     columns = {
         "": [str(i + 1) for i in range(len(rows))],
         "plan": [gpu_words(t) for t in rows],
@@ -101,11 +115,12 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
     if a.question.goal.slo:
         columns[">kept"] = ["" if t.kept is None else percent(t.kept) for t in rows]
     columns |= {
-        ">used": [f"{t.layout.question.offered.request_rate / t.capacity:.0%}" if t.capacity == t.capacity else "" for t in rows],
+        ">used": ["" if m.used is None else f"{m.used:.0%}" for m in costs],
         ">headroom": [f"{t.growth:+.0%}" if t.growth >= 0 else "" for t in rows],
         ">tokens/s/GPU": [f"{sustained(t) / t.gpus:,.0f}" if t.growth >= 0 else "" for t in rows],
-        ">$/hour": [f"{_usd(t):,.2f}" if t.layout.question.goal.usd_per_gpu_hour else "" for t in rows],
-        ">$/M": [f"{_usd_per_million(t):.2f}" if t.layout.question.goal.usd_per_gpu_hour else "" for t in rows],
+        ">$/hour": [f"{m.usd_per_hour:,.2f}" if m.usd_per_hour else "" for m in costs],
+        ">$/M asked": [million(m.usd_per_million_tokens) for m in costs],
+        ">$/M full": [million(m.full_usd_per_million_tokens) for m in costs],
     }
     show_table(console, list(columns), zip(*columns.values(), strict=True))
 
@@ -132,18 +147,22 @@ def _notes(a: FleetPlans) -> list[str]:
     said = [
         f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} simulated, {each}; the same requests for all (--seed)"
     ]
-    said += [_price_note(other) for other in a.questions]
+    said += price_notes(a.questions)
+    known = any(other.goal.usd_per_gpu_hour for other in a.questions)
+    said += [_without_price(a)] * bool(a.unpriced)
+    full = "asked: at the rate, of what is answered; full: with as many requests as are answered within the limits"
+    said += [f"{counted_note(q)}; {full}"] * known
     grows = "headroom: the share by which the rate may grow until a limit breaks; tokens/s/GPU: output tokens at that rate"
     told = [str(note) for note in q.notes if note.code in TOLD]
     return list(dict.fromkeys([*said, grows, *spread_notes(q), *told]))
 
 
-def _price_note(q: Question) -> str:
-    price, chip = q.goal.usd_per_gpu_hour, q.cluster.chip
-    if not price:
-        return f"no price is known for {chip.key}: --price 2.5"
-    source = "the catalogue's price" if price == chip.usd_per_gpu_hour else "as given"
-    return f"{chip.key}: ${price:g} a GPU-hour ({source}; --price)"
+def _without_price(a: FleetPlans) -> str:
+    """What dollars could not rank."""
+    chips = " and ".join(a.unpriced)
+    if a.objective == "cost":
+        return f"fleets of {chips} stand behind those that have a price, fewest GPUs first"
+    return f"without a price for {chips} dollars cannot be compared: fewest GPUs instead"
 
 
 @dataclass(frozen=True)
@@ -155,6 +174,7 @@ class Fleets:
     clusters: list[str]
     engine: str
     objective: str
+    cost_of: str
     request_rate: float
     burstiness: float
     seed: int
@@ -180,7 +200,7 @@ def fleets_document(a: FleetPlans) -> Fleets:
     q, (counted, warmup) = a.question, a.requests_per_run
     return filled(
         Fleets,
-        *(a, q.offered, q.requests),
+        *(a, q.goal, q.offered, q.requests),
         schema="commtax.plan-fleet/1",
         model=q.model.key,
         clusters=[other.cluster.key for other in a.questions],
@@ -193,7 +213,9 @@ def fleets_document(a: FleetPlans) -> Fleets:
         plans=[_row(trial) for trial in a.plans],
         near=[{**_row(trial), "obstacle": obstacle(trial)} for trial in a.near],
         rejected=[facts(lost, "family", "reason") for lost in a.rejected],
-        verdict=_sentence(a) if a.plans else "no plan holds",
+        verdict=" ".join([_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in _dollars(a))])
+        if a.plans
+        else "no plan holds",
         notes=_notes(a),
     )
 
@@ -206,7 +228,6 @@ def _key(name: str) -> str:
 
 def _row(trial: Trial) -> Record:
     q, layout = trial.layout.question, trial.layout
-    usd = bool(q.goal.usd_per_gpu_hour)
     known = trial.capacity if trial.capacity == trial.capacity else None
     return {
         "cluster": q.cluster.key,
@@ -220,11 +241,11 @@ def _row(trial: Trial) -> Record:
         "ranges_s": {_key(name): list(ends) for name, ends in trial.ranges.items()},
         "limits_kept_with": trial.kept,
         "capacity_requests_per_s": known,
-        "utilisation": q.offered.request_rate / known if known else None,
+        "utilisation": trial.money.used,
+        "full_requests_per_s": None if isnan(trial.full_rate) else trial.full_rate,
         "headroom": trial.growth if trial.growth >= 0 else None,
         "sustained_tokens_per_s_per_gpu": sustained(trial) / trial.gpus if trial.growth >= 0 else None,
-        "usd_per_gpu_hour": q.goal.usd_per_gpu_hour if usd else None,
-        "usd_per_hour": _usd(trial) if usd else None,
-        "usd_per_million_output_tokens": _usd_per_million(trial) if usd else None,
+        **spent_record(trial.money),
+        **facts(trial.money, "usd_per_million_tokens", "full_usd_per_million_tokens"),
         "verdict": gpu_words(trial),
     }

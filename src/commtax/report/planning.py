@@ -11,18 +11,19 @@ import numpy as np
 from commtax.planner import choosing
 from commtax.planner.choosing import margin
 from commtax.planner.columns import Columns, Place, Rejected, ServingPlans, Standing, TrainColumns, TrainPlans, request_s
+from commtax.planner.money import of_plan
 from commtax.planner.reasons import SAID, in_type, missed, odds
 from commtax.planner.training import BUDGET
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
 from commtax.report.documents import LEFT_OUT, Named, Record, facts, filled, named
 from commtax.report.drawn import Console, Text
+from commtax.report.money import million, plan_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.serving import basis_words
-from commtax.report.tables import notes, say, show_table
+from commtax.report.tables import notes, say, show_table, sized_places
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds, plural
-from commtax.verbs.apart import describe_places
 from commtax.verbs.confidence import percent
 from commtax.verbs.serving import lengths_note
 
@@ -40,7 +41,7 @@ def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = N
     """The sentence first: what to run, and why."""
     q, remarks = a.question, tuple[str, ...]()
     engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
-    say(console, f"{q.model.key} on {describe_places(q)}, {engine}: {_asked(a)}", "bold")
+    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {_asked(a)}", "bold")
     if not len(a.plans):
         _nothing_trains(console, a) if a.trains else _nothing_serves(console, a)
     else:
@@ -87,17 +88,10 @@ def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]
     _show_ranking(console, a, a.plans, top)
     for line in _scatter(a):
         console.print(line, soft_wrap=True)
-    ranges = f"host times of {a.question.engine.key} {basis_words(a.simulation(a.plans, a.recommended))}"
-    return DEFINITION, lengths_note(a.question.requests.spread), _price_words(a.question), *spread_notes(a.question), ranges
-
-
-def _price_words(q: Question) -> str:
-    """What GPUs cost."""
-    goal, apart = q.goal, q.requests.prefill_cluster
-    if not goal.usd_per_gpu_hour:
-        return "no price is known for both chips: --price 2.5,4" if apart else "no price is known for this chip: --price 2.5"
-    ahead = f"${goal.prefill_usd_per_gpu_hour:g} a GPU-hour for prompts and " if apart else ""
-    return f"{ahead}${goal.usd_per_gpu_hour:g} a GPU-hour{' to decode' if apart else ''} (--price)"
+    rows, own = a.plans, a.recommended
+    usd = plan_notes(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
+    ranges = f"host times of {a.question.engine.key} {basis_words(a.simulation(rows, own))}"
+    return DEFINITION, lengths_note(a.question.requests.spread), *usd, *spread_notes(a.question), ranges
 
 
 def spread_notes(q: Question) -> list[str]:
@@ -173,7 +167,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) ->
         ">range": [f"{low:,.0f}-{high:,.0f}" for low, high in ranges],
         ">/GPU": [f"{rows.tokens_per_s_per_gpu[i]:,.0f}" for i in first],
         ">/user": [f"{rows.tokens_per_s_per_user[i]:,.0f}" if several else "–" for i in first],
-        ">$/M": [f"{usd[i]:.2f}" if price else "" for i in first],
+        ">$/M": [million(usd[i]) if price else "" for i in first],
         ">comm": [f"{share:.0%}" for share in a.comm_fractions(rows.take(np.array(first, dtype=int)))],
         ">KV free": [f"{rows.kv_headroom[i]:.0%}" for i in first],
     }
@@ -278,6 +272,7 @@ def _scatter(a: ServingPlans) -> list[Text]:
 @dataclass(frozen=True)
 class ServedPlans(Named):
     objective: str
+    cost_of: str
     disaggregated: bool
     input_len: int
     output_len: int
@@ -338,15 +333,15 @@ def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedP
         tpot_limit_s=a.question.goal.tpot_s,
         definition=DEFINITION,
         margin=margin(a.question),
-        recommended=_served_row(a, a.plans, a.recommended) if len(a.plans) else None,
-        best=_served_row(a, a.plans, 0) if len(a.plans) else None,
+        recommended=served_row(a, a.plans, a.recommended) if len(a.plans) else None,
+        best=served_row(a, a.plans, 0) if len(a.plans) else None,
         tradeoff=[_place_row(a, place) for place in a.places],
         redundant_experts=a.question.plan.redundant_experts or LEFT_OUT,
         imbalance=a.question.what_if.imbalance or LEFT_OUT,
-        plans=[_served_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
-        near=[_served_row(a, a.near, i) for i in range(min(5, len(a.near)))],
+        plans=[served_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
+        near=[served_row(a, a.near, i) for i in range(min(5, len(a.near)))],
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
-        pasted=_standing(pasted, [_served_row(a, pasted.rows, i) for i in range(len(pasted.rows))]) if pasted else None,
+        pasted=_standing(pasted, [served_row(a, pasted.rows, i) for i in range(len(pasted.rows))]) if pasted else None,
         **_common(a, "commtax.plan/1"),
     )
 
@@ -368,7 +363,7 @@ def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedP
 
 def _place_row(a: ServingPlans, place: Place) -> Record:
     rows = {"recommended": place.recommended, "best": 0}
-    return {"place": place.name, "when": place.when, **{role: _served_row(a, place.plans, i) for role, i in rows.items()}}
+    return {"place": place.name, "when": place.when, **{role: served_row(a, place.plans, i) for role, i in rows.items()}}
 
 
 def _standing(pasted: Standing, rows: list[Record]) -> Record:
@@ -379,7 +374,7 @@ def _at(rows: Columns | TrainColumns, i: int, *names: str) -> Record:
     return {name: getattr(rows, name)[i] for name in names}
 
 
-def _served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
+def served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
     """One plan; without a second token there is no time between tokens."""
     low, high = a.range_of(rows, i, "tpot_s")
     first = a.range_of(rows, i, "ttft_s")
@@ -400,6 +395,7 @@ def _served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
         "limits_kept_with": a.kept(rows, i) if a.question.goal.times else None,
         **_at(rows, i, "tokens_per_s_per_user"),
         **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
+        **spent_record(of_plan(a.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))),
         "usd_per_million_tokens": a.usd_per_million_tokens(rows)[i] if a.question.goal.usd_per_gpu_hour else None,
         "exposed_comm_fraction": a.step_of(rows, i).comm_fraction,
         "verdict": a.gpu_words(rows, i),
@@ -416,7 +412,7 @@ def plot_front(a: ServingPlans, path: Path) -> None:
             signs = style(index, linestyle="", label=f"TP {int(tp)}")
             axes.plot(own.tokens_per_s_per_user, own.tokens_per_s_per_gpu, **signs)
         axes.set(xlabel="tokens/s a user", ylabel="tokens/s a GPU")
-        axes.set_title(no_formula(f"{a.question.model.key} on {describe_places(a.question)}, {_asked(a)}"), loc="left", fontsize=10)
+        axes.set_title(no_formula(f"{a.question.model.key} on {sized_places(a.question)}, {_asked(a)}"), loc="left", fontsize=10)
         axes.grid(True, alpha=0.3)
         axes.legend()
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from commtax.question import Question
 from commtax.report.drawn import Console, Text
 from commtax.report.drawn import Table as Drawn
-from commtax.spec import Number
-from commtax.units import format_seconds
+from commtax.spec import Cluster, Number
+from commtax.units import format_seconds, plural
 from commtax.verbs.asking import describe_gpus
 
 Table = tuple[list[str], list[list[str | Text]]]
@@ -54,10 +54,25 @@ def where(asked: Question) -> str:
         slower = min((place.inter for place in asked.places), key=lambda link: link.bandwidth_Bps)
         return f"{ahead} for prompts and {own} to decode, {slower.key} between them"
     c = asked.cluster
-    hosts = f", {c.nics_per_host} x {c.inter.key} a host" if c.num_hosts > 1 else ""
-    own = f", profile {asked.profile.name}" if asked.profile else ""
     pairs = f", pairs over {c.bridge.key}" if c.bridge else ""
-    return f"{c.key} ({c.intra.key} inside{pairs}{hosts}){own}"
+    each = f" each {c.domain}" if c.domain > c.gpus_per_host and not c.is_one_domain else ""
+    inside = f", {c.intra.key} inside{each}{pairs}" if c.domain > 1 else ""
+    between = "" if c.is_one_domain else f", {c.nics_per_host} x {c.inter.key} a host"
+    own = f", profile {asked.profile.name}" if asked.profile else ""
+    return f"{c.key} ({plural(c.num_gpus, 'GPU')}{inside}{between}){own}"
+
+
+def sized(place: Cluster) -> str:
+    """A cluster's name and its number of GPUs, which many names do not tell."""
+    return f"{place.key} ({plural(place.num_gpus, 'GPU')})"
+
+
+def sized_places(q: Question) -> str:
+    """Where a question runs: its cluster, or that of prompts and that of decoding."""
+    if len(q.places) == 1:
+        return sized(q.cluster)
+    ahead, own = map(sized, q.places)
+    return f"{ahead} for prompts and {own} to decode"
 
 
 def headline(console: Console, asked: Question, gpus: str = "") -> None:

@@ -121,3 +121,8 @@ class Cluster:
     def domain(self) -> int:
         """GPUs that reach each other over ``intra``: a host's, or all that one NVLink fabric joins."""
         return min(self.num_gpus, max(self.gpus_per_host, self.nvlink_domain))
+
+    @property
+    def is_one_domain(self) -> bool:
+        """Whether all of its GPUs reach each other over ``intra``, so that nothing takes ``inter``: a host, or trays of a rack."""
+        return self.num_gpus <= self.domain

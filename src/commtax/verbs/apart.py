@@ -195,12 +195,12 @@ def outside_Bps(cluster: Cluster, gpus: Number) -> Number:
     return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
 
 
-def describe_places(q: Question) -> str:
-    """Where it runs, in words."""
-    if len(q.places) == 1:
-        return q.cluster.key
-    ahead, own = q.places
-    return f"{ahead.key} for prompts and {own.key} to decode"
+def check_one_place(put: Question) -> Question:
+    """Fleets are sought where prompts run beside decoding."""
+    if ahead := put.requests.prefill_cluster:
+        rule = "fleets for a rate are sought on one cluster; plan without a rate, or simulate with one, takes two"
+        raise Refusal(f"prefill_cluster={ahead.key}: {rule}", "prefill_cluster")
+    return put
 
 
 def describe_pools(q: Question, prompts: str, decode: str) -> str:

@@ -262,7 +262,7 @@ def with_link(cluster: Cluster, name: str) -> Cluster:
     link = catalog.link(name)
     if link.scope == "intra":
         return catalog.with_inside(cluster, link)
-    if cluster.num_hosts == 1:
+    if cluster.is_one_domain:
         cluster = replace(cluster, num_hosts=cluster.num_gpus, gpus_per_host=1, nvlink_domain=1, bridge=None)
     return catalog.with_between(cluster, link)
 

@@ -279,7 +279,7 @@ def _slower(b: StepBill) -> Iterator[tuple[str, str, Changes]]:
         if comm_of(b, axis):
             rest = {"async_axes": tuple(a for a in b.async_axes if a != axis)}
             yield f"{axis} collectives do not overlap", "all of them exposed", rest
-    if plan.tp > 1 and cluster.num_hosts > 1 and str(comm_of(b, "tp")[0].link) != cluster.inter.key:
+    if plan.tp > 1 and not cluster.is_one_domain and str(comm_of(b, "tp")[0].link) != cluster.inter.key:
         last = {"engine": replace(engine, order=(*(axis for axis in engine.order if axis != "tp"), "tp"))}
         yield f"tp groups lie across hosts, on {cluster.inter.key}", "check the rank order", last
     if not q.what_if.eager:

@@ -403,12 +403,12 @@ def _more_gpus(failed: Fit) -> list[str]:
     """The first larger plan that fits: on this cluster, on a full host of this chip, or on more such hosts."""
     asked, base, plan = failed.question, failed.question.cluster, failed.question.plan
     now, dp, spread = int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
-    full = max(base.gpus_per_host, base.chip.gpus_per_host)
+    full, unit = catalog.whole_host(base), catalog.whole_unit(base)
     screen = _screen(asked, spread)
     wanted = asked.but(
         ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=asked.engine.trains.sequence_parallel, profile=None
     )
-    for place in [base] + [catalog.more_hosts(base, n, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
+    for place in [base] + [catalog.more_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
         if place.num_gpus <= now * dp:
             continue
         for candidate in _candidates(wanted.but(cluster=place), may=lambda t, p: t * p > now and screen(t, p)):

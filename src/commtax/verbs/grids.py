@@ -143,8 +143,8 @@ def _batches(q: Question) -> list[Column]:
 def _links(q: Question) -> list[Column]:
     """The cluster as it is, then other links: inside a host, or one GPU a host and the link between them."""
     cluster, batch = q.cluster, _batch(q)
-    own = cluster.intra.key if cluster.num_hosts == 1 or cluster.gpus_per_host > 1 else cluster.inter.key
-    title = own if cluster.num_hosts == 1 else f"{cluster.intra.key}, {cluster.inter.key}"
+    own = cluster.intra.key if cluster.is_one_domain or cluster.gpus_per_host > 1 else cluster.inter.key
+    title = own if cluster.is_one_domain else f"{cluster.intra.key}, {cluster.inter.key}"
     columns = [Column(title, batch, cluster, {})]
     for link in map(catalog.link, LINKS):
         if link.key == own or (link.scope == "intra" and link.key == cluster.intra.key):
@@ -152,11 +152,12 @@ def _links(q: Question) -> list[Column]:
         if link.scope == "intra":
             if cluster.gpus_per_host > 1:
                 columns.append(Column(link.key, batch, catalog.with_inside(cluster, link), {"intra": link.key}))
-        elif cluster.num_hosts > 1:
+        elif not cluster.is_one_domain:
             if link.key != cluster.inter.key:
                 columns.append(Column(f"{link.key} between", batch, catalog.with_between(cluster, link), {"inter": link.key}))
         else:
             names = {"cluster": f"{cluster.num_gpus}x1x{cluster.chip.key}", "intra": "", "inter": link.key}
             apart = catalog.cluster(names["cluster"], inter=link.key)
-            columns.append(Column(f"{link.key}, one a host", batch, apart, names))
+            if apart.domain == 1:  # NVLink joins the hosts of a rack
+                columns.append(Column(f"{link.key}, one a host", batch, apart, names))
     return columns

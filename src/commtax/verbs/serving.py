@@ -24,13 +24,14 @@ from commtax.verbs.apart import Apart, check_apart, decoding_of, network_of, pro
 from commtax.verbs.asking import RequestOptions, context_notes, only, settled, unsettled
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.steps import chunk_tokens, decoding, prompt_work, step_bill
+from commtax.verbs.steps import chunk_tokens, decoding, prompt_work, spread_s, step_bill
 
 QUEUES = (
     "a queue of prompts stands before their workers",
     "a queue of caches stands before the wire",
     "a queue stands before the workers that decode",
 )
+ALONE = 1  # rank, or of several that wait for nobody
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
 
 
@@ -234,9 +235,23 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Numbe
     chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
     decode = step_bill(asked, decoding(np.ceil(decodes / pp), load))
     prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
-    steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp)
+    ranks = _waiting_ranks(asked)
+    spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
+    steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread)
     served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
     return steps, served, (decode, prompt)
+
+
+def _waiting_ranks(asked: Question) -> Number:
+    """Ranks that a prompt of one holds up: those that share experts, unless the engine lets them compute theirs together."""
+    return ALONE if asked.model.experts is None or asked.engine.serves.rank_patience else asked.plan.dp
+
+
+def spread_share(asked: Question, decode: Bill, prompt: Bill) -> Number:
+    """Of the seconds that prompts add to a step, the share that all ranks of attention data parallelism work off together."""
+    without = 0.0 if asked.engine.serves.prefill_first else 1.0
+    added = np.maximum(1e-12, prompt.step_s - without * decode.step_s)
+    return np.clip((spread_s(prompt) - without * spread_s(decode)) / added, 0.0, 1.0)
 
 
 def _apart(asked: Question, load: Load, clients: Number, room: Number, apart: Apart) -> tuple[Network, Flow, tuple[Bill, Bill]]:

@@ -26,7 +26,7 @@ def chip_named(text: str) -> str:
     """The catalogue's key of the chip that a text names; "" where none is.
 
     >>> [chip_named(name) for name in ("NVIDIA GB200 NVL72", "b200_sxm", "8xH100-SXM", "NVIDIA GB10", "rtx_pro_6000_server")]
-    ['gb200', 'b200-sxm', 'h100-sxm', '', 'rtx-pro-6000-server']
+    ['gb200', 'b200-sxm', 'h100-sxm', 'gb10', 'rtx-pro-6000-server']
     >>> [chip_named(name) for name in ("NVIDIA A100-PCIE-40GB", "RTX PRO 6000 Blackwell Server Edition", "MI300X_VF")]
     ['a100-40-pcie', 'rtx-pro-6000-server', 'mi300x']
     """

@@ -261,9 +261,9 @@ def _doubling(low: int, high: int, now: int) -> list[int]:
 def _machine(q: Question) -> Machine:
     """The cluster in a line."""
     c, used = q.cluster, int(q.plan.num_gpus)
-    hosts = f"{c.num_hosts} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
+    hosts = f"{c.num_hosts:,} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
     pairs = f", pairs over {c.bridge.name}" if c.bridge else ""
-    text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + (f", {c.inter.name} between" if c.num_hosts > 1 else "")
+    text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + ("" if c.is_one_domain else f", {c.inter.name} between")
     return Machine(c.num_gpus, used, f"{used:,} of {c.num_gpus:,} GPUs in use: {text}")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from commtax.planner.columns import Columns, ServingPlans, TrainColumns, TrainPlans, describe_kind
 from commtax.records import dataclass
 from commtax.report.documents import Named, Record, Value
+from commtax.report.money import page_note
 from commtax.report.pipelines import Pipeline, page_pipeline
 from commtax.report.planning import ServedPlans, TrainedPlans, plans_document, recommended_words
 from commtax.report.view import View, view_of
@@ -61,11 +62,15 @@ def serving_front(a: ServingPlans) -> ServedFront:
     rows, best = _with_winner(a)
     points = [_point(a, rows, i, i == best) for i in _thinned(rows, best)]
     document = vars(plans_document(a, TOP))
-    why = document["why"]
+    why = list(document["why"])
     none = f"no plan keeps the limits with {percent(a.question.goal.confidence)}; it would take {', or '.join(a.would_take)}"
     none = none if len(a.near) else "no plan fits in memory"
     sentence = f"{recommended_words(a)}: {why[0]}, {int(a.plans.concurrency[a.recommended]):,} clients." if why else none
-    document = {**document, "front": points, "why": [*why, lengths_note(a.question.requests.spread)] if why else []}
+    if why:
+        rows, own = a.plans, a.recommended
+        usd = page_note(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
+        why = [*why, usd, lengths_note(a.question.requests.spread)]
+    document = {**document, "front": points, "why": why}
     return ServedFront(**document, sentence=sentence, x_title="tokens/s a user", y_title="tokens/s a GPU")
 
 

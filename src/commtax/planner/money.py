@@ -1,0 +1,118 @@
+"""Dollars: what a GPU-hour costs, what a fleet costs by the hour, and what a million tokens cost as asked and at full load.
+
+A price of 0 is none: what would follow from it is None, never 0. Which tokens are counted is the goal's ``cost_of``.
+"""
+
+from collections.abc import Sequence
+from math import isnan
+
+from commtax.question import Goal, Question
+from commtax.records import dataclass
+from commtax.spec import Number
+from commtax.statement import Refusal
+from commtax.units import plural
+
+COUNTED = ("output", "total")
+"""Tokens that a price is spread over: those of the outputs, or those of the prompts too."""
+MONTH_H, YEAR_H = 730, 8760
+MOST_USD = 1e6
+Prices = float | Sequence[float | None] | None
+"""Dollars a GPU-hour: of all clusters, of each, or where nobody says the catalogue's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """What a fleet costs, and what it answers for that in counted tokens."""
+
+    gpus: int  # that are paid
+    usd_per_gpu_hour: float  # 0: not known
+    tokens_per_s: float  # of what is asked, those that are answered
+    full_tokens_per_s: float  # the most within the limits; not a number where nobody has looked
+    used: float | None = None  # share of what it answers at most that is asked; None where nobody has looked
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        return self.gpus * self.usd_per_gpu_hour or None
+
+    @property
+    def usd_per_month(self) -> float | None:
+        return self.gpus * self.usd_per_gpu_hour * MONTH_H or None
+
+    @property
+    def usd_per_year(self) -> float | None:
+        return self.gpus * self.usd_per_gpu_hour * YEAR_H or None
+
+    @property
+    def usd_per_million_tokens(self) -> float | None:
+        """As asked: GPUs that idle are paid all the same."""
+        return _of(self.usd_per_hour, self.tokens_per_s)
+
+    @property
+    def full_usd_per_million_tokens(self) -> float | None:
+        """With as many requests as it answers within the limits."""
+        return _of(self.usd_per_hour, self.full_tokens_per_s)
+
+
+def _of(usd_per_hour: float | None, tokens_per_s: float) -> float | None:
+    return None if usd_per_hour is None or isnan(tokens_per_s) else float(per_million(usd_per_hour, tokens_per_s))
+
+
+def per_million(usd_per_hour: Number, tokens_per_s: Number) -> Number:
+    """Dollars a million tokens."""
+    return usd_per_hour / 3600 / tokens_per_s * 1e6
+
+
+def counted_tokens(q: Question) -> Number:
+    """Tokens of a request that its price is spread over."""
+    return q.requests.tokens if q.goal.cost_of == "total" else q.requests.output_len
+
+
+def counted(q: Question, output_tokens_per_s: Number) -> Number:
+    """Counted tokens/s, of so many tokens of outputs."""
+    return output_tokens_per_s * (counted_tokens(q) / q.requests.output_len)
+
+
+def paid(goal: Goal, gpus: Number, prompting: Number) -> Number:
+    """GPUs, those for prompts counted by their price where they are others."""
+    ahead = goal.prefill_usd_per_gpu_hour
+    return gpus + prompting * (ahead / goal.usd_per_gpu_hour - 1) if ahead else gpus
+
+
+def of_plan(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> Money:
+    """Of a plan in a closed loop, whose load is all that is asked of it; GPUs of two kinds cost their mean."""
+    tokens = float(counted(q, output_tokens_per_s))
+    mean = q.goal.usd_per_gpu_hour * float(paid(q.goal, gpus, prompting)) / gpus
+    return Money(gpus, mean, tokens, tokens)
+
+
+def check(goal: Goal) -> None:
+    """Prices and what they are spread over."""
+    for price in (goal.usd_per_gpu_hour, goal.prefill_usd_per_gpu_hour):
+        if not 0 <= price < MOST_USD:
+            raise Refusal(f"price={price}: dollars a GPU-hour, at least 0", "price")
+    if goal.cost_of not in COUNTED:
+        raise Refusal(f"cost_of '{goal.cost_of}': one of {', '.join(COUNTED)}", "cost_of", COUNTED)
+
+
+def priced(put: Sequence[Question], usd: Prices) -> list[Question]:
+    """With what a GPU-hour costs: as was said, for all clusters or for each (of prompts before decoding), else the catalogue's."""
+    each = iter(each_price(sum(len(q.places) for q in put), usd))
+    asked = [_priced(q, [next(each) for _ in q.places]) for q in put]
+    for q in asked:
+        check(q.goal)
+    return asked
+
+
+def _priced(q: Question, said: list[float | None]) -> Question:
+    known = [float(place.chip.usd_per_gpu_hour if own is None else own) for place, own in zip(q.places, said, strict=True)]
+    if not all(known):  # half of a sum is no price
+        known = [0.0] * len(known)
+    return q.but(usd_per_gpu_hour=known[-1], prefill_usd_per_gpu_hour=known[0] if len(known) > 1 else 0.0)
+
+
+def each_price(clusters: int, usd: Prices) -> list[float | None]:
+    """What was said of each of so many clusters."""
+    each = [usd] * clusters if usd is None or isinstance(usd, int | float) else list(usd)
+    if len(each) != clusters:
+        raise Refusal(f"price: {len(each)} prices for {plural(clusters, 'cluster')}; give one, or one a cluster", "price")
+    return each

@@ -1,0 +1,77 @@
+"""Dollars in words and cells; what no price is known for is an empty cell and a hint, never 0."""
+
+from collections.abc import Sequence
+
+from commtax.planner.money import COUNTED, MONTH_H, YEAR_H, Money, of_plan
+from commtax.question import Question
+from commtax.report.documents import Record, facts
+from commtax.units import plural
+
+COUNTS = dict(zip(COUNTED, ("output tokens", "tokens, input and output"), strict=True))
+OTHER = dict(zip(COUNTED, ("--cost-of total counts input too", "--cost-of output counts output alone"), strict=True))
+SPENT = ("usd_per_hour", "usd_per_month", "usd_per_year")
+
+
+def price_notes(put: Sequence[Question]) -> list[str]:
+    """What a GPU-hour costs on each cluster and who says so, or what to say where nobody does."""
+    missing = ",".join("" if q.goal.usd_per_gpu_hour else "2.5" for q in put)
+    return list(dict.fromkeys(_price_note(q, missing) for q in put))
+
+
+def _price_note(q: Question, missing: str) -> str:
+    price, chip = q.goal.usd_per_gpu_hour, q.cluster.chip
+    if not price:
+        return f"no price is known for {chip.key}: --price {missing}"
+    known = chip.sources.get("usd_per_gpu_hour") if price == chip.usd_per_gpu_hour else None
+    source = f"the catalogue's, {known.date}; --price" if known else "as given; --price"
+    cents = f"{price:,.2f}" if price == round(price, 2) else f"{price:,g}"
+    return f"{chip.key}: ${cents} a GPU-hour ({source})"
+
+
+def counted_note(q: Question) -> str:
+    """Which tokens dollars are spread over, and how long a month is."""
+    of = q.goal.cost_of
+    return f"$/M: dollars a million {COUNTS[of]} ({OTHER[of]}); a month has {MONTH_H} hours, a year {YEAR_H:,}"
+
+
+def million(usd: float | None) -> str:
+    """Dollars a million tokens, as a cell."""
+    return "" if usd is None else f"{usd:,.2f}" if usd >= 0.1 else f"{usd:.2g}"
+
+
+def spent(m: Money) -> str:
+    """Of the fleet by the hour, the month and the year; nothing where no price is known."""
+    if not (m.usd_per_hour and m.usd_per_month and m.usd_per_year):
+        return ""
+    return f"${m.usd_per_hour:,.2f} an hour, ${m.usd_per_month:,.0f} a month, ${m.usd_per_year:,.0f} a year"
+
+
+def _pools(q: Question) -> list[Question]:
+    """Of each cluster, with its own price."""
+    prices = (q.goal.prefill_usd_per_gpu_hour, q.goal.usd_per_gpu_hour)[-len(q.places) :]
+    each = zip(q.places, prices, strict=True)
+    return [q.but(cluster=c, prefill_cluster=None, usd_per_gpu_hour=usd or c.chip.usd_per_gpu_hour) for c, usd in each]
+
+
+def plan_notes(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> list[str]:
+    """What a plan in a closed loop costs, ``prompting`` of whose GPUs compute prompts alone."""
+    m, notes = of_plan(q, gpus, output_tokens_per_s, prompting), price_notes(_pools(q) if len(q.places) > 1 else [q])
+    if not m.usd_per_hour:
+        return [f"{'; '.join(notes)}; plans are ranked by tokens/s a GPU"] if q.goal.objective == "cost" else notes
+    tokens = f"${million(m.usd_per_million_tokens)} a million {COUNTS[q.goal.cost_of]} at this load"
+    idle = " without those that idle" if gpus < q.gpus_there else ""
+    return [f"{'; '.join(notes)}; {plural(gpus, 'GPU')}{idle}: {spent(m)}; {tokens}", counted_note(q)]
+
+
+def page_note(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> str:
+    """The same for the page, by either count of tokens."""
+    each = [of_plan(q.but(cost_of=of), gpus, output_tokens_per_s, prompting) for of in COUNTED]
+    if not each[0].usd_per_hour:
+        return f"no price is known for {q.cluster.chip.key}"
+    tokens = f"${million(each[0].usd_per_million_tokens)} a million output tokens"
+    return f"{spent(each[0])}; {tokens}, ${million(each[1].usd_per_million_tokens)} where input counts too, at this load"
+
+
+def spent_record(m: Money) -> Record:
+    """For a document: null where no price is known."""
+    return {"usd_per_gpu_hour": m.usd_per_gpu_hour or None, **facts(m, *SPENT)}

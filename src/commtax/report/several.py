@@ -1,0 +1,131 @@
+"""Plans of several clusters ranked together, for a terminal and as a document; each cluster's own answer stands in the document."""
+
+from collections.abc import Iterator
+
+from commtax.planner.reasons import SAID, in_type
+from commtax.planner.several import Placed, SeveralPlans
+from commtax.records import dataclass
+from commtax.report.documents import Record
+from commtax.report.drawn import Console
+from commtax.report.money import COUNTS, counted_note, million, price_notes, spent
+from commtax.report.planning import DEFINITION, WANTED, ServedPlans, TrainedPlans, plans_document, served_row
+from commtax.report.tables import notes, say, show_table
+from commtax.units import format_seconds, plural
+from commtax.verbs.confidence import percent
+from commtax.verbs.serving import lengths_note
+
+RANKED = WANTED | {"tokens": "most tokens/s a GPU"}
+
+
+def show_several(console: Console, a: SeveralPlans, top: int) -> None:
+    """The sentence first: what to run, where, and what it costs."""
+    q = a.answers[0].question
+    where = " or ".join(answer.question.cluster.key for answer in a.answers)
+    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_asked(a)}", "bold")
+    if a.best and a.recommended:
+        same = a.best.answer is a.recommended.answer and a.best.row == a.recommended.row
+        alone = "Recommended and best" if same else "Recommended"
+        say(console, f"{alone}: {_sentence(a.recommended)}", "bold yellow")
+        _show_ranking(console, a, top)
+    for line in _without_plans(a):
+        say(console, line, "bold red")
+    notes(console, _notes(a))
+
+
+def _asked(a: SeveralPlans) -> str:
+    q = a.answers[0].question
+    limits = [f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in q.goal.times]
+    sure = [f"kept with {percent(q.goal.confidence)}"] if limits else []
+    return ", ".join([f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out", *limits, *sure, RANKED[a.objective]])
+
+
+def _words(one: Placed) -> str:
+    rows, q = one.answer.plans, one.answer.question
+    return one.answer.gpu_words(rows, one.row) + in_type(q, int(rows.dtype[one.row]))
+
+
+def _sentence(one: Placed) -> str:
+    rows, i, m = one.answer.plans, one.row, one.money
+    q = one.answer.question
+    load = f"{plural(int(rows.concurrency[i]), 'client')} at once, {rows.tokens_per_s[i]:,.0f} tokens/s"
+    usd = f"; {spent(m)}, ${million(m.usd_per_million_tokens)} a million {COUNTS[q.goal.cost_of]}" if m.usd_per_hour else ""
+    return f"{_words(one)} on {q.cluster.key}; {load}{usd}."
+
+
+def _show_ranking(console: Console, a: SeveralPlans, top: int) -> None:
+    shown, place = a.listed(top), {id(one): at + 1 for at, one in enumerate(a.plans)}
+    listed = [(one.answer, one.answer.plans, one.row, one.money) for one in shown]
+    limited, several = bool(a.answers[0].question.goal.times), a.answers[0].question.requests.output_len > 1
+    columns = {
+        "": [str(place[id(one)]) for one in shown],
+        "plan": [_words(one) for one in shown],
+        "cluster": [answer.question.cluster.key for answer, *_ in listed],
+        ">clients": [f"{int(rows.concurrency[i]):,}" for _, rows, i, _ in listed],
+        ">TTFT": [format_seconds(rows.ttft_s[i]) for _, rows, i, _ in listed],
+        ">TPOT": [format_seconds(rows.tpot_s[i]) if several else "–" for _, rows, i, _ in listed],
+        **({">kept": [percent(answer.kept(rows, i)) for answer, rows, i, _ in listed]} if limited else {}),
+        ">tokens/s": [f"{rows.tokens_per_s[i]:,.0f}" for _, rows, i, _ in listed],
+        ">/GPU": [f"{rows.tokens_per_s_per_gpu[i]:,.0f}" for _, rows, i, _ in listed],
+        ">$/hour": [f"{m.usd_per_hour:,.2f}" if m.usd_per_hour else "" for *_, m in listed],
+        ">$/M": [million(m.usd_per_million_tokens) for *_, m in listed],
+    }
+    show_table(console, list(columns), zip(*columns.values(), strict=True))
+
+
+def _without_plans(a: SeveralPlans) -> Iterator[str]:
+    """Clusters on which nothing is good, and what would have to change."""
+    for answer in a.answers:
+        if not len(answer.plans):
+            why = "no plan keeps the limits" if len(answer.near) else "no plan fits in memory"
+            takes = f"; it would take {', or '.join(answer.would_take)}" if answer.would_take else ""
+            yield f"{answer.question.cluster.key}: {why}{takes}."
+
+
+def _notes(a: SeveralPlans) -> list[str]:
+    questions = [answer.question for answer in a.answers]
+    q, known = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
+    said = [DEFINITION, lengths_note(q.requests.spread), *price_notes(questions)]
+    if a.unpriced and a.objective == "cost":
+        said.append(f"plans on {' and '.join(a.unpriced)} stand behind those that have a price, most tokens/s a GPU first")
+    if a.objective == "tokens":
+        said.append(f"without a price for {' and '.join(a.unpriced)} dollars cannot be compared: tokens/s a GPU instead")
+    return [*said, *([counted_note(q)] if known else []), "why others lost: with one --cluster, or --json"]
+
+
+@dataclass(frozen=True)
+class Several:
+    """``plan --json`` of several clusters."""
+
+    schema: str
+    model: str
+    clusters: list[str]
+    engine: str
+    objective: str
+    cost_of: str
+    recommended: Record | None
+    best: Record | None
+    plans: list[Record]
+    answers: list[ServedPlans | TrainedPlans]
+    notes: list[str]
+
+
+def several_document(a: SeveralPlans, top: int) -> Several:
+    q = a.answers[0].question
+    documents = [plans_document(answer, top) for answer in a.answers]
+    return Several(
+        schema="commtax.plan-several/1",
+        model=q.model.key,
+        clusters=[answer.question.cluster.key for answer in a.answers],
+        engine=f"{q.engine.key}@{q.engine.version}",
+        objective=a.objective,
+        cost_of=q.goal.cost_of,
+        recommended=_row(a.recommended) if a.recommended else None,
+        best=_row(a.best) if a.best else None,
+        plans=[_row(one) for one in a.listed(top)],
+        answers=documents,
+        notes=_notes(a),
+    )
+
+
+def _row(one: Placed) -> Record:
+    return {"cluster": one.answer.question.cluster.key, **served_row(one.answer, one.answer.plans, one.row)}
