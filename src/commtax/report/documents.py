@@ -98,9 +98,14 @@ def _beside(plan: Plan) -> tuple[str, ...]:
 
 def named(asked: Question, schema: str) -> dict[str, object]:
     """The fields of ``Named``."""
-    engine, ahead = f"{asked.engine.key}@{asked.engine.version}", asked.requests.prefill_cluster
-    apart = {"prefill_cluster": ahead.key} if ahead else {}
-    return {"schema": schema, "model": asked.model.key, "cluster": asked.cluster.key, "engine": engine, **apart}
+    ahead = asked.requests.prefill_cluster
+    return {
+        "schema": schema,
+        "model": asked.model.key,
+        "cluster": asked.cluster.key,
+        "engine": f"{asked.engine.key}@{asked.engine.version}",
+        "prefill_cluster": ahead.key if ahead else LEFT_OUT,
+    }
 
 
 def question(asked: Question, schema: str) -> dict[str, object]:
