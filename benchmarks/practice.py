@@ -82,8 +82,8 @@ def _asked(row: Row) -> Answer:
         return plan_training(model, cluster, **ask)
     named = {"ttft": "ttft_s", "tpot": "tpot_s"}
     types = (ask.pop("dtype", ""),)
-    if "max_concurrency" in ask:  # the list tells those of one server
-        ask["max_concurrency"] *= row["ran"].get("replicas", 1)
+    if "max_concurrency" in ask:  # the list tells those of one rank, as the option did then
+        ask["max_concurrency"] *= row["ran"].get("replicas", 1) * row["ran"].get("dp", 1)
     return plan(model, cluster, dtypes=types, **{named.get(name, name): value for name, value in ask.items()})
 
 

@@ -54,7 +54,7 @@ def answer(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str
     if shown:
         sys.stderr.write("\r\x1b[K")
     if given["emit"]:
-        order.output.emitted = _commands(order, found.plans[0]) if found.plans else {}
+        order.output.emitted = _commands(order, found.plans[found.recommended]) if found.plans else {}
     code = INTERRUPTED if not found.complete else 0 if found.plans else 1
     order.output.answer(fleets.fleets_document, fleets.show_fleets, found, code=code)
 
@@ -70,7 +70,7 @@ def _put(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str, 
     slo = {f"mean_{name}": given[name] for name in ("ttft", "tpot") if given[name]}
     slo |= {name: given[name] for name in STATISTICS if given[name]}
     goal = {"slo": limits_of(slo), "objective": given["objective"] or "", "dtypes": dtypes, "growth": given["headroom"] or 0.0}
-    goal |= {"confidence": given["confidence"], "cost_of": given["cost_of"]}
+    goal |= {"confidence": given["confidence"], "cost_of": given["cost_of"], "margin": given["margin"]}
     places = (order.question.cluster, *order.others)
     return priced([order.question.but(**plain, **goal, cluster=place, offered=offered) for place in places], given["price"])
 

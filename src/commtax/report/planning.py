@@ -156,7 +156,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) ->
     usd, price, whole = a.usd_per_million_tokens(rows), a.question.goal.usd_per_gpu_hour, request_s(a.question, rows)
     ranges = [a.range_of(rows, i, "tokens_per_s") for i in first]
     columns = {
-        "": _ranks(first, own),
+        "": ranks(first, own),
         "plan": [a.gpu_words(rows, i) + in_type(a.question, int(rows.dtype[i])) for i in first],
         ">clients": [f"{int(rows.concurrency[i]):,}" for i in first],
         ">TTFT": [format_seconds(rows.ttft_s[i]) for i in first],
@@ -179,7 +179,7 @@ def _listed(rows: Any, top: int, recommended: int | None) -> list[int]:
     return [*range(min(top, len(rows))), *([recommended] if recommended is not None and recommended >= top else [])]
 
 
-def _ranks(listed: Sequence[int], recommended: int | None) -> list[str]:
+def ranks(listed: Sequence[int], recommended: int | None) -> list[str]:
     """Places in a ranking, and which is the best and which the recommended plan."""
     if recommended is None:
         return [str(i + 1) for i in listed]
@@ -422,7 +422,7 @@ def plot_front(a: ServingPlans, path: Path) -> None:
 def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
     first = _listed(rows, top, recommended)
     columns = {
-        "": _ranks(first, recommended),
+        "": ranks(first, recommended),
         "plan": [a.gpu_words(rows, i) for i in first],
         ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
         "kind": [a.kind_words(rows, i) for i in first],
