@@ -82,6 +82,8 @@ def _asked(row: Row) -> Answer:
         return plan_training(model, cluster, **ask)
     named = {"ttft": "ttft_s", "tpot": "tpot_s"}
     types = (ask.pop("dtype", ""),)
+    if "max_concurrency" in ask:  # the list tells those of one rank, as the option did then
+        ask["max_concurrency"] *= row["ran"].get("replicas", 1) * row["ran"].get("dp", 1)
     return plan(model, cluster, dtypes=types, **{named.get(name, name): value for name, value in ask.items()})
 
 
@@ -167,12 +169,17 @@ def _ways(answer: TrainPlans, ran: Mapping[str, Any]) -> Iterator[Question]:
     sizes = {axis: ran.get(axis, 1) for axis in SIZES}
     kinds = dict.fromkeys((k.plan.zero, k.plan.recompute) for k in answer.kinds)
     for zero, recompute in kinds:
-        if zero != ran.get("zero", zero) or recompute != ran.get("recompute", recompute):
+        if zero != ran.get("zero", zero) or not _may(ran.get("recompute", recompute), recompute):
             continue
         for chunks in (ran["chunks"],) if "chunks" in ran else CHUNKS if sizes["pp"] > 1 and "schedule" not in ran else (1,):
             schedule = ran.get("schedule", "interleaved" if chunks > 1 else "1f1b")
             told = {"zero": zero, "recompute": recompute, "schedule": schedule, "chunks": chunks}
             yield answer.question.but(**sizes, micro_batch=ran["micro_batch"], **told)
+
+
+def _may(told: str, recompute: str) -> bool:
+    """Whether a source's recomputation may be this one: "selective" is of some parts, and which ones few sources tell."""
+    return told == recompute or (told == "selective" and recompute not in ("none", "full"))
 
 
 def published_words(row: Row) -> str:

@@ -19,7 +19,7 @@ from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note
 
 SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
-MAX_CONCURRENCY = 1024  # clients of one copy that a search goes up to
+MAX_CONCURRENCY = 1024  # clients of a copy, or of a rank of its attention data parallelism, that a search goes up to
 CONFIDENCE = 0.8  # probability with which a search keeps limits, where nobody says
 EVEN = 0.5  # … and the one that goes by the central prediction
 
@@ -107,6 +107,7 @@ class Requests:
     prefill_tp: int | None = None
     prefill_dp: int | None = None  # ranks of attention data parallelism of a prompt worker
     decode_workers: int | None = None
+    prefill_cluster: Cluster | None = None  # where prompt workers are; None: beside those that decode
     kv_tokens: Number | None = None  # room of a replica's cache, where it is known; None: judged
 
     @property
@@ -143,8 +144,9 @@ class Goal:
     tpot_s: float = math.inf
     objective: str = "throughput"
     dtypes: tuple[str, ...] = ("",)  # types of weights that are tried
-    max_concurrency: int = MAX_CONCURRENCY
+    max_concurrency: int | None = None  # clients of all copies together; None: as many as copies take
     usd_per_gpu_hour: float = 0.0  # 0: not known
+    prefill_usd_per_gpu_hour: float = 0.0  # of GPUs for prompts that are others
     cost_of: str = "output"  # tokens that dollars are spread over: those of outputs, or ``total``, those of prompts too
     global_batch: int = 0  # training: sequences of a step over all replicas
     slo: tuple[tuple[str, float], ...] = ()  # requests in time: statistics (``ttft_p95``) and the seconds that they may have
@@ -220,6 +222,16 @@ class Question:
     def legal(self) -> Any:
         """For arrays: which elements are legal plans."""
         return self.codes == 0
+
+    @property
+    def places(self) -> tuple[Cluster, ...]:
+        """Where it runs: the cluster, or that of prompt workers and that of those that decode."""
+        ahead = self.requests.prefill_cluster
+        return (ahead, self.cluster) if ahead else (self.cluster,)
+
+    @property
+    def gpus_there(self) -> int:
+        return sum(place.num_gpus for place in self.places)
 
     @property
     def in_flight(self) -> Number:

@@ -10,6 +10,7 @@ from commtax.cli.order import Order, refuse
 from commtax.question import Question
 from commtax.statement import Refusal
 from commtax.units import plural
+from commtax.verbs.apart import check_one_place
 from commtax.verbs.loads import split
 
 if TYPE_CHECKING:
@@ -46,13 +47,14 @@ def answer(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str
         raise Refusal("request_rate: belongs to serving, not to --phase train", "request_rate")
     if order.launch:
         raise Refusal("from: a pasted plan is ranked without a --request-rate; commtax simulate --from serves it at one", "from")
+    check_one_place(order.question)
     refuse(given, OTHERWISE, "is not known beside --request-rate")
     shown = sys.stderr.isatty() and not order.output.as_json
     found = best_fleets(_put(order, lengths, dtypes), given["on"], top=given["top"], progress=_told if shown else None)
     if shown:
         sys.stderr.write("\r\x1b[K")
     if given["emit"]:
-        order.output.emitted = _commands(order, found.plans[0]) if found.plans else {}
+        order.output.emitted = _commands(order, found.plans[found.recommended]) if found.plans else {}
     code = INTERRUPTED if not found.complete else 0 if found.plans else 1
     order.output.answer(fleets.fleets_document, fleets.show_fleets, found, code=code)
 
@@ -68,7 +70,7 @@ def _put(order: Order, lengths: tuple[int | str, int | str], dtypes: tuple[str, 
     slo = {f"mean_{name}": given[name] for name in ("ttft", "tpot") if given[name]}
     slo |= {name: given[name] for name in STATISTICS if given[name]}
     goal = {"slo": limits_of(slo), "objective": given["objective"] or "", "dtypes": dtypes, "growth": given["headroom"] or 0.0}
-    goal |= {"confidence": given["confidence"], "cost_of": given["cost_of"]}
+    goal |= {"confidence": given["confidence"], "cost_of": given["cost_of"], "margin": given["margin"]}
     places = (order.question.cluster, *order.others)
     return priced([order.question.but(**plain, **goal, cluster=place, offered=offered) for place in places], given["price"])
 

@@ -231,7 +231,9 @@ OPTIONS: Mapping[str, Option] = {
     "prefill_tp": Option("Serving", COUNT, None, "Disaggregated: their tensor-parallel size.  [default: --tp]"),
     "prefill_dp": Option("Serving", COUNT, None, "Disaggregated: their attention data parallelism.  [default: 1]"),
     "decode_workers": Option("Serving", COUNT, None, "Disaggregated: workers that decode.  [default: enough]"),
-    "max_concurrency": Option("Serving", COUNT, None, "Clients a copy, at most.  [default: 1024]"),
+    "prefill_cluster": Option("Where", "TEXT", "", "Disaggregated: prompts run there, and decoding on --cluster."),
+    "decode_cluster": Option("Where", "TEXT", "", "Another spelling of --cluster beside --prefill-cluster."),
+    "max_concurrency": Option("Serving", COUNT, None, "Clients in all, at most.  [default: what caches hold, 1024 per rank]"),
     "cost_of": Option("Serving", "TOKENS", "output", "Dollars are spread over output tokens (default) or total, with input."),
     "price": Option("Serving", float, None, "Dollars a GPU-hour.  [default: the catalogue's]"),
     "micro_batch": Option("Training", COUNT, 1, "Sequences a microbatch."),
@@ -258,6 +260,7 @@ OPTIONS: Mapping[str, Option] = {
 }
 PLACE = ("cluster", "intra", "inter", "nics")
 WHERE = (*PLACE, "engine", "read_as")
+POOLS = ("prefill_cluster", "decode_cluster")
 PASTED = ("pasted", "topo")
 AXES = (*SIZES[2:], "sequence_parallel", "dtype", "kv_dtype")
 LORA = ("lora_rank", "max_loras")

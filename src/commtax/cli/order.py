@@ -75,6 +75,7 @@ def ordered(about: About, serving: tuple[str, ...] = ()) -> Callable[[Callable[[
 def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Order:
     """The order of a command line: what was pasted is filled in first, options that were given win."""
     output = Output(given.pop("as_json", False), given.pop("as_csv", False))
+    _pools(given)
     others = _others(given)
     text = given.pop("pasted", "")
     launch, name = filled(text, model, given, output.remarks, about) if text else (None, model)
@@ -82,7 +83,7 @@ def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Or
         raise Refusal("MODEL: name one, or paste a launch command with --from")
     devices = "" if given.get("plans") else laid_out(given, output.remarks)
     own = profile_of(given)
-    place = cluster_of(given)
+    place = cluster_of(given, "name where decoding runs" if given.get("prefill_cluster") else "name one")
     family = given.pop("read_as", "")
     phase = given.get("phase", "decode")
     if launch and about is About.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
@@ -92,6 +93,21 @@ def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Or
     else:
         refuse(given, TRAINED, "belongs to --phase train" + ("" if about is About.SEARCH else f", not to {phase}"))
     return Order(name, asked(catalog.model(name, family), place, own, given, about), output, given, launch, devices, others)
+
+
+def _pools(given: Given) -> None:
+    """Where prompts run, with the links that were given; where decoding runs is the cluster, in either spelling."""
+    here = given.get("cluster")
+    own, named = given.pop("decode_cluster", ""), here if isinstance(here, tuple) else (here,) if here else ()
+    if own and any(name != own for name in named):
+        raise Refusal(f"decode_cluster '{own}': another spelling of --cluster, which is {', '.join(named)}", "decode_cluster")
+    if own:
+        given["cluster"] = (own,) if isinstance(here, tuple) else own
+    ahead = given.pop("prefill_cluster", "")
+    if ahead and len(named) > 1:
+        raise Refusal(f"cluster: one is needed beside --prefill-cluster, not {len(named)}", "cluster")
+    if ahead:
+        given["prefill_cluster"] = catalog.cluster(ahead, **{key: given[key] for key in ("intra", "inter", "nics")})
 
 
 def _others(given: Given) -> tuple[Cluster, ...]:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import click
 
 from commtax.cli import fleet
-from commtax.cli.options import COPIES, LENGTH, LIMITS, WHERE, About, Kind, Verb, taking
+from commtax.cli.options import COPIES, LENGTH, LIMITS, POOLS, WHERE, About, Kind, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
 from commtax.cli.output import write_page
 from commtax.planner import best_serving, best_training, standing, training_standing
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.money import priced
 from commtax.planner.serving import WORKLOADS
-from commtax.question import MAX_CONCURRENCY, Question
+from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.units import parse_seconds
@@ -29,20 +29,8 @@ if TYPE_CHECKING:
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
 SOUGHT = (
-    *(
-        "workload",
-        "output_len",
-        "spread",
-        "ttft",
-        "tpot",
-        "confidence",
-        "objective",
-        "max_concurrency",
-        "price",
-        "cost_of",
-        "kv_dtype",
-    ),
-    *(*LIMITS, *COPIES, "imbalance", "plot"),
+    *("workload", "output_len", "spread", "ttft", "tpot", "confidence", "objective", "max_concurrency", "price", "cost_of"),
+    *("kv_dtype", *LIMITS, *COPIES, "imbalance", "plot", *POOLS),
 )
 """Options of a search for serving plans alone."""
 UNSEARCHED = ("eager", "library", "speculative", "block_size", "kv_cache_memory_bytes")
@@ -163,7 +151,7 @@ def _goal(order: Order) -> Question:
         margin=given["margin"],
         objective=given["objective"] or "throughput",
         dtypes=dtypes,
-        max_concurrency=MAX_CONCURRENCY if given["max_concurrency"] is None else given["max_concurrency"],
+        max_concurrency=given["max_concurrency"],
         cost_of=given["cost_of"],
         ep_backend=str(order.launch.options.get("ep_backend", "")) if order.launch else "",
     )

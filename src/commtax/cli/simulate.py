@@ -4,11 +4,12 @@ import click
 import numpy as np
 
 from commtax.cli import timed
-from commtax.cli.options import COPIES, LAID, LENGTH, LIMITS, LORA, PASTED, PICTURES, WHERE, About, Given, Verb, taking
+from commtax.cli.options import COPIES, LAID, LENGTH, LIMITS, LORA, PASTED, PICTURES, POOLS, WHERE, About, Given, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
 from commtax.question import Question
 from commtax.report import serving
 from commtax.statement import Refusal
+from commtax.verbs.apart import check_pools
 from commtax.verbs.checking import positive
 from commtax.verbs.serving import Simulation, serve
 
@@ -18,7 +19,7 @@ OFFERED = (
     *("burstiness", "unique_prompts", "shared_prefix", "prefix_cache", "ramp_up", "warmup", "router", "seed", "goodput"),
     *("ttft", "tpot", "sweep"),
 )
-WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "prefill_dp", "decode_workers")
+WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "prefill_dp", "decode_workers", *POOLS)
 
 
 @click.command("simulate", cls=Verb)
@@ -90,7 +91,7 @@ def _counted(q: Question, given: Given) -> Question:
 
 def _check_gpus(simulated: Simulation) -> None:
     """Workers that were asked for, and at least one of each kind, must be there; "enough" of both is a what-if."""
-    plan, cluster, apart = simulated.question.plan, simulated.question.cluster, simulated.apart
+    plan, apart = simulated.question.plan, simulated.apart
     given = simulated.requests.prefill_workers, simulated.requests.decode_workers
     if apart is None or given == (None, None):
         return
@@ -98,10 +99,4 @@ def _check_gpus(simulated: Simulation) -> None:
     if given[1] and given[1] * plan.dp > clients:
         rule = f"more than there are clients, {clients}, for each of their replicas"
         raise Refusal(f"decode_workers={given[1]}: {rule}", "decode_workers")
-    each = int(apart.plan.num_gpus), int(plan.num_gpus)
-    count = given[0] or 1, given[1] or 1
-    total = count[0] * each[0] + count[1] * each[1]
-    if total > cluster.num_gpus:
-        name = "prefill_workers" if given[0] else "decode_workers"
-        needed = f"{count[0]} x {each[0]} GPUs for prompts + {count[1]} x {each[1]} to decode = {total}"
-        raise Refusal(f"{name}={given[0] or given[1]}: {needed}, and {cluster.key} has {cluster.num_gpus}", name)
+    check_pools(simulated.question, apart.plan, given)

@@ -245,7 +245,10 @@ def _kept(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine
     The score matrix, where it is kept: softmax output, dropout mask and dropout output (2 + 1 + 2 a head and key).
     """
     whole, split = _layer_bytes(block, hidden)
-    whole, split = whole - _remade_norms(hidden, plan), split - _remade_bytes(block, hidden, plan, engine)
+    lighter = _quantised_share(plan, engine)
+    norms = 4.0 * hidden if "layernorm" in _remade(plan, engine) else 0.0  # outputs of norms: inputs of a layer's first products
+    whole = whole - norms - lighter * (4.0 * hidden - norms)
+    split = split - _remade_bytes(block, hidden, plan, engine) - lighter * _quantised_bytes(block.ffn, hidden, plan, engine)
     if engine.trains.attention == "unfused" and plan.recompute != "selective":
         split = split + (5.0 * block.attention.num_heads * step.seq if block.attention else 0.0)
     gathered = 0 if engine.trains.regathers_inputs or not plan.sequence_parallel else 4 * hidden
@@ -283,20 +286,36 @@ def _ffn_bytes(f: Mlp | Experts | None, hidden: int) -> float:
     return f.top_k * (ffn + 2 * (f.latent or hidden)) + 2 * f.shared_intermediate * 3
 
 
-def _remade_norms(hidden: int, plan: Plan) -> float:
-    """Outputs of norms, the inputs of a layer's two first products, where backward makes them again."""
-    return 4.0 * hidden if "layernorm" in plan.remade else 0.0
+def _remade(plan: Plan, engine: Engine) -> tuple[str, ...]:
+    """Modules that backward computes again, by name or because the engine's selective recomputation is of them."""
+    light = plan.recompute == "selective" and engine.trains.selective == "up-projections"
+    return ("layernorm", "mla_up_proj", "moe_act") if light else plan.remade
 
 
 def _remade_bytes(block: Block, hidden: int, plan: Plan, engine: Engine) -> float:
     """What backward makes again by the module's name, or inside the activation's own kernel."""
-    f, named = block.ffn, plan.remade
+    f, named = block.ffn, _remade(plan, engine)
     whole = ("moe" if isinstance(f, Experts) else "mlp") in named
     up = 0.75 * _mixer_bytes(block.mixer) if block.attention and block.attention.latent and "mla_up_proj" in named else 0.0
     if whole:
         return up + _ffn_bytes(f, hidden)
     once = engine.trains.remakes_activation or ("moe_act" in named and isinstance(f, Experts))
     return up + (_activated_bytes(f) if once else 0.0)
+
+
+def _quantised_share(plan: Plan, engine: Engine) -> float:
+    """Of the bytes of a product's input, those that are spared where it is kept as it was multiplied."""
+    return 1 - min(1.0, DTYPE_BYTES.get(plan.weights_dtype, 2.0) / 2) if engine.trains.keeps_quantised else 0.0
+
+
+def _quantised_bytes(f: Mlp | Experts | None, hidden: int, plan: Plan, engine: Engine) -> float:
+    """Of what backward does not make again, the inputs of experts' products and of those behind an activation."""
+    named = _remade(plan, engine)
+    if f is None or ("moe" if isinstance(f, Experts) else "mlp") in named:
+        return 0.0
+    sent = 2.0 * f.top_k * (f.latent or hidden) if isinstance(f, Experts) else 0.0
+    once = engine.trains.remakes_activation or ("moe_act" in named and isinstance(f, Experts))
+    return sent + (0.0 if once else _activated_bytes(f))
 
 
 def _activated_bytes(f: Mlp | Experts | None) -> float:

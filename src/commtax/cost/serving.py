@@ -44,7 +44,8 @@ class Steps:
     chunks: Number = 1  # such steps that a prompt fills, where it is larger than one …
     together: Number = 1  # … and prompts that fill one, where they are smaller
     stages: Number = 1  # pipeline stages that work on different steps at once
-    ranks: Number = 1  # of attention data parallelism, each with its own prompts, that all wait for the longest step
+    ranks: Number = 1  # of attention data parallelism, each with its own prompts, that all wait for the longest step …
+    spread: Number = 0.0  # … and the share of a prompt's seconds that is all ranks' work: its experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,8 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     tpot = steps.decode_s + stretch
     turns = boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
     boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
-    own = steps.prompt_s * steps.chunks + (np.ceil(steps.chunks) - steps.chunks) * beside
+    own = (steps.prompt_s - (steps.prompt_s - beside) * steps.spread * _idle(load, steps, seqs)) * steps.chunks
+    own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
     first = engine.host.request_s + boundary + own + before
     life = first + decodes * tpot
     # The first R never wait for a slot, and those sent with them wait half as long as later ones.
@@ -241,10 +243,16 @@ def _shared(load: Load, steps: Steps, seqs: Number) -> Number:
 def _held_up(load: Load, steps: Steps, seqs: Number) -> Number:
     """Seconds of prompts that a rank waits for, over those of its own: ranks step together, and a step is as long as the longest.
 
-    The largest of ``ranks`` Poisson numbers of prompts a step, m to a rank on average, over m, as in ``_shared``.
+    The largest of ``ranks`` Poisson numbers of prompts a step, m to a rank on average, over m, as in ``_shared``. Experts are
+    computed by all ranks, for whosever prompt.
     """
     prompts = np.minimum(arrivals_per_step(load, seqs), steps.together)
-    return 1 + (steps.ranks - 1) / np.sqrt(1 + (steps.ranks + 1) * prompts)
+    return 1 + (1 - steps.spread) * (steps.ranks - 1) / np.sqrt(1 + (steps.ranks + 1) * prompts)
+
+
+def _idle(load: Load, steps: Steps, seqs: Number) -> Number:
+    """Share of the ranks that have no prompt in a step in which one has."""
+    return (1 - 1 / steps.ranks) * (1 - np.minimum(1.0, arrivals_per_step(load, seqs)))
 
 
 def prompts_apart(net: Network, passed: Flow, engine: Engine, num_prompts: Number = np.inf) -> Served:

@@ -29,6 +29,25 @@ PERF = {op: f"{program}_perf" for program, op in OPS.items()}
 Address = tuple[str, int]
 
 
+class Seats:
+    """GPUs of a cluster's hosts that servers have not taken yet."""
+
+    def __init__(self, word: str, cluster: Cluster, apart: bool = False) -> None:
+        self.word, self.each = word, cluster.gpus_per_host
+        self.free = [cluster.gpus_per_host] * cluster.num_hosts
+        self.away = apart or cluster.num_hosts > 1
+
+    def seat(self, job: Job, number: int) -> tuple[str, str]:
+        """The host of a server and the GPUs that it sees there; one of several hosts has them all."""
+        host = next((h for h, room in enumerate(self.free) if room >= job.gpus), None)
+        if host is None:
+            return f"{MASTER}_{number}", ""
+        first = self.each - self.free[host]
+        self.free[host] -= job.gpus
+        seen = ",".join(str(first + i) for i in range(job.gpus))
+        return f"${self.word}_{host}" if self.away else "localhost", f"CUDA_VISIBLE_DEVICES={seen} "
+
+
 def launch_command(question: Question, engine: str, devices: str = "") -> str:
     """The command that starts a question's plan; several, one a line, where there are replicas of it, servers of their own.
 
@@ -91,31 +110,23 @@ def apart_command(question: Question, engine: str) -> str:
     One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
     """
     workers, cluster = question.requests, question.cluster
-    prompts = prompter(question).but(max_num_seqs=0)  # that counts requests that decode
+    ahead = workers.prefill_cluster or cluster
+    prompts = prompter(question).but(max_num_seqs=0, cluster=ahead)  # that counts requests that decode
     counts = {"prefill": (prompts, workers.prefill_workers), "decode": (question, workers.decode_workers)}
-    jobs = {role: Job(engine, q, _together(q.plan, engine, cluster), count or 1) for role, (q, count) in counts.items()}
-    free = [cluster.gpus_per_host] * cluster.num_hosts
+    jobs = {role: Job(engine, q, _together(q.plan, engine, q.cluster), count or 1) for role, (q, count) in counts.items()}
+    free = dict.fromkeys(jobs, Seats("HOST", cluster))
+    if workers.prefill_cluster:
+        free = {"prefill": Seats("PREFILL_HOST", ahead, apart=True), "decode": Seats("DECODE_HOST", cluster, apart=True)}
     files, lines, at = list[str](), list[str](), dict[str, list[Address]]({"prefill": [], "decode": []})
     for role, job in sorted(jobs.items(), key=lambda pair: -pair[1].gpus):
         for number in range(len(lines), len(lines) + job.servers):
-            name, devices = _seat(job, free, number)
+            name, devices = free[role].seat(job, number)
             command = _apart(replace(job, address=name), role, number, name)
             files += command.written(role) if not at[role] else []
             away = " --host 0.0.0.0" if name != "localhost" and engine != "vllm" else ""
             lines.append(f"{devices}{command.line(role)}{away} --port {PORT + number} &  # {role}, on {name}")
             at[role].append((name, PORT + number))
     return "\n".join([*checkpoint_remark(jobs["decode"]), *files, *lines, *_router(engine, at["prefill"], at["decode"])])
-
-
-def _seat(job: Job, free: list[int], number: int) -> tuple[str, str]:
-    """The host of a server and the GPUs that it sees there, which ``free`` then lacks; one of several hosts has them all."""
-    host = next((h for h, room in enumerate(free) if room >= job.gpus), None)
-    if host is None:
-        return f"{MASTER}_{number}", ""
-    first = job.question.cluster.gpus_per_host - free[host]
-    free[host] -= job.gpus
-    seen = ",".join(str(first + i) for i in range(job.gpus))
-    return f"$HOST_{host}" if job.question.cluster.num_hosts > 1 else "localhost", f"CUDA_VISIBLE_DEVICES={seen} "
 
 
 def _apart(job: Job, role: str, number: int, name: str) -> Command:

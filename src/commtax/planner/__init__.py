@@ -10,15 +10,16 @@ import numpy as np
 
 from commtax.planner import serving, training
 from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, order, worth
-from commtax.planner.copies import Roomy, figures
+from commtax.planner.copies import Roomy, figures, most_each
 from commtax.planner.money import priced
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Space
-from commtax.question import CONFIDENCE, MAX_CONCURRENCY, Question
+from commtax.question import CONFIDENCE, Question
 from commtax.spec import SIZES, Cluster, Engine, Model, Plan, Profile
 from commtax.statement import Refusal
 from commtax.verbs import checking
+from commtax.verbs.apart import describe_pools
 from commtax.verbs.asking import SearchOptions, describe_gpus, describe_layout, laid, only, settled, unsettled
 from commtax.verbs.billing import price
 from commtax.verbs.confidence import confidence_of, margin_of
@@ -34,23 +35,25 @@ def plan(
     tpot_s: float | str = math.inf,
     objective: str = "throughput",
     dtypes: tuple[str, ...] = ("",),
-    max_concurrency: int = MAX_CONCURRENCY,
-    usd_per_gpu_hour: float | None = None,
+    max_concurrency: int | None = None,
+    usd_per_gpu_hour: float | tuple[float, float] | None = None,
     cost_of: str = "output",
     confidence: float | str = CONFIDENCE,
     margin: float | str | None = None,
     **options: Unpack[SearchOptions],
 ) -> ServingPlans:
-    """Price all legal plans at every concurrency up to ``max_concurrency`` a copy and rank those that fit and meet the limits.
+    """Price all legal plans at every concurrency and rank those that fit and meet the limits.
 
+    Clients of all copies together are at most ``max_concurrency``, else as many as caches hold and 1,024 of a rank.
     The first of ``plans`` is the best; ``recommended`` is the index of the simplest that the best beats by no more than
     ``margin`` (0.05 or ``"5%"``; left out, the range of the ratio of two plans' predictions, 5 to 10 %).
 
-    ``disaggregated=False`` leaves out plans with workers of their own for prompts. ``kv_dtype``, ``max_num_batched_tokens``,
-    ``max_num_seqs`` and ``gpu_memory_utilization`` are what a launch command says for all of them. A ``profile``'s constants are
-    laid over the catalogue's. Limits are seconds, or text such as ``"30ms"``; each is kept with the probability ``confidence``
-    (0.8 or ``"80%"``) by the range of its time, with 0.5 by the central prediction. Plans are ranked by central predictions.
-    Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over those of prompts too.
+    ``disaggregated=False`` leaves out plans with workers of their own for prompts; with a ``prefill_cluster`` those alone are
+    tried, prompts there and decoding on ``cluster`` (of two prices that of prompt GPUs is the first). ``kv_dtype``,
+    ``max_num_batched_tokens``, ``max_num_seqs`` and ``gpu_memory_utilization`` are what a launch command says for all of them. A
+    ``profile``'s constants are laid over the catalogue's. Limits are seconds, or text such as ``"30ms"``; each is kept with the
+    probability ``confidence`` (0.8 or ``"80%"``) by the range of its time, with 0.5 by the central prediction. Plans are ranked
+    by central predictions. Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over those of prompts too.
     """
     if not isinstance(cluster, str | Cluster):
         raise Refusal("cluster: plans are searched on one; commtax.plan_several takes several", "cluster")
@@ -106,13 +109,14 @@ def standing(
     ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for.
     """
     copies = Plan(**dict[str, Any](sizes), replicas=replicas)
-    name, gpus = describe_layout(copies), int(copies.all_gpus)
+    name = describe_layout(copies)
     if prompts:
-        name = f"{describe_layout(prompts, counted=True)} for prompts + {describe_layout(copies, counted=True)} to decode"
-        gpus += int(prompts.all_gpus)
+        name = describe_pools(answer.question, *(describe_layout(one, counted=True) for one in (prompts, copies)))
     q, index = answer.question, _index(answer.question, dtype)
-    if gpus > q.cluster.num_gpus:
-        return _cannot(answer, name, f"needs {gpus} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}")
+    if q.requests.prefill_cluster and not prompts:
+        return _cannot(answer, name, f"has no workers of their own for prompts to run on {q.requests.prefill_cluster.key}")
+    if lack := _lack(q, int(copies.all_gpus), int(prompts.all_gpus) if prompts else 0):
+        return _cannot(answer, name, lack)
     found, refused = list[Columns](), ""
     for by, exchange in enumerate(answer.exchanges):
         if exchange.wide and sizes["ep"] < WIDE:
@@ -136,6 +140,15 @@ def standing(
     return Standing(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain)
 
 
+def _lack(q: Question, gpus: int, prompting: int) -> str:
+    """The GPUs that a plan has too many, on its cluster or on either of two."""
+    needed = (prompting, gpus) if len(q.places) > 1 else (gpus + prompting,)
+    for several, place in zip(needed, q.places, strict=True):
+        if several > place.num_gpus:
+            return f"needs {several} GPUs, and {place.key} has {place.num_gpus}"
+    return ""
+
+
 def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> Standing:
     """A plan that no row can be made of."""
     return Standing(name, answer.plans.take(slice(0)), reason=reason)
@@ -148,17 +161,18 @@ def _together(run: Question, clients: int, index: int, by: int) -> Columns:
     _check_room(base, kv)
     copies = int(run.plan.replicas)
     one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVED}, replicas=copies, codes=0, kv_tokens=kv)
-    of = Roomy(base.but(replicas=1), one, index, by)
+    of = Roomy(base.but(replicas=1, max_concurrency=None), one, index, by)
     if clients:  # at that load, whatever the cache holds
         return of.at(np.array([0]), np.array([max(1, round(clients / (copies * run.plan.dp)))]))
-    return serving.search(of)
+    every, most = serving.search(of), run.goal.max_concurrency
+    return every if most is None else every.take(np.flatnonzero(every.concurrency <= max(most, copies * run.plan.dp)))
 
 
 def _apart(run: Question, prompts: Plan, clients: int, index: int, by: int) -> Columns:
     """Servers of both kinds at their loads, as the search lists them."""
     plan, copies = run.plan, int(run.plan.replicas)
     ranks = copies * int(plan.dp)
-    loads = np.array([clients]) if clients else np.arange(1, run.goal.max_concurrency + 1) * ranks
+    loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
     kinds = {"prefill_tp": int(prompts.tp), "prefill_dp": int(prompts.dp), "prefill_workers": int(prompts.replicas)}
     s = serve(run.but(replicas=1, concurrency=loads, **kinds, decode_workers=copies, disaggregated=True))
     held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)

@@ -13,7 +13,7 @@ import numpy as np
 from commtax.files import table
 from commtax.planner.columns import Array, Columns, TrainColumns
 from commtax.question import Question
-from commtax.spec import Cluster
+from commtax.spec import Cluster, Plan
 
 KINDS = (
     "replicas of TP inside a host",
@@ -57,14 +57,21 @@ def kinds(rows: Columns, cluster: Cluster) -> Array:
     return np.where(rows.mode == 1, POOLS, _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster))
 
 
-def complexity(rows: Columns, cluster: Cluster) -> Array:
+def complexity(rows: Columns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
     """What there is to set up: a plan's kind, then the fast domains that a copy spans, or what its pools are made of."""
-    kind = kinds(rows, cluster)
+    own, spread = _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster), (rows.prefill_dp > 1) | (rows.ep > 1)
+    ranks = np.where(spread, rows.prefill_tp * rows.prefill_dp, 1)
+    ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, ranks, prompts or cluster)
     spanned = np.ceil(np.log2(np.maximum(1.0, rows.tp * rows.pp * rows.dp / cluster.domain)))
-    spread = (rows.prefill_dp > 1) | (rows.ep > 1)
-    ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, np.where(spread, rows.prefill_tp * rows.prefill_dp, 1), cluster)
-    pools = np.maximum(ahead, _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster))
-    return np.asarray(kind + np.where(kind == POOLS, pools, spanned) / 100)
+    return np.where(rows.mode == 1, POOLS + np.maximum(own, ahead) / 100, own + spanned / 100)
+
+
+def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:
+    """The same of one plan, and of the workers of their own that prompts may have."""
+    ahead = prompts or Plan(tp=0, dp=0)
+    sizes = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "ep": plan.ep, "prefill_tp": ahead.tp, "prefill_dp": ahead.dp}
+    unknown = {name: 0 for name in Columns.__dataclass_fields__ if name not in sizes and name != "mode"}
+    return float(complexity(Columns.of(1, mode=int(prompts is not None), **sizes, **unknown), cluster)[0])
 
 
 def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Cluster) -> Array:

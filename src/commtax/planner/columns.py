@@ -9,12 +9,13 @@ import numpy as np
 
 from commtax.arrays import different
 from commtax.cost.serving import Load, decoding_seqs
-from commtax.planner.money import counted, per_million
+from commtax.planner.money import counted, paid, per_million
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import plural
+from commtax.verbs.apart import describe_pools, prompter
 from commtax.verbs.asking import describe_layout, laid, settled
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.confidence import Estimate
@@ -120,6 +121,11 @@ class Columns(Table):
         return Plan(tp=tp, dp=dp, ep=tp * dp if dp > 1 or self.ep[i] > 1 else 1, replicas=int(self.prefill_replicas[i]))
 
     @property
+    def prefill_gpus(self) -> Array:
+        """Of workers for prompts alone."""
+        return np.asarray(self.prefill_tp * self.prefill_dp * self.prefill_replicas)
+
+    @property
     def tokens_per_s_per_gpu(self) -> Array:
         return np.asarray(self.tokens_per_s / self.gpus)
 
@@ -172,7 +178,7 @@ class Searched:
         return f"{plural(int(rows.gpus[i]), 'GPU')} = {self.workers(rows, i)}"
 
     def workers(self, rows: Any, i: int) -> str:
-        used, there = int(rows.gpus[i]), self.question.cluster.num_gpus
+        used, there = int(rows.gpus[i]), self.question.gpus_there
         return self.layout(rows, i) + (f" ({there - used:,} of {there:,} GPUs idle)" if used < there else "")
 
     def layout(self, rows: Any, i: int) -> str:
@@ -212,7 +218,7 @@ class ServingPlans(Searched):
         if not rows.mode[i]:
             return describe_layout(decode) + over
         prompts, copies = (describe_layout(plan, counted=True) for plan in (rows.prompter(i), decode))
-        return f"{prompts} for prompts + {copies}{over} to decode"
+        return describe_pools(self.question, prompts, copies + over)
 
     def to_frame(self) -> Any:
         """The good plans as a pandas table, where pandas is there."""
@@ -229,8 +235,9 @@ class ServingPlans(Searched):
         Else what requests of varied lengths may need, in whole 256s, as far as the cache holds it.
         """
         asked, wanted = settled(self.put(rows, i)), self.question.requests
-        degrees = {int(asked.plan.tp), int(rows.prefill_tp[i]) or int(asked.plan.tp)}
-        kv = int(min(float(cache_tokens(asked.but(tp=tp))) for tp in degrees))
+        sizes = {name: int(getattr(rows, name)[i]) for name in ("prefill_tp", "prefill_dp")}
+        workers = [asked, prompter(asked.but(**sizes))] if rows.mode[i] else [asked]
+        kv = int(min(float(cache_tokens(one)) for one in workers))
         if kv >= asked.model.max_len:
             return 0
         varied = math.ceil((1 + wanted.spread) * wanted.tokens / 256) * 256
@@ -267,7 +274,8 @@ class ServingPlans(Searched):
 
     def usd_per_million_tokens(self, rows: Columns) -> Array:
         q = self.question
-        return np.asarray(per_million(q.goal.usd_per_gpu_hour * rows.gpus, counted(q, rows.tokens_per_s)))
+        gpus = paid(q.goal, rows.gpus, rows.prefill_gpus)
+        return np.asarray(per_million(q.goal.usd_per_gpu_hour * gpus, counted(q, rows.tokens_per_s)))
 
     def step_of(self, rows: Columns, i: int) -> StepBill:
         """The decode step that row ``i`` runs in the middle of its requests' lives."""
@@ -356,6 +364,11 @@ def exchanges(q: Question) -> tuple[Exchange, ...]:
     return own, *(Exchange(LOW_LATENCY, copies, wide=True) for copies in (0, *eighth))
 
 
+def paid_rate(q: Question, c: Columns) -> Array:
+    """Tokens/s a GPU, or for the price of one where some cost more than others."""
+    return np.asarray(c.tokens_per_s / paid(q.goal, c.gpus, c.prefill_gpus))
+
+
 def over(q: Question, c: Columns) -> Array:
     """A plan's time over its limit, as surely as is wanted, of the limit that it keeps worst: good plans have at most 1."""
     with np.errstate(over="ignore"):  # limits of next to nothing are missed by more than a number holds
@@ -369,7 +382,7 @@ def request_s(q: Question, c: Columns) -> Array:
 
 def power(q: Question, c: Columns) -> Array:
     """Tokens/s over the seconds of a request (Kleinrock's power); of a GPU where its tokens are what counts."""
-    rate = c.tokens_per_s_per_gpu if q.goal.objective == "cost" else c.tokens_per_s
+    rate = paid_rate(q, c) if q.goal.objective == "cost" else c.tokens_per_s
     return np.asarray(rate / request_s(q, c))
 
 
@@ -378,7 +391,7 @@ def worth(q: Question, c: Columns) -> Array:
     if q.goal.objective == "latency":
         return np.asarray(1 / request_s(q, c))
     if q.goal.objective == "cost":
-        return c.tokens_per_s_per_gpu
+        return paid_rate(q, c)
     return np.asarray(1 / c.gpus) if q.goal.objective == "gpus" else c.tokens_per_s
 
 
@@ -389,10 +402,10 @@ def order(q: Question, c: Columns) -> list[Array]:
 
 
 def family(c: Columns) -> Array:
-    """A number a family: everything but the concurrency, how experts are reached, and the prompt workers that it needs."""
+    """A number a family: everything but the concurrency, how experts are reached, and the copies and prompt workers it needs."""
     key, sizes = np.zeros(len(c), dtype=np.int64), 1
     for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp", "prefill_dp"):
-        column = np.asarray(getattr(c, name), dtype=np.int64)
+        column = np.asarray(getattr(c, name), dtype=np.int64) * (1 if name != "replicas" else c.mode.astype(np.int64))
         base = int(column.max(initial=0)) + 1
         if sizes * base > 2**62:  # digits in a mixed base, renumbered only where they would not fit
             key = np.unique(key, return_inverse=True)[1]

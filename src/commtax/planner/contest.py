@@ -4,17 +4,19 @@ Layouts are tried in rounds of equal size whoever does them, those first that th
 the same on one core and on many. A layout that cannot reach what is listed already, nor come near the best, is left out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf, isnan
 
 import numpy as np
 
+from commtax.planner.choosing import complexity_of, margin, simplest
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
 from commtax.planner.layouts import SLACK, Layout, candidates
 from commtax.planner.trials import Task, Trial, all_requests, examined, grown, least, ranged, rate_of, saturated
 from commtax.question import Question
+from commtax.spec import Plan
 from commtax.statement import Refusal
 
 ROUND = 4  # layouts that are tried before it is looked again which ones may still be listed
@@ -43,6 +45,19 @@ def order(trial: Trial) -> tuple[float, bool, float, int]:
     """Fewest first; of as many, those whose rate may grow most, and behind them, where nobody has looked, by the closed form."""
     unknown = trial.growth < 0
     return round(burden(trial), 9), unknown, -(trial.layout.throughput(*trial.size) if unknown else trial.growth), trial.gpus
+
+
+def recommended(ranking: Sequence[Trial]) -> int:
+    """The place of the simplest fleet that the best, the first, beats by no more than the margin."""
+    effort = np.array([_effort(trial) for trial in ranking])
+    worth = np.array([1 / burden(trial) if burden(trial) else 0.0 for trial in ranking])  # without a price there is no saying
+    return simplest(effort, worth, margin(ranking[0].layout.question))
+
+
+def _effort(trial: Trial) -> float:
+    """What there is to set up for a fleet."""
+    layout, plan = trial.layout, trial.layout.question.plan
+    return complexity_of(plan, Plan(tp=layout.prefill_tp) if layout.apart else None, layout.question.cluster)
 
 
 class Search:
@@ -117,7 +132,8 @@ class Search:
         if not ranked:
             return inf
         listed = ranked[self.top - 1] if len(ranked) >= self.top else inf
-        return ranked[0] if beating else min(WORSE * ranked[0], listed)
+        near = ranked[0] * (1 + margin(self.question))  # a simpler one may be recommended
+        return ranked[0] if beating else max(near, min(WORSE * ranked[0], listed))
 
     def _most_gpus(self, bar: float) -> int:
         goal, whole = self.question.goal, self.question.cluster.num_gpus
@@ -142,6 +158,8 @@ class Search:
     def _detail(self) -> None:
         """Growth and ranges of those that are listed first and of all that are as good as the best; capacity of all listed."""
         self.held.sort(key=order)
+        if self.held and (chosen := recommended(self.held)) >= self.top:  # it is listed too
+            self.held.insert(self.top - 1, self.held.pop(chosen))
         ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
         first = self.held[: max(ties, min(self.top, DETAILED))]
         known = dict(self.workers.each(_detailed, first))

@@ -1,10 +1,12 @@
 """Copies of each plan that has room for a request, and what they do under a load."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from commtax.planner.columns import SERVED, Array, Columns, cached
 from commtax.planner.space import Space
-from commtax.question import EVEN, Question
+from commtax.question import EVEN, MAX_CONCURRENCY, Question
 from commtax.records import dataclass
 from commtax.spec import Number
 from commtax.verbs.asking import laid
@@ -25,12 +27,21 @@ class Roomy:
     @property
     def held(self) -> Array:
         """Clients of a copy, or of a rank of its attention data parallelism, that a search goes up to."""
-        return np.clip(at_once(self.question, self.plans), 1, self.question.goal.max_concurrency).astype(int)
+        room = np.clip(at_once(self.question, self.plans), 1, MAX_CONCURRENCY).astype(int)
+        return np.asarray(np.minimum(room, most_each(self.question, self.plans.dp)))
 
     def at(self, rows: Array, load: Array) -> Columns:
-        """Plans under so many clients each."""
+        """Plans under so many clients each, of as many copies as there are clients for."""
         grid = self.plans.take(rows)
+        if (most := self.question.goal.max_concurrency) is not None:
+            grid = replace(grid, replicas=np.minimum(grid.replicas, most // (load * grid.dp)))
         return columns(grid, load, simulated(self.question, grid, load), self.dtype, self.exchange)
+
+
+def most_each(q: Question, ranks: Number) -> Array:
+    """Clients of each of so many ranks, of those that there are at most."""
+    most = q.goal.max_concurrency
+    return np.asarray(MAX_CONCURRENCY + 0 * ranks if most is None else np.minimum(MAX_CONCURRENCY, most // ranks))
 
 
 def sizes(s: Space) -> dict[str, Array]:

@@ -12,7 +12,7 @@ from math import inf, isnan
 from typing import Unpack
 
 from commtax.planner.columns import Rejected
-from commtax.planner.contest import NEAREST, WORSE, Progress, Search, order
+from commtax.planner.contest import NEAREST, WORSE, Progress, Search, order, recommended
 from commtax.planner.crew import Crew, crew
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.money import Prices, priced
@@ -26,9 +26,10 @@ from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_seconds, plural
 from commtax.verbs import checking
+from commtax.verbs.apart import check_one_place
 from commtax.verbs.asking import SearchOptions, describe_layout, only, unsettled
 from commtax.verbs.checking import positive
-from commtax.verbs.confidence import confidence_of, percent
+from commtax.verbs.confidence import confidence_of, margin_of, percent
 from commtax.verbs.loads import split
 
 OBJECTIVES = ("gpus", "cost", "tokens")
@@ -59,7 +60,8 @@ class FleetPlans:
 
     questions: tuple[Question, ...]  # one a cluster
     objective: str
-    plans: tuple[Trial, ...] = ()
+    plans: tuple[Trial, ...] = ()  # the first is the best …
+    recommended: int = 0  # … and this one the simplest that it beats by no more than the margin
     near: tuple[Trial, ...] = ()  # where none holds: the nearest
     rejected: tuple[Rejected, ...] = ()
     would_take: tuple[str, ...] = ()
@@ -94,6 +96,7 @@ def plan_fleet(
     on: str = "",
     processes: int = 0,
     confidence: float | str = CONFIDENCE,
+    margin: float | str | None = None,
     **options: Unpack[FleetOptions],
 ) -> FleetPlans:
     """The least GPUs (``gpus``), dollars (``cost``) or most tokens/s a GPU (``tokens``) that hold limits at a rate.
@@ -109,9 +112,9 @@ def plan_fleet(
         raise Refusal("cluster: name one, such as 8xh100-sxm", "cluster")
     usual: FleetOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
     plain, offered = split({**usual, **only(FleetOptions, options), "request_rate": request_rate})
-    put = [unsettled(model, place, {**plain, "dtype": dtypes[0]}) for place in places]
+    put = [check_one_place(unsettled(model, place, {**plain, "dtype": dtypes[0]})) for place in places]
     goal = {"slo": limits_of(slo or {}), "objective": objective, "dtypes": tuple(dict.fromkeys(dtypes)), "growth": headroom}
-    goal |= {"confidence": confidence_of(confidence), "cost_of": cost_of}
+    goal |= {"confidence": confidence_of(confidence), "margin": margin_of(margin), "cost_of": cost_of}
     return best_fleets(priced([q.but(**goal, offered=offered) for q in put], usd_per_gpu_hour), on, processes)
 
 
@@ -204,10 +207,14 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
     """What all searches have, ranked together."""
     held = _ranked((trial for search in searches for trial in search.held), objective)
     broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.over)
+    plans = leading(held, [trial.layout.question.cluster.key for trial in held], top)
+    chosen = held[recommended(held)] if held else None
+    plans = plans if chosen is None or any(trial is chosen for trial in plans) else (*plans, chosen)
     answer = FleetPlans(
         questions=tuple(search.question for search in searches),
         objective=objective,
-        plans=leading(held, [trial.layout.question.cluster.key for trial in held], top),
+        plans=plans,
+        recommended=next((i for i, trial in enumerate(plans) if trial is chosen), 0),
         near=() if held else tuple(broken[:NEAREST]),
         rejected=tuple(_reasons(searches)),
         candidates=sum(search.count for search in searches),

@@ -19,7 +19,7 @@ from commtax.planner.reasons import in_type
 from commtax.planner.serving import grid_of, having_room
 from commtax.planner.space import Space, beside
 from commtax.planner.splits import full_copy
-from commtax.question import Question
+from commtax.question import MAX_CONCURRENCY, Question
 from commtax.records import dataclass
 from commtax.spec import Plan
 from commtax.spec.stream import Stream
@@ -99,7 +99,7 @@ def candidates(q: Question, stream: Stream) -> Candidates:
     for index in range(len(q.goal.dtypes)):
         _, plans, reasons, several = having_room(q.but(input_len=longest - 1, output_len=1), index, exchanges(q)[0])
         one = q.but(weights_dtype=q.goal.dtypes[index], disaggregated=False)
-        count += several // q.goal.max_concurrency if len(plans) else several
+        count += several // MAX_CONCURRENCY if len(plans) else several
         lost += reasons
         if len(plans):
             kept, slow = _bearable(one, plans, stream, index)

@@ -72,27 +72,42 @@ def counted(q: Question, output_tokens_per_s: Number) -> Number:
     return output_tokens_per_s * (counted_tokens(q) / q.requests.output_len)
 
 
-def of_plan(q: Question, gpus: int, output_tokens_per_s: float) -> Money:
-    """Of a plan in a closed loop, whose load is all that is asked of it."""
+def paid(goal: Goal, gpus: Number, prompting: Number) -> Number:
+    """GPUs, those for prompts counted by their price where they are others."""
+    ahead = goal.prefill_usd_per_gpu_hour
+    return gpus + prompting * (ahead / goal.usd_per_gpu_hour - 1) if ahead else gpus
+
+
+def of_plan(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> Money:
+    """Of a plan in a closed loop, whose load is all that is asked of it; GPUs of two kinds cost their mean."""
     tokens = float(counted(q, output_tokens_per_s))
-    return Money(gpus, q.goal.usd_per_gpu_hour, tokens, tokens)
+    mean = q.goal.usd_per_gpu_hour * float(paid(q.goal, gpus, prompting)) / gpus
+    return Money(gpus, mean, tokens, tokens)
 
 
 def check(goal: Goal) -> None:
     """Prices and what they are spread over."""
-    if not 0 <= goal.usd_per_gpu_hour < MOST_USD:
-        raise Refusal(f"price={goal.usd_per_gpu_hour}: dollars a GPU-hour, at least 0", "price")
+    for price in (goal.usd_per_gpu_hour, goal.prefill_usd_per_gpu_hour):
+        if not 0 <= price < MOST_USD:
+            raise Refusal(f"price={price}: dollars a GPU-hour, at least 0", "price")
     if goal.cost_of not in COUNTED:
         raise Refusal(f"cost_of '{goal.cost_of}': one of {', '.join(COUNTED)}", "cost_of", COUNTED)
 
 
 def priced(put: Sequence[Question], usd: Prices) -> list[Question]:
-    """With what a GPU-hour costs: as was said, for all clusters or for each, else the catalogue's."""
-    each = zip(put, each_price(len(put), usd), strict=True)
-    asked = [q.but(usd_per_gpu_hour=float(q.cluster.chip.usd_per_gpu_hour if own is None else own)) for q, own in each]
+    """With what a GPU-hour costs: as was said, for all clusters or for each (of prompts before decoding), else the catalogue's."""
+    each = iter(each_price(sum(len(q.places) for q in put), usd))
+    asked = [_priced(q, [next(each) for _ in q.places]) for q in put]
     for q in asked:
         check(q.goal)
     return asked
+
+
+def _priced(q: Question, said: list[float | None]) -> Question:
+    known = [float(place.chip.usd_per_gpu_hour if own is None else own) for place, own in zip(q.places, said, strict=True)]
+    if not all(known):  # half of a sum is no price
+        known = [0.0] * len(known)
+    return q.but(usd_per_gpu_hour=known[-1], prefill_usd_per_gpu_hour=known[0] if len(known) > 1 else 0.0)
 
 
 def each_price(clusters: int, usd: Prices) -> list[float | None]:

@@ -112,7 +112,9 @@ def lost(answer: ServingPlans, i: int) -> str:
 
 
 def _unit(answer: ServingPlans) -> str:
-    return "tokens/s a GPU" if answer.question.goal.objective == "cost" else "tokens/s"
+    goal = answer.question.goal
+    each = "tokens a dollar" if goal.prefill_usd_per_gpu_hour else "tokens/s a GPU"
+    return each if goal.objective == "cost" else "tokens/s"
 
 
 def why(answer: ServingPlans, i: int, share: float, usual: float, first: int = 0) -> str:
@@ -139,7 +141,7 @@ def _suffers(answer: ServingPlans, i: int, share: float, usual: float, first: in
         yield f"{across}{share:.0%} of its decode step is exposed communication over {', '.join(links)}, not {usual:.0%}"
     yield from _held(answer, i, first)
     if rows.gpus[i] < rows.gpus[first]:
-        yield f"leaves {plural(cluster.num_gpus - int(rows.gpus[i]), 'GPU')} idle"
+        yield f"leaves {plural(answer.question.gpus_there - int(rows.gpus[i]), 'GPU')} idle"
 
 
 def _steps(answer: ServingPlans, i: int, first: int) -> str:
@@ -194,7 +196,7 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
 def compared(answer: ServingPlans) -> Iterator[str]:
     """The recommended plan beside the best, the next, and the best of those that are simpler, at the same load or limit."""
     q, rows, own = answer.question, answer.plans, answer.recommended
-    kind, effort = kinds(rows, q.cluster), complexity(rows, q.cluster)
+    kind, effort = kinds(rows, q.cluster), complexity(rows, q.cluster, q.requests.prefill_cluster)
     if own:
         gain = f"{_more(answer, 0, own)} with {_name(answer, 0)}, the best ({KINDS[int(kind[0])]})"
         yield f"{gain}: within the margin of {percent(margin(q))} (--margin), measure both"

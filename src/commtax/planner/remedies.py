@@ -11,25 +11,36 @@ from commtax.question import EVEN, Question
 from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.statement import Refusal
 from commtax.units import format_seconds
+from commtax.verbs.apart import where_prompts_run
 from commtax.verbs.asking import laid
-from commtax.verbs.fitting import holds
+from commtax.verbs.fitting import Fit, holds
 
 SMALLER = ("fp8", "int4")
 MOST_HOSTS = 64
 
 
 def to_fit(asked: Question) -> Iterator[str]:
-    """The least GPUs that would hold the model, and the types in which these would."""
-    q = laid(asked, max_model_len=int(asked.requests.tokens))
-    for place in larger(q.cluster):
-        held = holds(q.but(cluster=place, weights_dtype=q.goal.dtypes[0]), chosen=False)
-        if held.fits:
-            yield f"{place.key} (TP {int(held.question.plan.tp)} x PP {int(held.question.plan.pp)} fits)"
-            break
-    for dtype in _smaller(q):
-        if holds(q.but(weights_dtype=dtype), chosen=False).fits:
+    """The least GPUs that would hold the model, of each pool that does not, and the types in which those there would."""
+    put = laid(asked, max_model_len=int(asked.requests.tokens))
+    pools = {"": put}
+    if put.requests.prefill_cluster:
+        pools = {" for prompts": where_prompts_run(put), " to decode": put}
+    first = put.goal.dtypes[0]
+    for kind, q in pools.items():
+        if len(pools) > 1 and _fit(q, first).fits:
+            continue
+        for place in larger(q.cluster):
+            if (held := _fit(q.but(cluster=place), first)).fits:
+                yield f"{place.key}{kind} (TP {int(held.question.plan.tp)} x PP {int(held.question.plan.pp)} fits)"
+                break
+    for dtype in _smaller(put):
+        if all(_fit(q, dtype).fits for q in pools.values()):
             yield f"weights in {dtype} (--dtype {dtype})"
             break
+
+
+def _fit(q: Question, dtype: str) -> Fit:
+    return holds(q.but(weights_dtype=dtype), chosen=False)
 
 
 def larger(here: Cluster) -> Iterator[Cluster]:

@@ -29,12 +29,13 @@ from commtax.planner.columns import (
     request_s,
     worth,
 )
-from commtax.planner.copies import Roomy, sizes
+from commtax.planner.copies import Roomy, most_each, sizes
 from commtax.planner.space import Space, space
 from commtax.planner.splits import split, why_none
-from commtax.question import Question
+from commtax.question import MAX_CONCURRENCY, Question
 from commtax.statement import Refusal
 from commtax.verbs import checking
+from commtax.verbs.apart import where_prompts_run
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
 
@@ -75,8 +76,21 @@ def _check(q: Question) -> None:
     if goal.objective not in OBJECTIVES:
         raise Refusal(f"objective '{goal.objective}': one of {', '.join(OBJECTIVES)}", "objective", OBJECTIVES)
     checking.spread(wanted.spread)
-    positive(goal.max_concurrency, "max_concurrency")
+    if wanted.prefill_cluster:
+        _check_pools(q)
+    if goal.max_concurrency is not None:
+        positive(goal.max_concurrency, "max_concurrency")
     money.check(goal)
+
+
+def _check_pools(q: Question) -> None:
+    """A cluster for prompts belongs to plans with workers of their own for them, and to requests that decode."""
+    wanted = q.requests
+    name = f"prefill_cluster={wanted.prefill_cluster.key if wanted.prefill_cluster else ''}"
+    if not wanted.disaggregated:
+        raise Refusal(f"{name}: belongs to disaggregated plans, and disaggregated=False leaves those out", "prefill_cluster")
+    if wanted.output_len == 1:
+        raise Refusal(f"{name}: one output token leaves nothing to decode elsewhere; output_len is at least 2", "prefill_cluster")
 
 
 def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
@@ -89,10 +103,21 @@ def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
         lost, count = lost + reasons_, count + several
         if len(roomy):
             found.append(Roomy(base, roomy, index, by))
-    points = Columns.joined([*(search(one) for one in found), split(found)])
+    if q.requests.prefill_cluster:
+        lost = _lost_on_either(q, index, lost)
+    shared = [] if q.requests.prefill_cluster else [search(one) for one in found]  # whose GPUs are of one kind
+    points = Columns.joined([*shared, split(found)])
     if found and q.requests.disaggregated and not np.any(points.mode == 1):
         lost.append(Rejected(APART + reasons.in_type(q, index), why_none(found[0].question, found[0].plans)))
     return points, lost, count
+
+
+def _lost_on_either(q: Question, index: int, lost: list[Rejected]) -> list[Rejected]:
+    """Families that are illegal, and those without room, named by what they would do where only one of both clusters lacks it."""
+    ahead = having_room(where_prompts_run(q), index, exchanges(q)[0])[2]
+    both = [r for r in dict.fromkeys([*lost, *ahead]) if r.rule or (r in lost and r in ahead)]
+    own = ((r, work) for rows, work in ((lost, "to decode"), (ahead, "for prompts")) for r in rows if r not in both)
+    return [*both, *(replace(r, family=f"{r.family} {work}") for r, work in own)]
 
 
 def having_room(q: Question, index: int, exchange: Exchange) -> tuple[Question, Space, list[Rejected], int]:
@@ -108,7 +133,7 @@ def having_room(q: Question, index: int, exchange: Exchange) -> tuple[Question, 
     legal = replace(legal, kv_tokens=np.asarray(cache_tokens(every)))
     fits = (legal.kv_tokens >= q.requests.tokens + state_tokens(every)) & (state_places(every, legal.kv_tokens) >= 1)
     lost += [] if exchange.wide else reasons.too_large(put, legal, fits, index)
-    return base, legal.take(fits), lost, len(whole) * q.goal.max_concurrency
+    return base, legal.take(fits & (most_each(q, legal.dp) > 0)), lost, len(whole) * (q.goal.max_concurrency or MAX_CONCURRENCY)
 
 
 def search(of: Roomy) -> Columns:
@@ -178,7 +203,7 @@ def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
     answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), rejected=(*answer.rejected, *slow))
     if not len(plans):
         return answer
-    first = simplest(complexity(plans, q.cluster), worth(q, plans), margin(q))
+    first = simplest(complexity(plans, q.cluster, q.requests.prefill_cluster), worth(q, plans), margin(q))
     answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if trades(q) else ())
     return replace(answer, rejected=(*answer.rejected, *reasons.behind(answer)))
 
@@ -196,7 +221,9 @@ def _places(q: Question, every: Columns) -> Iterator[Place]:
         ranked = _ranking([np.round(np.log(value), 11), *order(q, every)])
         first = ranked[_firsts(family(every)[ranked])]
         plans = every.take(first)
-        yield Place(name, PLACES[name], plans, simplest(complexity(plans, q.cluster), value[first], within))
+        yield Place(
+            name, PLACES[name], plans, simplest(complexity(plans, q.cluster, q.requests.prefill_cluster), value[first], within)
+        )
 
 
 def best_first(q: Question, every: Columns) -> tuple[Columns, Columns]:

@@ -30,7 +30,9 @@ class Placed(NamedTuple):
     @property
     def money(self) -> Money:
         rows = self.answer.plans
-        return of_plan(self.answer.question, int(rows.gpus[self.row]), float(rows.tokens_per_s[self.row]))
+        return of_plan(
+            self.answer.question, int(rows.gpus[self.row]), float(rows.tokens_per_s[self.row]), int(rows.prefill_gpus[self.row])
+        )
 
 
 @dataclass(frozen=True, slots=True)

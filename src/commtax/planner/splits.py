@@ -13,18 +13,19 @@ from commtax.arrays import different
 from commtax.cost import legality
 from commtax.cost.network import Decoding, Network, Prompting, flow, prompt_wait_s
 from commtax.cost.serving import Load, Steps, closed_loop, prompts_apart, running
-from commtax.planner.columns import NO_SERVING, Array, Columns, cached
-from commtax.planner.copies import Roomy, surely
-from commtax.planner.space import Space, beside
+from commtax.planner.columns import NO_SERVING, Array, Columns, cached, exchanges
+from commtax.planner.copies import Roomy, most_each, surely
+from commtax.planner.money import paid
+from commtax.planner.space import Space, beside, replicas, space
 from commtax.question import EVEN, Goal, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Number, Plan
 from commtax.units import plural
-from commtax.verbs.apart import Apart, decoding_of, network_of, prompting_of
+from commtax.verbs.apart import Apart, decoding_of, network_of, prompting_of, where_prompts_run
 from commtax.verbs.asking import laid
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.serving import Simulation, serve
-from commtax.verbs.steps import BULK, decoding, step_bill
+from commtax.verbs.steps import decoding, step_bill
 
 COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
 """Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""
@@ -132,7 +133,7 @@ def split(found: Sequence[Roomy]) -> Columns:
     parts = list[Columns]()
     for of in found:
         ahead = dict[bool, Prompters]()
-        for i in _plain(of.question, of.plans).tolist():
+        for i in _plain(of.question, of.plans, wanted.prefill_cluster is not None).tolist():
             spread = bool(of.plans.ep[i] > 1)
             if spread not in ahead:
                 ahead[spread] = _prompters(of, load, sizes, spread)
@@ -141,15 +142,22 @@ def split(found: Sequence[Roomy]) -> Columns:
     return Columns.joined(parts)
 
 
-def _plain(base: Question, plans: Space) -> Array:
-    """Workers of tp alone inside a fast domain, or of attention data parallelism alone, that leave GPUs for others."""
+def _plain(base: Question, plans: Space, alone: bool) -> Array:
+    """Workers of tp alone inside a fast domain, or of attention data parallelism alone; they leave GPUs for others, unless those
+    have a cluster of their own."""
     inside = (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= base.cluster.domain)
-    return np.flatnonzero((plans.pp == 1) & (inside | ((plans.tp == 1) & (plans.dp > 1))) & (plans.group < base.cluster.num_gpus))
+    leaves = plans.group < base.cluster.num_gpus + alone
+    return np.flatnonzero((plans.pp == 1) & (inside | ((plans.tp == 1) & (plans.dp > 1))) & leaves)
 
 
 def _workers(found: Sequence[Roomy]) -> Array:
-    """(tp, dp) of all workers that have room, whichever way their experts are reached."""
-    several = [np.stack([of.plans.tp[plain], of.plans.dp[plain]]) for of in found for plain in [_plain(of.question, of.plans)]]
+    """(tp, dp) of all workers that have room, whichever way experts are reached; on a cluster of their own of all legal ones."""
+    pools, base = [(of.question, of.plans) for of in found], found[0].question
+    alone = base.requests.prefill_cluster is not None
+    if alone:
+        ahead = where_prompts_run(base)
+        pools = [(ahead, space(ahead, exchange).legal) for exchange in exchanges(base)]
+    several = [np.stack([plans.tp[plain], plans.dp[plain]]) for q, plans in pools for plain in [_plain(q, plans, alone)]]
     return np.asarray(different(np.concatenate(several, axis=1), axis=1))
 
 
@@ -157,26 +165,24 @@ def _prompters(of: Roomy, load: Load, sizes: Array, spread: bool) -> Prompters:
     """Those of all kinds that are legal and have room where decode workers spread their experts or not."""
     (tp, dp), base = sizes, of.question
     ep = tp * dp if spread else np.where(dp > 1, dp, 1)
-    legal = legality.codes(base.model, base.cluster, replace(base.plan, tp=tp, dp=dp, ep=ep), base.engine) == 0
-    asked = _ahead(base, tp[legal], dp[legal], ep[legal])
+    every = where_prompts_run(base, tp=tp, dp=dp, ep=ep)
+    legal = legality.codes(base.model, every.cluster, every.plan, every.engine) == 0
+    asked = where_prompts_run(base, tp=tp[legal], dp=dp[legal], ep=ep[legal])
     kv = np.broadcast_to(cache_tokens(asked), legal.sum())
     roomy = kv >= base.requests.tokens
-    asked, kv = _ahead(base, *(size[legal][roomy] for size in (tp, dp, ep))), kv[roomy]
+    asked, kv = where_prompts_run(base, tp=tp[legal][roomy], dp=dp[legal][roomy], ep=ep[legal][roomy]), kv[roomy]
     priced = prompting_of(asked, load, 1, kv)[0]
     columns = (np.broadcast_to(x, kv.shape) for x in (priced.one_s, priced.more_s, priced.most, priced.ranks))
-    return Prompters(asked.plan, Prompting(1, *columns), _sure_ttft(asked, kv))
+    return Prompters(asked.plan, Prompting(1, *columns), _sure_ttft(asked, kv, base))
 
 
-def _ahead(base: Question, tp: Array, dp: Array, ep: Array) -> Question:
-    backend = base.what_if.ep_backend
-    return laid(base, tp=tp, dp=dp, ep=ep, ep_backend=BULK.get(backend, backend))
-
-
-def _sure_ttft(asked: Question, kv: Array) -> Array:
+def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
     """How many times as long TTFT of a request alone is with the confidence that is wanted."""
     if not len(kv) or asked.goal.ttft_s == np.inf:
         return np.ones(len(kv))
     alone = serve(asked.but(concurrency=asked.plan.dp, kv_tokens=kv, disaggregated=False))
+    if base.requests.prefill_cluster:  # ranges are those of both chips, whichever does what
+        alone = replace(alone, question=alone.question.but(prefill_cluster=base.cluster))
     return np.broadcast_to(surely(alone, "ttft_s") / alone.ttft_s, kv.shape)
 
 
@@ -189,9 +195,11 @@ def _copies(of: Roomy, i: int, load: Load, ahead: Prompters) -> Copies:
 
 def why_none(base: Question, roomy: Space) -> str:
     """Why there is no split at all."""
-    place = base.cluster
+    place, ahead = base.cluster, base.requests.prefill_cluster
     if base.requests.output_len == 1:
         return "one output token leaves nothing to decode"
+    if ahead:
+        return f"no worker for prompts has room for a request on {ahead.key}"
     least = int(roomy.group.min())
     return f"a worker needs {plural(least, 'GPU')}, two need {2 * least}, and {place.key} has {place.num_gpus}"
 
@@ -220,8 +228,10 @@ def _splits(of: Copies) -> tuple[Rows, bool]:
     For tokens a GPU or for fewest GPUs every small split counts. Else more prompt workers are never worse, as long as they
     stay in the copies' own domain or have left it anyway: all that fit, and help.
     """
-    cluster = of.question.cluster
+    cluster, ahead = of.question.cluster, of.question.requests.prefill_cluster
     small = of.question.goal.objective in ("cost", "gpus")
+    if ahead:
+        return _on_both(of, ahead, small), not small
     one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
     places = (cluster, one) if cluster.num_gpus > cluster.domain and not small else (cluster,)
     found = [(kind, *_beside(place, of.group, n, small)) for kind, n in enumerate(of.ahead.group.tolist()) for place in places]
@@ -244,13 +254,31 @@ def _beside(place: Cluster, group: int, ahead: int, small: bool) -> tuple[Array,
     return copies[fits], workers[fits]
 
 
+def _on_both(of: Copies, ahead: Cluster, small: bool) -> Rows:
+    """Copies on their cluster and prompt workers on another: all that fit there, or of small splits any number."""
+    own, sizes = of.question, of.ahead.plan
+    most = int(replicas(np.array([of.group]), np.array([int(own.plan.tp)]), own.cluster)[0])
+    room = replicas(of.ahead.group, np.asarray(sizes.tp), ahead)
+    found = [np.array([], dtype=int).reshape(3, 0)]
+    for kind, (group, fit) in enumerate(zip(of.ahead.group.tolist(), room.tolist(), strict=True)):
+        limit = max(SMALL, 4 * max(of.group, group))  # GPUs of a small split
+        copies = COPIES[(min(most, limit // of.group) if small else most) >= COPIES]
+        workers = np.arange(1, min(fit, limit // group) + 1) if small else np.array([fit][: int(fit > 0)])
+        pairs = np.stack(np.meshgrid(copies, workers, indexing="ij")).reshape(2, -1)
+        pairs = pairs[:, pairs[0] * of.group + pairs[1] * group <= limit] if small else pairs
+        found.append(np.stack([np.full(pairs.shape[1], kind), *pairs]))
+    return Rows(*np.concatenate(found, axis=1))
+
+
 def _rows(of: Copies, roomy: Roomy) -> Columns:
     """The loads of each split that may be listed, or drawn on the front: of some loads, and the most of each split that is good."""
     rows, fewer = _splits(of)
-    if not len(rows.copies):
+    most = most_each(of.question, rows.copies * of.ranks)
+    rows, most = rows.take(np.flatnonzero(most)), most[most > 0]
+    if not len(most):
         return NO_SERVING
     free = of.free() if fewer else None
-    loads = np.broadcast_to(of.loads, (len(rows.copies), len(of.loads)))
+    loads = np.minimum(of.loads, most[:, None])
     grid = _priced(of, rows, loads, free)
     parts = [{name: value[_kept(of.question.goal, grid)] for name, value in grid.items()}]
     parts += _between(of, rows, loads, grid["good"], free)
@@ -330,6 +358,7 @@ def _priced(of: Copies, rows: Rows, loads: Array, free: Free | None) -> dict[str
         **times,
         "tokens_per_s": clients / request_s * of.load.output_len,
         "kv_headroom": 1 - np.minimum(passed.seqs, loads) * cached(q) / of.kv_tokens,
+        "prefill_gpus": workers * ahead.group[kind],
         "request_s": request_s,
         "over": over,
         "good": over <= 1,
@@ -338,7 +367,7 @@ def _priced(of: Copies, rows: Rows, loads: Array, free: Free | None) -> dict[str
 
 
 def _columns(of: Copies, priced: dict[str, Array], roomy: Roomy) -> Columns:
-    shown = {name: value for name, value in priced.items() if name not in ("request_s", "over", "good")}
+    shown = {name: value for name, value in priced.items() if name not in ("prefill_gpus", "request_s", "over", "good")}
     plan, kinds = of.question.plan, {"mode": 1, "dtype": roomy.dtype, "exchange": roomy.exchange}
     return Columns.of(len(shown["gpus"]), **kinds, tp=plan.tp, pp=1, dp=plan.dp, ep=plan.ep, **shown)
 
@@ -347,7 +376,8 @@ def _kept(goal: Goal, grid: dict[str, Array]) -> Array:
     """Of the loads (columns) of splits (rows): the best of each split that meets the limits, or the nearest, and of each load the
     split with most for each GPU; without limits also the shortest requests of each split."""
     over, good, rate = grid["over"], grid["good"], grid["tokens_per_s"]
-    value = {"throughput": rate, "latency": 1 / grid["request_s"]}.get(goal.objective, rate / grid["gpus"])
+    each = paid(goal, grid["gpus"], grid["prefill_gpus"]) if goal.objective == "cost" else grid["gpus"]
+    value = {"throughput": rate, "latency": 1 / grid["request_s"]}.get(goal.objective, rate / each)
     rows, loads = np.arange(len(over)), np.arange(over.shape[1])
     kept = np.zeros(over.shape, dtype=bool)
     kept[rows, np.where(good.any(1), np.where(good, value, -np.inf).argmax(1), over.argmin(1))] = True

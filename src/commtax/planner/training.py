@@ -79,10 +79,18 @@ def _kinds(base: Question) -> Iterator[Question]:
     """ZeRO stages, recomputation and schedules that the engine has."""
     trains = base.engine.trains
     stages = (trains.zero,) if trains.master_is_parameter else (0, 1, 3) if trains.zero == 3 else (0, 1)
-    for zero, recompute in itertools.product(stages, ["none", "full"] + (["selective"] if trains.selective else [])):
+    partly = [*(["selective"] if trains.selective else []), *_light(base)]
+    for zero, recompute in itertools.product(stages, ["none", "full", *partly]):
         yield base.but(zero=zero, recompute=recompute)
         for chunks in CHUNKS:
             yield base.but(zero=zero, recompute=recompute, schedule="interleaved", chunks=chunks)
+
+
+def _light(base: Question) -> list[str]:
+    """Modules of a mixture whose recomputation takes next to no time, where the engine recomputes by name."""
+    if base.model.experts is None or base.engine.trains.selective != "attention":
+        return []
+    return [",".join(["layernorm", *(["mla_up_proj"] if base.model.attention.latent else []), "moe_act"])]
 
 
 def _grid(base: Question) -> Grid:

@@ -1,7 +1,7 @@
 """Answers as JSON documents: one typed record each, units in the names of its fields."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -63,6 +63,7 @@ class Named:
     model: str
     cluster: str
     engine: str
+    prefill_cluster: str = field(default=LEFT_OUT, kw_only=True)  # where prompts run, where that is another
 
 
 PLAN = (
@@ -97,8 +98,14 @@ def _beside(plan: Plan) -> tuple[str, ...]:
 
 def named(asked: Question, schema: str) -> dict[str, object]:
     """The fields of ``Named``."""
-    engine = f"{asked.engine.key}@{asked.engine.version}"
-    return {"schema": schema, "model": asked.model.key, "cluster": asked.cluster.key, "engine": engine}
+    ahead = asked.requests.prefill_cluster
+    return {
+        "schema": schema,
+        "model": asked.model.key,
+        "cluster": asked.cluster.key,
+        "engine": f"{asked.engine.key}@{asked.engine.version}",
+        "prefill_cluster": ahead.key if ahead else LEFT_OUT,
+    }
 
 
 def question(asked: Question, schema: str) -> dict[str, object]:

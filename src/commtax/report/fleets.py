@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from math import inf, isinf, isnan
 
-from commtax.planner.contest import sustained
+from commtax.planner.choosing import margin
+from commtax.planner.contest import burden, sustained
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
 from commtax.planner.trials import COUNTED, EACH, Trial
@@ -11,7 +12,7 @@ from commtax.records import dataclass
 from commtax.report.documents import Record, facts, filled
 from commtax.report.drawn import Console
 from commtax.report.money import COUNTS, counted_note, million, price_notes, spent, spent_record
-from commtax.report.planning import MOST_REJECTED, shortened, spread_notes
+from commtax.report.planning import MOST_REJECTED, ranks, shortened, spread_notes
 from commtax.report.tables import between, notes, say, show_table, sized
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
@@ -31,7 +32,7 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
         say(console, "Interrupted: the best so far; better ones may be missing.", "bold red")
     if a.plans:
         say(console, _sentence(a), "bold yellow")
-        for line in _dollars(a):
+        for line in (*_beaten(a), *_dollars(a)):
             say(console, f"  {line}")
         _show_ranking(console, a, a.plans)
     else:
@@ -53,7 +54,7 @@ def _asked(a: FleetPlans) -> str:
 
 
 def _sentence(a: FleetPlans) -> str:
-    best, q = a.plans[0], a.plans[0].layout.question
+    best, q = a.plans[a.recommended], a.plans[a.recommended].layout.question
     names = dict.fromkeys((*(name for name, _ in q.goal.slo), *SHOWN))
     times = [f"{limit_name(name)} {format_seconds(best.figures[name])}{_range(best, name)}" for name in list(names)[:3]]
     used = f"{q.offered.request_rate / best.capacity:.0%} of the {best.capacity:.3g} requests/s that it answers at most"
@@ -61,12 +62,28 @@ def _sentence(a: FleetPlans) -> str:
     place = f" on {q.cluster.key}" if len(a.questions) > 1 else ""
     sure = [f"limits are kept with {percent(best.kept)}"] if best.kept is not None else []
     known = sure + [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
-    return f"Run {gpu_words(best)}{place}: {', '.join(times)}; {'; '.join(known)}."
+    role = "Recommended" if a.recommended else "Recommended and best"
+    return f"{role}: {gpu_words(best)}{place}: {', '.join(times)}; {'; '.join(known)}."
+
+
+def _beaten(a: FleetPlans) -> Iterator[str]:
+    """By how much the best beats the recommended fleet, where they are not one."""
+    if not a.recommended:
+        return
+    best, own = a.plans[0], a.plans[a.recommended]
+    more = burden(own) / burden(best) - 1
+    gain = f"{more:.0%} less of what counts ({WANTED[a.objective]})" if more > 0.005 else "as good in what counts"
+    within = f"within the margin of {percent(margin(a.question))} (--margin), measure both"
+    yield f"best: {gpu_words(best)}, {gain}{_grows(best)}: {within}"
+
+
+def _grows(trial: Trial) -> str:
+    return f", and its rate may grow by {trial.growth:.0%}" if trial.growth >= 0 else ""
 
 
 def _dollars(a: FleetPlans) -> Iterator[str]:
     """What the fleet costs, what a million tokens cost as asked and at full load, and who is cheaper when full."""
-    best, m = a.plans[0], a.plans[0].money
+    best, m = a.plans[a.recommended], a.plans[a.recommended].money
     if not m.usd_per_million_tokens:
         return
     used = f", {m.used:.0%} of it used" if m.used is not None else ""
@@ -104,7 +121,7 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
     several, costs = len(a.questions) > 1, [t.money for t in rows]
     limits = dict.fromkeys((*SHOWN, *(name for name, _ in a.question.goal.slo)))
     columns = {
-        "": [str(i + 1) for i in range(len(rows))],
+        "": ranks(range(len(rows)), a.recommended if rows is a.plans else None),
         "plan": [gpu_words(t) for t in rows],
         **({"cluster": [t.layout.question.cluster.key for t in rows]} if several else {}),
     }
@@ -188,6 +205,9 @@ class Fleets:
     simulated: int
     requests_counted: int
     requests_warmup: int
+    margin: float
+    recommended: Record | None
+    best: Record | None
     plans: list[Record]
     near: list[Record]
     rejected: list[Record]
@@ -210,10 +230,13 @@ def fleets_document(a: FleetPlans) -> Fleets:
         limits_s={_key(name): limit for name, limit in q.goal.slo},
         requests_counted=counted,
         requests_warmup=warmup,
+        margin=margin(q),
+        recommended=_row(a.plans[a.recommended]) if a.plans else None,
+        best=_row(a.plans[0]) if a.plans else None,
         plans=[_row(trial) for trial in a.plans],
         near=[{**_row(trial), "obstacle": obstacle(trial)} for trial in a.near],
         rejected=[facts(lost, "family", "reason") for lost in a.rejected],
-        verdict=" ".join([_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in _dollars(a))])
+        verdict=" ".join([_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in (*_beaten(a), *_dollars(a)))])
         if a.plans
         else "no plan holds",
         notes=_notes(a),

@@ -46,19 +46,26 @@ def spent(m: Money) -> str:
     return f"${m.usd_per_hour:,.2f} an hour, ${m.usd_per_month:,.0f} a month, ${m.usd_per_year:,.0f} a year"
 
 
-def plan_notes(q: Question, gpus: int, output_tokens_per_s: float) -> list[str]:
-    """What a plan in a closed loop costs."""
-    m, notes = of_plan(q, gpus, output_tokens_per_s), price_notes([q])
+def _pools(q: Question) -> list[Question]:
+    """Of each cluster, with its own price."""
+    prices = (q.goal.prefill_usd_per_gpu_hour, q.goal.usd_per_gpu_hour)[-len(q.places) :]
+    each = zip(q.places, prices, strict=True)
+    return [q.but(cluster=c, prefill_cluster=None, usd_per_gpu_hour=usd or c.chip.usd_per_gpu_hour) for c, usd in each]
+
+
+def plan_notes(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> list[str]:
+    """What a plan in a closed loop costs, ``prompting`` of whose GPUs compute prompts alone."""
+    m, notes = of_plan(q, gpus, output_tokens_per_s, prompting), price_notes(_pools(q) if len(q.places) > 1 else [q])
     if not m.usd_per_hour:
-        return [f"{notes[0]}; plans are ranked by tokens/s a GPU"] if q.goal.objective == "cost" else notes
+        return [f"{'; '.join(notes)}; plans are ranked by tokens/s a GPU"] if q.goal.objective == "cost" else notes
     tokens = f"${million(m.usd_per_million_tokens)} a million {COUNTS[q.goal.cost_of]} at this load"
-    idle = " without those that idle" if gpus < q.cluster.num_gpus else ""
-    return [f"{notes[0]}; {plural(gpus, 'GPU')}{idle}: {spent(m)}; {tokens}", counted_note(q)]
+    idle = " without those that idle" if gpus < q.gpus_there else ""
+    return [f"{'; '.join(notes)}; {plural(gpus, 'GPU')}{idle}: {spent(m)}; {tokens}", counted_note(q)]
 
 
-def page_note(q: Question, gpus: int, output_tokens_per_s: float) -> str:
+def page_note(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> str:
     """The same for the page, by either count of tokens."""
-    each = [of_plan(q.but(cost_of=of), gpus, output_tokens_per_s) for of in COUNTED]
+    each = [of_plan(q.but(cost_of=of), gpus, output_tokens_per_s, prompting) for of in COUNTED]
     if not each[0].usd_per_hour:
         return f"no price is known for {q.cluster.chip.key}"
     tokens = f"${million(each[0].usd_per_million_tokens)} a million output tokens"

@@ -21,7 +21,7 @@ from commtax.report.drawn import Console, Text
 from commtax.report.money import million, plan_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.serving import basis_words
-from commtax.report.tables import notes, say, show_table, sized
+from commtax.report.tables import notes, say, show_table, sized_places
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.confidence import percent
@@ -41,7 +41,7 @@ def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = N
     """The sentence first: what to run, and why."""
     q, remarks = a.question, tuple[str, ...]()
     engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
-    say(console, f"{q.model.key} on {sized(q.cluster)}, {engine}: {_asked(a)}", "bold")
+    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {_asked(a)}", "bold")
     if not len(a.plans):
         _nothing_trains(console, a) if a.trains else _nothing_serves(console, a)
     else:
@@ -88,8 +88,9 @@ def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]
     _show_ranking(console, a, a.plans, top)
     for line in _scatter(a):
         console.print(line, soft_wrap=True)
-    usd = plan_notes(a.question, int(a.plans.gpus[a.recommended]), float(a.plans.tokens_per_s[a.recommended]))
-    ranges = f"host times of {a.question.engine.key} {basis_words(a.simulation(a.plans, a.recommended))}"
+    rows, own = a.plans, a.recommended
+    usd = plan_notes(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
+    ranges = f"host times of {a.question.engine.key} {basis_words(a.simulation(rows, own))}"
     return DEFINITION, lengths_note(a.question.requests.spread), *usd, *spread_notes(a.question), ranges
 
 
@@ -155,7 +156,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) ->
     usd, price, whole = a.usd_per_million_tokens(rows), a.question.goal.usd_per_gpu_hour, request_s(a.question, rows)
     ranges = [a.range_of(rows, i, "tokens_per_s") for i in first]
     columns = {
-        "": _ranks(first, own),
+        "": ranks(first, own),
         "plan": [a.gpu_words(rows, i) + in_type(a.question, int(rows.dtype[i])) for i in first],
         ">clients": [f"{int(rows.concurrency[i]):,}" for i in first],
         ">TTFT": [format_seconds(rows.ttft_s[i]) for i in first],
@@ -178,7 +179,7 @@ def _listed(rows: Any, top: int, recommended: int | None) -> list[int]:
     return [*range(min(top, len(rows))), *([recommended] if recommended is not None and recommended >= top else [])]
 
 
-def _ranks(listed: Sequence[int], recommended: int | None) -> list[str]:
+def ranks(listed: Sequence[int], recommended: int | None) -> list[str]:
     """Places in a ranking, and which is the best and which the recommended plan."""
     if recommended is None:
         return [str(i + 1) for i in listed]
@@ -381,7 +382,7 @@ def served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
         **_at(rows, i, "tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency"),
-        "idle_gpus": a.question.cluster.num_gpus - rows.gpus[i],
+        "idle_gpus": a.question.gpus_there - rows.gpus[i],
         **(_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
         **({"ep_backend": exchange.backend, "redundant_experts": exchange.redundant} if exchange.wide else {}),
         "kind": choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), a.question.cluster)[0])],
@@ -394,7 +395,7 @@ def served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
         "limits_kept_with": a.kept(rows, i) if a.question.goal.times else None,
         **_at(rows, i, "tokens_per_s_per_user"),
         **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
-        **spent_record(of_plan(a.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]))),
+        **spent_record(of_plan(a.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))),
         "usd_per_million_tokens": a.usd_per_million_tokens(rows)[i] if a.question.goal.usd_per_gpu_hour else None,
         "exposed_comm_fraction": a.step_of(rows, i).comm_fraction,
         "verdict": a.gpu_words(rows, i),
@@ -411,7 +412,7 @@ def plot_front(a: ServingPlans, path: Path) -> None:
             signs = style(index, linestyle="", label=f"TP {int(tp)}")
             axes.plot(own.tokens_per_s_per_user, own.tokens_per_s_per_gpu, **signs)
         axes.set(xlabel="tokens/s a user", ylabel="tokens/s a GPU")
-        axes.set_title(no_formula(f"{a.question.model.key} on {a.question.cluster.key}, {_asked(a)}"), loc="left", fontsize=10)
+        axes.set_title(no_formula(f"{a.question.model.key} on {sized_places(a.question)}, {_asked(a)}"), loc="left", fontsize=10)
         axes.grid(True, alpha=0.3)
         axes.legend()
 
@@ -421,7 +422,7 @@ def plot_front(a: ServingPlans, path: Path) -> None:
 def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
     first = _listed(rows, top, recommended)
     columns = {
-        "": _ranks(first, recommended),
+        "": ranks(first, recommended),
         "plan": [a.gpu_words(rows, i) for i in first],
         ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
         "kind": [a.kind_words(rows, i) for i in first],

@@ -39,7 +39,7 @@ class ServeDocument(Asked):
 
 def outcome_document(o: Outcome, slo: Slo) -> Row:
     """``simulate --json`` of requests in time."""
-    asked = question(o.question, "commtax.serve/1") | {"gpus": o.num_gpus, "idle_gpus": o.question.cluster.num_gpus - o.num_gpus}
+    asked = question(o.question, "commtax.serve/1") | {"gpus": o.num_gpus, "idle_gpus": o.question.gpus_there - o.num_gpus}
     finite = not (o.closed or isinf(o.offered_rate))
     document = filled(
         ServeDocument,

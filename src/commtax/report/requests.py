@@ -7,7 +7,7 @@ from commtax.report.serving import basis_words
 from commtax.report.tables import headline, notes, say, show_table
 from commtax.spec.stream import Lengths
 from commtax.units import format_seconds, plural
-from commtax.verbs.apart import prompter
+from commtax.verbs.apart import describe_pools, prompter
 from commtax.verbs.asking import describe_gpus, describe_layout
 from commtax.verbs.goodput import NEEDED, UPPER, Slo
 from commtax.verbs.requests import Outcome
@@ -84,8 +84,9 @@ def fleet_words(o: Outcome) -> str:
     plan, wanted = o.question.plan, o.question.requests
     if o.fleet.prompts is None:
         return describe_gpus(plan)
-    prompts = f"{wanted.prefill_workers or 1} x {describe_layout(prompter(o.question).plan)} for prompts"
-    return f"{o.num_gpus} GPUs = {prompts} + {wanted.decode_workers or 1} x {describe_layout(plan)} to decode"
+    prompts = f"{wanted.prefill_workers or 1} x {describe_layout(prompter(o.question).plan)}"
+    decode = f"{wanted.decode_workers or 1} x {describe_layout(plan)}"
+    return f"{o.num_gpus} GPUs = {describe_pools(o.question, prompts, decode)}"
 
 
 def _asked(o: Outcome) -> str:

@@ -1,6 +1,7 @@
 """Closed-loop serving for a terminal and as a document."""
 
 import math
+from itertools import chain
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from commtax.report.drawn import Console
 from commtax.report.tables import headline, notes, say, show_shares, show_table
 from commtax.spec import Number
 from commtax.units import format_mean, format_seconds, plural
+from commtax.verbs.apart import describe_pools
 from commtax.verbs.asking import describe_gpus, describe_layout
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.serving import Simulation
@@ -103,17 +105,17 @@ def _gpus(s: Simulation) -> str:
     """The GPUs in words; of both kinds of workers where there are two."""
     if s.apart is None:
         return describe_gpus(s.question.plan)
-    prompts = f"{s.apart.workers or 'enough'} x {describe_layout(s.apart.plan)} for prompts"
+    prompts = f"{s.apart.workers or 'enough'} x {describe_layout(s.apart.plan)}"
     copies = f"{int(s.apart.copies)} x " if np.ndim(s.apart.copies) == 0 else "enough x "
     total = f"{int(s.num_gpus)} GPUs = " if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else ""
-    return f"{total}{prompts} + {copies}{describe_layout(s.question.plan)} to decode"
+    return total + describe_pools(s.question, prompts, f"{copies}{describe_layout(s.question.plan)}")
 
 
 def _mixture(s: Simulation) -> str:
     """What the engine's steps are, in words."""
     engine = s.question.engine
     chunks = math.ceil(float(s.steps.chunks))
-    cut = f"in {chunks} chunks of at most {step_limits(s.question)[0]:,} tokens" if chunks > 1 else "in one step"
+    cut = f"in {chunks} chunks of at most {step_limits(s.prompts)[0]:,} tokens" if chunks > 1 else "in one step"
     how = "alone, before decoding goes on" if engine.serves.prefill_first else "beside the decodes"
     how = "on a worker of its own" if s.apart else how
     return (
@@ -136,7 +138,7 @@ def basis_words(s: Simulation) -> str:
     if basis == "assumed":
         return "and ranges assumed"
     if engine.host.pooled and not engine.host.host_label:
-        return f"transferred from published runs{_without(unseen(s.setting))}"
+        return f"transferred from published runs{_without(tuple(dict.fromkeys(chain(*map(unseen, s.settings)))))}"
     where = " and ".join(engine.host.served_on)
     return f"transferred from published runs on {where}; ranges are wider by those of the steps here"
 
@@ -195,7 +197,7 @@ def simulation_document(s: Simulation) -> SimulationDocument:
         SimulationDocument,
         s,
         s.requests,
-        max_batched_tokens=step_limits(s.question)[0],
+        max_batched_tokens=step_limits(s.prompts)[0],
         num_prompts=s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None,
         fits=holds_one(s),
         calibrated=s.basis == "calibrated",
@@ -215,5 +217,5 @@ def _workers(s: Simulation) -> dict[str, object]:
         "prompt_workers": {"workers": s.apart.workers, **facts(s.apart.plan, "tp", "pp", "dp", "ep"), "kv_tokens": room},
         "decode_workers": s.apart.copies if np.ndim(s.apart.copies) == 0 else None,
         "gpus": gpus,
-        "idle_gpus": None if gpus is None else s.question.cluster.num_gpus - gpus,
+        "idle_gpus": None if gpus is None else s.question.gpus_there - gpus,
     }

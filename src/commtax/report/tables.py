@@ -49,6 +49,10 @@ def notes(console: Console, remarks: Iterable[str]) -> None:
 
 def where(asked: Question) -> str:
     """The cluster and its links, in words."""
+    if len(asked.places) > 1:
+        ahead, own = (where(asked.but(cluster=place, prefill_cluster=None)) for place in asked.places)
+        slower = min((place.inter for place in asked.places), key=lambda link: link.bandwidth_Bps)
+        return f"{ahead} for prompts and {own} to decode, {slower.key} between them"
     c = asked.cluster
     pairs = f", pairs over {c.bridge.key}" if c.bridge else ""
     each = f" each {c.domain}" if c.domain > c.gpus_per_host and not c.is_one_domain else ""
@@ -61,6 +65,14 @@ def where(asked: Question) -> str:
 def sized(place: Cluster) -> str:
     """A cluster's name and its number of GPUs, which many names do not tell."""
     return f"{place.key} ({plural(place.num_gpus, 'GPU')})"
+
+
+def sized_places(q: Question) -> str:
+    """Where a question runs: its cluster, or that of prompts and that of decoding."""
+    if len(q.places) == 1:
+        return sized(q.cluster)
+    ahead, own = map(sized, q.places)
+    return f"{ahead} for prompts and {own} to decode"
 
 
 def headline(console: Console, asked: Question, gpus: str = "") -> None:

@@ -186,6 +186,7 @@ class TrainingHabits:
     attention: str = "fused"  # training: the chip's best kernel; or "flash2", "triton"; "unfused" writes the score matrix
     # What selective recomputation repeats: the "attention" core, every other of the "matmuls", or norms and "up-projections".
     selective: str = ""
+    keeps_quantised: bool = False  # inputs of products are kept for backward in the number format that they were multiplied in
     recompute_stops: bool = False  # recomputing a layer stops before its last product, whose output no gradient needs
     sequence_parallel: bool = False  # training: tensor parallelism comes with sequence parallelism
     narrow_gathers: bool = False  # … and gathers in fp8 what fp8 products take, in fp4 what those of fp4 take

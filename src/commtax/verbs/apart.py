@@ -1,16 +1,20 @@
 """Prompts on workers of their own, as ``cost.network`` takes them: both kinds of workers, and the wire between them."""
 
+from typing import Any
+
 import numpy as np
 
 from commtax.arrays import pick, remembered
 from commtax.cost import serving as loop
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
+from commtax.cost.memory import on_chip
 from commtax.cost.network import Decoding, Flow, Network, Prompting, Wire, nodes_to
 from commtax.cost.serving import Load
 from commtax.ledger import Bill
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
+from commtax.statement import Refusal
 from commtax.verbs.asking import laid
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import step_limits
@@ -47,8 +51,45 @@ def prompter(asked: Question) -> Question:
     tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
     dp = 1 if wanted.prefill_dp is None else int(positive(wanted.prefill_dp, "prefill_dp"))
     spread = (np.asarray(plan.ep) > 1) | (dp > 1 and asked.model.experts is not None)
-    backend = asked.what_if.ep_backend
-    return laid(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1), ep_backend=BULK.get(backend, backend))
+    return where_prompts_run(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1))
+
+
+def where_prompts_run(asked: Question, **sizes: Any) -> Question:
+    """The question of prompt workers of some sizes: on their own cluster where they have one, as the engine runs on its chip."""
+    backend, place = asked.what_if.ep_backend, asked.requests.prefill_cluster
+    if place:
+        asked = asked.but(cluster=place, engine=on_chip(asked.engine, place.chip), prefill_cluster=None)
+    return laid(asked, **sizes, ep_backend=BULK.get(backend, backend))
+
+
+def check_pools(asked: Question, ahead: Plan, counts: tuple[int | None, int | None]) -> None:
+    """Workers of both kinds that were asked for, and at least one of each, must be there: together, or each on its own cluster."""
+    names, own = ("prefill_workers", "decode_workers"), asked.cluster
+    several, each = [count or 1 for count in counts], (int(ahead.num_gpus), int(asked.plan.num_gpus))
+    if len(asked.places) > 1:
+        for name, kind, count, size, place in zip(names, ("for prompts", "to decode"), several, each, asked.places, strict=True):
+            if count * size > place.num_gpus:
+                needed = f"{count} x {size} GPUs {kind} = {count * size}"
+                raise Refusal(f"{name}={count}: {needed}, and {place.key} has {place.num_gpus}", name)
+        return
+    total = several[0] * each[0] + several[1] * each[1]
+    if total > own.num_gpus:
+        at = 0 if counts[0] else 1
+        needed = f"{several[0]} x {each[0]} GPUs for prompts + {several[1]} x {each[1]} to decode = {total}"
+        raise Refusal(f"{names[at]}={several[at]}: {needed}, and {own.key} has {own.num_gpus}", names[at])
+
+
+def check_apart(asked: Question) -> None:
+    """What belongs to disaggregated serving alone is refused elsewhere; that counts its servers in its own way."""
+    wanted, copies = asked.requests, asked.plan.replicas
+    if not wanted.disaggregated:
+        said = {name: getattr(wanted, name) for name in WORKERS} | {"prefill_cluster": wanted.prefill_cluster}
+        for name, value in said.items():
+            if value is not None:
+                text = value.key if isinstance(value, Cluster) else value
+                raise Refusal(f"{name}={text}: belongs to disaggregated serving", name)
+    elif np.any(np.asarray(copies) > 1):
+        raise Refusal(f"replicas={copies}: disaggregated serving counts its servers as decode_workers", "replicas")
 
 
 def network_of(
@@ -114,8 +155,11 @@ def wire_of(asked: Question, apart: Apart, tokens: Number) -> Wire:
 
     The GPUs of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them. A worker's
     links are those of all its ranks. GPUs of a host that share fewer NICs divide them among those that send, or that take.
+    Between two clusters caches always leave their hosts: by each one's own NICs, no faster than the slower of both.
     """
-    model, cluster, plan, ahead = asked.model, asked.cluster, asked.plan, apart.plan
+    if len(asked.places) > 1:
+        return _wire_between(asked, apart, tokens)
+    cluster, plan, ahead = asked.cluster, asked.plan, apart.plan
     nbytes, gpus = cache_bytes(asked, tokens), apart.gpus(plan)
     gpus = cluster.num_gpus if gpus is None else gpus
     crosses, two, rest = np.minimum(gpus, cluster.num_gpus) > cluster.domain, cluster.as_pairs.intra, cluster.intra
@@ -126,11 +170,40 @@ def wire_of(asked: Question, apart: Apart, tokens: Number) -> Wire:
         for leaving in (ahead.num_gpus * apart.senders, plan.num_gpus * apart.copies)
     )
     latency = pick(crosses, cluster.inter.latency_s, pick(alone, two.latency_s, rest.latency_s))
-    alone_s = latency + nbytes / np.minimum(plan.tp * taken, ahead.tp * sent)
-    return Wire(alone_s, nbytes * lone_ranks(model, ahead) / (ahead.num_gpus * sent), nbytes / (plan.num_gpus * taken))
+    return _wire(asked, ahead, nbytes, latency, sent, taken)
+
+
+def _wire_between(asked: Question, apart: Apart, tokens: Number) -> Wire:
+    plan, (here, there) = asked.plan, asked.places
+    sent = outside_Bps(here, apart.plan.num_gpus * apart.senders) * MOVING
+    taken = outside_Bps(there, plan.num_gpus * apart.copies) * MOVING
+    latency = max(here.inter.latency_s, there.inter.latency_s)
+    return _wire(asked, apart.plan, cache_bytes(asked, tokens), latency, sent, taken)
+
+
+def _wire(asked: Question, ahead: Plan, nbytes: Number, latency_s: Number, sent_Bps: Number, taken_Bps: Number) -> Wire:
+    """By what a GPU of either kind of worker sends and takes."""
+    plan = asked.plan
+    alone_s = latency_s + nbytes / np.minimum(plan.tp * taken_Bps, ahead.tp * sent_Bps)
+    out_s = nbytes * lone_ranks(asked.model, ahead) / (ahead.num_gpus * sent_Bps)
+    return Wire(alone_s, out_s, nbytes / (plan.num_gpus * taken_Bps))
 
 
 def outside_Bps(cluster: Cluster, gpus: Number) -> Number:
     """Of a GPU that leaves its host, while so many of the cluster do."""
     nics, each = cluster.nics_per_host, cluster.gpus_per_host
     return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
+
+
+def check_one_place(put: Question) -> Question:
+    """Fleets are sought where prompts run beside decoding."""
+    if ahead := put.requests.prefill_cluster:
+        rule = "fleets for a rate are sought on one cluster; plan without a rate, or simulate with one, takes two"
+        raise Refusal(f"prefill_cluster={ahead.key}: {rule}", "prefill_cluster")
+    return put
+
+
+def describe_pools(q: Question, prompts: str, decode: str) -> str:
+    """Both kinds of workers in words, and where they are where those are two places."""
+    ahead, own = (f" on {place.key}" for place in q.places) if len(q.places) > 1 else ("", "")
+    return f"{prompts}{ahead} for prompts + {decode}{own} to decode"

@@ -143,7 +143,18 @@ class FitOptions(LimitOptions, total=False):
     state_slots: int | None
 
 
-class RequestOptions(LimitOptions, PictureOptions, total=False):
+class WorkerOptions(TypedDict, total=False):
+    """Workers of their own for prompts."""
+
+    disaggregated: bool
+    prefill_workers: int | None
+    prefill_tp: int | None
+    prefill_dp: int | None
+    decode_workers: int | None
+    prefill_cluster: str | Cluster | None
+
+
+class RequestOptions(LimitOptions, PictureOptions, WorkerOptions, total=False):
     """A closed loop of requests."""
 
     imbalance: float
@@ -153,15 +164,10 @@ class RequestOptions(LimitOptions, PictureOptions, total=False):
     output_len: Number | Sequence[int]
     num_prompts: Number | None
     spread: Number
-    disaggregated: bool
-    prefill_workers: int | None
-    prefill_tp: int | None
-    prefill_dp: int | None
-    decode_workers: int | None
     kv_tokens: Number | None
 
 
-class ServeOptions(FitOptions, total=False):
+class ServeOptions(FitOptions, WorkerOptions, total=False):
     """Requests in time: when they come, how long they are, and who serves them."""
 
     imbalance: float
@@ -183,11 +189,6 @@ class ServeOptions(FitOptions, total=False):
     warmup: int
     router: str
     seed: int
-    disaggregated: bool
-    prefill_workers: int | None
-    prefill_tp: int | None
-    prefill_dp: int | None
-    decode_workers: int | None
     kv_tokens: int | None
 
 
@@ -206,6 +207,7 @@ class SearchOptions(TypedDict, total=False):
     output_len: int
     spread: float
     disaggregated: bool
+    prefill_cluster: str | Cluster | None
 
 
 class CellOptions(StepOptions, total=False):
@@ -265,8 +267,17 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
         given["recurrent_dtype"] = checking.recurrent_dtype(str(given["recurrent_dtype"]))
     if "image_size" in given:
         given["image_size"] = checking.image_size(given["image_size"])
+    if "prefill_cluster" in given:
+        given["prefill_cluster"] = _ahead(cast(str | Cluster, given["prefill_cluster"]), own)
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
     return asked.but(**(given | numbers))
+
+
+def _ahead(cluster: str | Cluster, own: Profile | None) -> Cluster:
+    """Where prompts run, apart from decoding; a profile tells of one machine."""
+    if own:
+        raise Refusal(f"profile '{own.name}': tells of one machine, and prefill_cluster makes them two", "profile")
+    return catalog.cluster(cluster) if isinstance(cluster, str) else cluster
 
 
 def settled(q: Question) -> Question:

@@ -9,7 +9,7 @@ from commtax.question import Offered, Question
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs import requests
-from commtax.verbs.apart import WORKERS, prompter
+from commtax.verbs.apart import WORKERS, check_apart, check_pools, prompter
 from commtax.verbs.asking import ServeOptions, only, settled, unsettled
 from commtax.verbs.checking import positive, spread
 from commtax.verbs.loads import split
@@ -57,24 +57,15 @@ def checked(q: Question) -> Question:
 
 def _check_workers(q: Question) -> None:
     """Workers of two kinds belong to disaggregated serving, which has no other replicas, and fit on the cluster."""
-    wanted, plan = q.requests, q.plan
+    wanted = q.requests
+    check_apart(q)
     if not wanted.disaggregated:
-        for name in WORKERS:
-            if getattr(wanted, name) is not None:
-                raise Refusal(f"{name}={getattr(wanted, name)}: belongs to disaggregated serving", name)
         return
     for name in WORKERS:
         if getattr(wanted, name) is not None:
             positive(getattr(wanted, name), name)
-    if plan.replicas > 1:
-        raise Refusal(f"replicas={plan.replicas}: disaggregated serving counts its servers as decode_workers", "replicas")
     ahead = settled(prompter(q).but(offered=Offered())).plan
-    count = wanted.prefill_workers or 1, wanted.decode_workers or 1
-    total = count[0] * ahead.num_gpus + count[1] * plan.num_gpus
-    if total > q.cluster.num_gpus:
-        name = "prefill_workers" if wanted.prefill_workers else "decode_workers"
-        needed = f"{count[0]} x {ahead.num_gpus} GPUs for prompts + {count[1]} x {plan.num_gpus} to decode = {total}"
-        raise Refusal(f"{name}={getattr(wanted, name) or 1}: {needed}, and {q.cluster.key} has {q.cluster.num_gpus}", name)
+    check_pools(q, ahead, (wanted.prefill_workers, wanted.decode_workers))
 
 
 def _requests(offered: Offered, q: Question) -> float:

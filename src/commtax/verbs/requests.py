@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import a_few_remembered
+from commtax.cost.serving import Load
 from commtax.cost.surface import Surface, surface
 from commtax.ledger import Z80
 from commtax.question import Offered, Question
@@ -28,8 +29,9 @@ from commtax.verbs.apart import Apart, lone_ranks, prompter, wire_of
 from commtax.verbs.asking import settled, terms_of
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.loads import chosen, first
-from commtax.verbs.serving import Simulation
+from commtax.verbs.serving import Simulation, spread_share
 from commtax.verbs.serving import serve as closed_loop
+from commtax.verbs.steps import chunk_tokens, decoding, prompt_work, step_bill
 
 Array = np.ndarray
 PROMPTS = 1000  # requests of a run, where nobody says
@@ -322,8 +324,17 @@ def _workers(asked: Question, longest: int) -> Workers:
     plan = asked.plan
     shared = asked.model.experts is not None and plan.dp > 1 and plan.pp == 1  # pipelines of ranks are followed one by one
     rules = _rules(asked, longest)
+    rules = replace(rules, spread=_spread(asked)) if shared else rules
     count = int(plan.replicas) * (1 if shared else int(plan.dp))
     return Workers(rules, steps_of(asked, longest), count, int(plan.dp) if shared else 1, int(plan.pp))
+
+
+def _spread(asked: Question) -> float:
+    """Of the seconds of a prompt, of the mean length or as much of it as a step takes, those that all ranks work off together."""
+    load = Load(1.0, float(asked.requests.input_len), float(asked.requests.output_len))
+    tokens = chunk_tokens(asked, load.input_len)
+    steps = decoding(1.0, load), prompt_work(0.0 if asked.engine.serves.prefill_first else 1.0, load, tokens)
+    return float(spread_share(asked, *(step_bill(asked, work) for work in steps)))
 
 
 def _rules(asked: Question, longest: int) -> Rules:

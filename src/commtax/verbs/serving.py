@@ -16,21 +16,22 @@ from commtax.cost.traffic import padded_rows
 from commtax.ledger import Z80, Bill
 from commtax.question import SPREAD, Question, Requests
 from commtax.records import dataclass
-from commtax.spec import Cluster, Model, Number
+from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs import checking
-from commtax.verbs.apart import WORKERS, Apart, decoding_of, network_of, prompter, prompting_of
+from commtax.verbs.apart import Apart, check_apart, decoding_of, network_of, prompter, prompting_of
 from commtax.verbs.asking import RequestOptions, context_notes, only, settled, unsettled
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.steps import chunk_tokens, decoding, prompt_work, step_bill
+from commtax.verbs.steps import chunk_tokens, decoding, prompt_work, spread_s, step_bill
 
 QUEUES = (
     "a queue of prompts stands before their workers",
     "a queue of caches stands before the wire",
     "a queue stands before the workers that decode",
 )
+ALONE = 1  # rank, or of several that wait for nobody
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
 
 
@@ -103,10 +104,16 @@ class Simulation:
         return self.served.stretch_s / self.tpot_s
 
     @property
-    def setting(self) -> Setting:
-        """What the run is, as far as published runs were pooled by it."""
+    def prompts(self) -> Question:
+        """Of the workers that compute prompts."""
+        return prompter(self.question) if self.apart else self.question
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """What the run is, as far as published runs were pooled by it; on each of its chips."""
         q = self.question
-        return Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype, self.publisher)
+        chips = dict.fromkeys(place.chip for place in q.places)
+        return tuple(Setting.of(q.engine, chip, q.model, q.plan.weights_dtype, self.publisher) for chip in chips)
 
     @property
     def measured_here(self) -> bool:
@@ -114,7 +121,9 @@ class Simulation:
         host = self.question.engine.host
         if host.host_label:
             return host.calibrated
-        return is_measured(self.setting) if host.pooled else host.calibrated and self.setting.chip in host.served_on
+        if host.pooled:
+            return all(map(is_measured, self.settings))
+        return host.calibrated and all(setting.chip in host.served_on for setting in self.settings)
 
     @property
     def basis(self) -> str:
@@ -141,10 +150,10 @@ class Simulation:
         return np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part)
 
     def _own_sigma(self, metric: str) -> tuple[float, bool]:
-        """Of whole runs, and whether groups that were left out tell it."""
+        """Of whole runs, the least sure of its chips', and whether groups that were left out tell it."""
         host, mixture = self.question.engine.host, self.question.model.experts is not None
         if host.pooled and not host.host_label:
-            return transferred_sigma(self.setting, metric, mixture), True
+            return max(transferred_sigma(setting, metric, mixture) for setting in self.settings), True
         return getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}"), False
 
     def range_of(self, name: str) -> tuple[Number, Number]:
@@ -157,7 +166,8 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Reque
     """Mean TPOT and TTFT of ``concurrency`` clients that each send a request as soon as the last one is answered.
 
     Sizes, concurrency and lengths may be arrays. ``num_prompts`` adds the burst at the start of a finite benchmark;
-    lengths vary by ``spread`` of their mean to either side. With ``disaggregated``, prompts run on workers of their own.
+    lengths vary by ``spread`` of their mean to either side. With ``disaggregated``, prompts run on workers of their own, on those
+    of another cluster where ``prefill_cluster`` names one.
     ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
     """
     return serve(unsettled(model, cluster, only(RequestOptions, options)))
@@ -192,7 +202,8 @@ def _served_apart(asked: Question, load: Load, kv: Number, most: Number, apart: 
     room = loop.running(replace(load, concurrency=np.inf), asked.engine, kv, most)
     net, passed, bills = _apart(asked, load, wanted.concurrency, room, apart)
     served = loop.prompts_apart(net, passed, asked.engine, wanted.num_prompts)
-    steps = Steps(passed.step_s, bills[1].step_s, load.input_len / chunk_tokens(asked, load.input_len), 1, plan.pp)
+    chunks = load.input_len / chunk_tokens(prompter(asked), load.input_len)
+    steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp)
     work = decoding(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)
     rows = padded_rows(work.rows, work, asked.engine, plan.tp)
     answer = Simulation(asked, passed.seqs, rows, steps, kv, served, bills, replace(apart, net=net, passed=passed))
@@ -201,16 +212,12 @@ def _served_apart(asked: Question, load: Load, kv: Number, most: Number, apart: 
 
 def _split(asked: Question, enough: Number) -> Apart | None:
     """Both kinds of workers; ``enough`` decode where nobody says how many."""
-    wanted, plan = asked.requests, asked.plan
+    wanted = asked.requests
+    check_apart(asked)
     if not wanted.disaggregated:
-        for name in WORKERS:
-            if getattr(wanted, name) is not None:
-                raise Refusal(f"{name}={getattr(wanted, name)}: belongs to disaggregated serving", name)
         return None
-    if np.any(np.asarray(plan.replicas) > 1):
-        raise Refusal(f"replicas={plan.replicas}: disaggregated serving counts its servers as decode_workers", "replicas")
     ahead = prompter(asked)
-    if wanted.prefill_tp is not None or wanted.prefill_dp is not None:  # must be legal
+    if any(x is not None for x in (wanted.prefill_tp, wanted.prefill_dp, wanted.prefill_cluster)):  # must be legal
         settled(ahead.but(weights_dtype="", kv_dtype="", profile=None))
     count = None if wanted.prefill_workers is None else int(positive(wanted.prefill_workers, "prefill_workers"))
     copies = enough if wanted.decode_workers is None else int(positive(wanted.decode_workers, "decode_workers"))
@@ -228,15 +235,23 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Numbe
     chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
     decode = step_bill(asked, decoding(np.ceil(decodes / pp), load))
     prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
-    steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, _waiting_ranks(asked))
+    ranks = _waiting_ranks(asked)
+    spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
+    steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread)
     served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
     return steps, served, (decode, prompt)
 
 
 def _waiting_ranks(asked: Question) -> Number:
     """Ranks that a prompt of one holds up: those that share experts, unless the engine lets them compute theirs together."""
-    apart = asked.model.experts is None or asked.engine.serves.rank_patience
-    return 1 if apart else asked.plan.dp
+    return ALONE if asked.model.experts is None or asked.engine.serves.rank_patience else asked.plan.dp
+
+
+def spread_share(asked: Question, decode: Bill, prompt: Bill) -> Number:
+    """Of the seconds that prompts add to a step, the share that all ranks of attention data parallelism work off together."""
+    without = 0.0 if asked.engine.serves.prefill_first else 1.0
+    added = np.maximum(1e-12, prompt.step_s - without * decode.step_s)
+    return np.clip((spread_s(prompt) - without * spread_s(decode)) / added, 0.0, 1.0)
 
 
 def _apart(asked: Question, load: Load, clients: Number, room: Number, apart: Apart) -> tuple[Network, Flow, tuple[Bill, Bill]]:
@@ -275,6 +290,7 @@ def _notes(s: Simulation) -> Iterator[Note]:
     wanted, plan = s.requests, s.question.plan
     # Idle GPUs are counted over both kinds of workers, where there are two.
     yield from (note for note in s.question.notes if not s.apart or note.code != "idle-gpus")
+    yield from _notes_ahead(s.question)
     if np.ndim(wanted.spread) == 0:
         yield lengths_note(float(wanted.spread))
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
@@ -294,6 +310,15 @@ def _notes(s: Simulation) -> Iterator[Note]:
             limit = f"the pool of states (room for {most:,.0f})" if limits else f"the engine's limit (max_num_seqs {most:,.0f})"
         room = f"; it holds {s.kv_tokens:,.0f} tokens" if s.running < most else ""
         yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")
+
+
+def _notes_ahead(q: Question) -> Iterator[Note]:
+    """What differs where prompts run."""
+    if not q.requests.prefill_cluster or any(np.ndim(getattr(q.plan, axis)) for axis in SIZES):
+        return
+    for note in settled(prompter(q).but(codes=0)).notes:
+        if note.code in ("arithmetic", "cluster") and note not in q.notes:
+            yield Note(note.code, f"prompts: {note}")
 
 
 def _queue_notes(s: Simulation, apart: Apart) -> Iterator[Note]:

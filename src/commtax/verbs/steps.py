@@ -13,6 +13,8 @@ from commtax.verbs.fitting import step_limits
 
 BULK = {"deepep_low_latency": "deepep_high_throughput"}
 """How prompts reach their experts, by how decodes do."""
+SPREAD = ("experts", "routing")
+"""Parts of a step whose work all ranks that share experts have, whosever tokens it is for."""
 
 
 def step_bill(asked: Question, work: Workload) -> Bill:
@@ -25,6 +27,12 @@ def step_bill(asked: Question, work: Workload) -> Bill:
 @remembered
 def _step(asked: Question, work: Workload) -> Bill:
     return inference_bill(terms_of(asked), work, 1)
+
+
+def spread_s(bill: Bill) -> Number:
+    """Seconds of a step that ranks which share experts share too: the experts, what is done for their sake, and what is sent."""
+    parts = [x for x in bill.lines if getattr(x.priced_from, "part", "") in SPREAD or (x.kind == "comm" and x.item.axis == "ep")]
+    return sum((x.exposed_s for x in parts), start=0.0)
 
 
 def decoding(seqs: Number, load: Load) -> Workload:

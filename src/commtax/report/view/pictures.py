@@ -67,7 +67,8 @@ def serving_front(a: ServingPlans) -> ServedFront:
     none = none if len(a.near) else "no plan fits in memory"
     sentence = f"{recommended_words(a)}: {why[0]}, {int(a.plans.concurrency[a.recommended]):,} clients." if why else none
     if why:
-        usd = page_note(a.question, int(a.plans.gpus[a.recommended]), float(a.plans.tokens_per_s[a.recommended]))
+        rows, own = a.plans, a.recommended
+        usd = page_note(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
         why = [*why, usd, lengths_note(a.question.requests.spread)]
     document = {**document, "front": points, "why": why}
     return ServedFront(**document, sentence=sentence, x_title="tokens/s a user", y_title="tokens/s a GPU")

@@ -32,6 +32,7 @@ class Rules:
     stint: int = 1  # steps of decodes that pass before who waits is looked at again
     patience: int = 0  # steps of decodes after which ranks compute the prompts that wait; 0: at once …
     gathering: int = 0  # … and after which they do when each of them has one
+    spread: float = 0.0  # share of a prompt's seconds that is all ranks' work, whosever prompt it is: its experts
     prompts_only: bool = False  # decoding happens elsewhere
     way_s: float = 0.0  # a request's way to the scheduler, and its first token's way back
     door_s: float = 0.0  # the front end takes this long for a request, one after the other …

@@ -176,10 +176,12 @@ class Replica:
         return any(lane.seqs for lane in self.lanes)
 
     def _mixed(self, begin: float, chunks: list[list[Chunk]]) -> None:
-        """One step of prompts, decodes beside them or not; ranks wait for the longest."""
+        """One step of prompts, decodes beside them or not; ranks wait for the longest, and share the work of experts."""
         self.passed = 0
         beside = not self.rules.prefill_first
-        seconds = max(lane.seconds(own) for lane, own in zip(self.lanes, chunks, strict=True) if own or (beside and lane.seqs))
+        each = [lane.seconds(own) for lane, own in zip(self.lanes, chunks, strict=True) if own or (beside and lane.seqs)]
+        seconds = max(each)
+        seconds -= self.rules.spread * (seconds - sum(each) / len(self.lanes))
         self._pass(begin, begin + seconds)
         for number, (lane, own) in enumerate(zip(self.lanes, chunks, strict=True)):
             self.finish(number, lane, own, begin, seconds)
