@@ -6,7 +6,7 @@ margin. Loads are drawn, so that they fall beside the grid that a search goes by
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import commtax
 from commtax import catalog
@@ -16,6 +16,7 @@ from commtax.verbs.fitting import fits
 SAME = 1e-3
 """Of a request: what more prompt workers may shorten it by and still be left out, where GPUs are not what counts."""
 CLOSE = 1e-6
+EACH = 1024  # clients of a rank at most
 ROUNDS = 4  # of looking closer at what does best
 SIZES = ("tp", "pp", "dp", "ep")
 WIDE = 16  # ranks from which experts are also reached by DeepEP, with and without redundant ones
@@ -74,11 +75,11 @@ class Search:
     # What there is to try
 
     def shared(self):
-        """Layouts without workers of their own for prompts, as many copies as fit; for fewest GPUs one."""
+        """Layouts without workers of their own for prompts, of as many copies as fit or fewer; for fewest GPUs of one."""
         for dtype, (sizes, way) in itertools.product(self.asked["dtypes"], [*self._usual(), *self._wide()]):
-            copies = self.copies(sizes)
-            if copies and self.room(sizes, (dtype, *way)):
-                yield Layout(sizes, 1 if self.asked["objective"] == "gpus" else copies, (dtype, *way))
+            most = min(1, self.copies(sizes)) if self.asked["objective"] == "gpus" else self.copies(sizes)
+            every = (Layout(sizes, copies, (dtype, *way)) for copies in range(1, most + 1))
+            yield from (layout for layout in every if self.last(layout))
 
     def _usual(self):
         gpus, mixture = self.cluster.num_gpus, self.model.experts is not None
@@ -117,7 +118,8 @@ class Search:
             group, ahead = sizes[0] * sizes[2], tp * dp
             for copies in range(1, (self.cluster.num_gpus - ahead) // group + 1):
                 for count in range(1, self.beside(copies, group, ahead) + 1):
-                    yield Layout(sizes, copies, words, (tp, dp, count))
+                    if self.last(layout := Layout(sizes, copies, words, (tp, dp, count))):
+                        yield layout
 
     # Where it fits
 
@@ -168,7 +170,7 @@ class Search:
         kept = asked["input_len"] + asked["output_len"] * (1.0 if self.engine.serves.kv_reserved else 0.5) + float(one.state_tokens)
         kv = float(one.kv_tokens)
         whole = asked["input_len"] + asked["output_len"] + float(one.state_tokens)
-        return int(max(1, min(self.most, kv // kept))) if kv >= whole else 0
+        return int(max(1, min(EACH, kv // kept))) if kv >= whole else 0
 
     # What it does
 
@@ -178,7 +180,13 @@ class Search:
         return commtax.simulate(self.model, self.cluster, engine=self.engine, concurrency=concurrency, **names, **more)
 
     def last(self, layout):
-        return self.room(layout.sizes, layout.words)
+        """Clients of a rank at most: what its cache holds, and its share of those that there are."""
+        return min(self.room(layout.sizes, layout.words), self.most // (layout.copies * layout.sizes[2]))
+
+    def filled(self, layout, load, there):
+        """The layout with as many copies as there are clients for at a load."""
+        several = (replace(layout, copies=n) for n in range(self.most // (load * layout.sizes[2]), 0, -1))
+        return layout if layout.ahead else next((x for x in several if x in there), layout)
 
     def at(self, layout, load):
         """The point, priced alone."""
@@ -257,7 +265,7 @@ def question(rng):
         "confidence": rng.choice((0.5, 0.8, 0.8, 0.9)),
         "dtypes": rng.choice((("",), ("",), ("",), ("fp8",), ("bf16", "fp8"))),
         "margin": rng.choice((None, None, 0.0, 0.02, 0.2)),
-        "max_concurrency": rng.choice((5, 29, 70, 200)),
+        "max_concurrency": rng.choice((7, 40, 150, 600)),
     }
     return asked | (limits(asked, rng) if rng.random() < 0.7 else {})
 
@@ -317,16 +325,17 @@ def _layout_of(answer, rows, i):
 
 
 def _draw(s, layouts, rng, points):
-    """Every layout, or as many as there is time for, without load, with most, and with some between."""
-    for some in layouts:
-        for layout in rng.sample(list(some), min(len(some), points // 4)):
+    """Layouts of both modes, as many as there is time for, without load, with most, and with some between."""
+    plain = [x for x in layouts[0] if x.copies == 1]
+    for some, there in ((plain, layouts[0]), (list(layouts[1]), layouts[1])):
+        for layout in rng.sample(some, min(len(some), points // 4)):
             for load in {rng.choice((1, s.last(layout))), rng.randint(1, s.last(layout))}:
-                s.at(layout, load)
+                s.at(s.filled(layout, load, there), load)
 
 
 def _look_around(s, layouts, hints, rng):
     """More loads of the layouts that do best and of those that are shown; of splits, also with workers more or less."""
-    there, free = layouts[1], all(math.isinf(s.asked[name]) for name in ("ttft_s", "tpot_s"))
+    there, free = layouts[0] | layouts[1], all(math.isinf(s.asked[name]) for name in ("ttft_s", "tpot_s"))
     for layout, load in dict.fromkeys(hints):
         for other in (load - 1, load + 1, load + 2, rng.randint(1, s.last(layout))):
             if 1 <= other <= s.last(layout):
@@ -351,7 +360,8 @@ def _climb(s, place, apart, there, rng):
         loads = sorted(load for layout, load in s.known if layout == p.layout)
         low = max((n for n in loads if n < p.load), default=1)
         high = min((n for n in loads if n > p.load), default=s.last(p.layout))
-        s.at(p.layout, rng.randint(low, high))
+        load = rng.randint(low, high)
+        s.at(s.filled(p.layout, load, there), load)
         for more in _neighbours(p.layout, there)[:1]:
             s.at(more, rng.randint(1, s.last(more)))
 
