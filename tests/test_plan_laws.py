@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import brute
 import commtax
 from commtax import catalog
 from commtax.planner import plan, plan_training, standing
-from commtax.planner.columns import worth
+from commtax.planner.choosing import complexity
+from commtax.planner.columns import exchanges, worth
 from commtax.planner.space import space
-from commtax.planner.splits import BUSY, SAME
+from commtax.planner.splits import SAME
 from commtax.readers.launch import parse
 from commtax.spec import Workload
 from commtax.verbs.asking import ask
@@ -23,24 +26,30 @@ from commtax.verbs.steps import step_bill
 from test_planner import command, questions
 
 
+@given(st.integers(0, 10**6))
+@settings(max_examples=8)
+def test_no_plan_at_any_load_beats_an_answer(seed):
+    """The best in the objective and at each place, and simpler plans within the margin, against a plain search."""
+    rng = random.Random(seed)
+    asked = brute.question(rng)
+    assert not brute.disagreements(asked, plan(**asked), rng, points=32)
+
+
 @given(questions())
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_a_plan_is_what_simulate_says(question):
     """The first plans of both kinds, one copy or one split each: the same TTFT, TPOT, tokens/s and decode step."""
-    a = plan(**question, max_concurrency=128)
-    rows = a.plans
+    a = plan(**question, max_concurrency=32)
+    rows, asked = a.plans, a.question
     for i in {int(j) for mode in (0, 1) for j in np.flatnonzero(rows.mode == mode)[:3]}:
         apart, copies = bool(rows.mode[i]), int(rows.replicas[i])
-        workers = {
-            "prefill_workers": int(rows.prefill_replicas[i]),
-            "prefill_tp": int(rows.prefill_tp[i]),
-            "decode_workers": copies,
-        }
-        asked = a.question
+        names = {"prefill_workers": "prefill_replicas", "prefill_tp": "prefill_tp", "prefill_dp": "prefill_dp"}
+        workers = {name: int(getattr(rows, column)[i]) for name, column in names.items()} | {"decode_workers": copies}
         one = commtax.simulate(
             asked.model, asked.cluster, engine=asked.engine, input_len=question["input_len"], output_len=question["output_len"],
             concurrency=int(rows.concurrency[i]) // (1 if apart else copies), disaggregated=apart,
             **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}, **(workers if apart else {}),
+            **a.exchanges[int(rows.exchange[i])].asked,
         )  # fmt: skip
         assert float(rows.ttft_s[i]) == pytest.approx(float(one.ttft_s))
         assert float(rows.tpot_s[i]) == pytest.approx(float(one.tpot_s))
@@ -73,15 +82,32 @@ def value(found):
 @given(questions(), st.sampled_from(LARGER))
 @settings(max_examples=6)
 def test_more_gpus_never_make_the_best_worse(question, clusters):
-    few, many = (value(plan(**{**question, "cluster": place}, max_concurrency=64)) for place in clusters)
+    few, many = (value(plan(**{**question, "cluster": place}, max_concurrency=16)) for place in clusters)
     assert many >= few * (1 - 1e-9)
 
 
-@given(questions(), st.sampled_from((1.01, 1.3, 4.0)), st.sampled_from(("ttft_s", "tpot_s")))
+@given(questions(), st.sampled_from((1.01, 1.3, math.inf)), st.sampled_from(("ttft_s", "tpot_s", "confidence")))
 @settings(max_examples=6)
 def test_looser_limits_never_make_the_best_worse(question, factor, limit):
-    tight, loose = (value(plan(**{**question, limit: question[limit] * by}, max_concurrency=64)) for by in (1, factor))
-    assert loose >= tight * (1 - 1e-9)
+    tight = question | {"confidence": 0.8}
+    loose = tight | ({"confidence": 0.8 / min(factor, 1.6)} if limit == "confidence" else {limit: tight[limit] * factor})
+    assert value(plan(**loose, max_concurrency=40)) >= value(plan(**tight, max_concurrency=40)) * (1 - 1e-9)
+
+
+@given(questions(), st.floats(0, 0.1), st.floats(0, 0.4))
+@settings(max_examples=6)
+def test_the_recommended_plan_is_the_simplest_within_the_margin(question, within, more):
+    """No simpler one lies within it; without a margin it is as good as the best; a wider one never asks for more to be set up."""
+    kinds = []
+    for share in (0, within, within + more):
+        a = plan(**question, max_concurrency=32, margin=share)
+        if not len(a.plans):
+            return
+        worths, hard = worth(a.question, a.plans), complexity(a.plans, a.question.cluster)
+        assert worths[a.recommended] * (1 + share) >= worths[0] * (1 - 1e-9)
+        assert np.all(hard[worths * (1 + share) >= worths[0]] >= hard[a.recommended])
+        kinds.append(float(hard[a.recommended]))
+    assert kinds == sorted(kinds, reverse=True)
 
 
 @given(questions(), st.sampled_from((("intra", "pcie4", "pcie5"), ("inter", "10gbe", "100gbe"))))
@@ -89,7 +115,7 @@ def test_looser_limits_never_make_the_best_worse(question, factor, limit):
 def test_a_faster_link_never_makes_the_best_worse(question, links):
     scope, *keys = links
     places = [catalog.cluster("2x4xh100-sxm", **{scope: key}) for key in keys]
-    slow, fast = (plan(**{**question, "cluster": place}, max_concurrency=64) for place in places)
+    slow, fast = (plan(**{**question, "cluster": place}, max_concurrency=40) for place in places)
     apart = len(slow.plans) and slow.plans.mode[0]  # prompt workers are filled in whole clients: one of them may be lost
     least = value(slow) * (1 - 1 / int(slow.plans.concurrency[0]) if apart else 1)
     assert value(fast) >= least * (1 - 1e-9)
@@ -133,40 +159,8 @@ def test_plans_are_nested(model, hosts, gpus):
 
 def _tried(model, cluster):
     base = ask(model, cluster)
-    s = space(base.model, base.cluster, base.plan, base.engine)
+    s = space(base, exchanges(base)[0])
     return {(int(a), int(b), int(c), int(d)): int(n) for a, b, c, d, n in zip(s.tp, s.pp, s.dp, s.ep, s.replicas, strict=True)}
-
-
-@given(questions())
-@settings(max_examples=6)
-def test_without_a_limit_plans_stop_at_their_knee(question):
-    """No load has more tokens/s over a request's time, but for what the padding of a step hides from a grid of loads."""
-    a = plan(**{**question, "tpot_s": math.inf, "ttft_s": math.inf, "objective": "throughput"}, max_concurrency=256)
-    rows, asked = a.plans, a.question
-    for i in np.flatnonzero(rows.mode == 0)[:3].tolist():
-        one = {axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
-        mine = int(rows.concurrency[i]) // int(rows.replicas[i]) // one["dp"]
-        loads = np.unique(np.linspace(1, min(256, 2 * mine), 40).astype(int))
-        s = commtax.simulate(
-            asked.model, asked.cluster, engine=asked.engine,
-            input_len=asked.requests.input_len, output_len=asked.requests.output_len,
-            concurrency=np.append(loads, mine) * one["dp"], **{axis: np.full(len(loads) + 1, n) for axis, n in one.items()},
-        )  # fmt: skip
-        power = np.append(loads, mine) / s.e2e_s**2
-        inside = loads <= s.kv_tokens[0] // asked.requests.tokens
-        assert np.all(power[:-1][inside] <= power[-1] * 1.05)
-
-
-def test_the_knee_is_no_limits():
-    """A looser first token never moves it, and a limit on tokens takes its place."""
-    words = {"model": "llama-3.1-70b", "cluster": "2x8xh100-sxm"}
-    free, tight, more = plan(**words), plan(**words, ttft_s=0.2), plan(**words, tpot_s=10.0)
-    assert value(tight) <= value(free) < value(more)
-    assert float(free.plans.tpot_s[0]) < 0.1 < float(more.plans.tpot_s[0])
-    assert "at its knee" in " ".join(free.why)
-    assert "knee" not in " ".join(more.why)
-    for objective in ("throughput", "cost", "gpus"):
-        assert float(plan(**words, objective=objective).plans.tpot_s[0]) < 0.15
 
 
 @given(questions())
@@ -177,14 +171,13 @@ def test_no_prompt_worker_is_idle_weight(question):
     rows = a.plans
     for i in np.flatnonzero((rows.mode == 1) & (rows.prefill_replicas > 1))[:5].tolist():
         one = _split(a, i, int(rows.prefill_replicas[i]) - 1)
-        busy = float(one.crowding) > BUSY
         wait = float(one.served.ahead_s)
         waits = wait > 0.9 * SAME * float(one.e2e_s - wait - one.served.moved_s)  # a little less is sent to who has to wait
         dearer = (
             a.question.goal.objective == "cost" and float(one.tokens_per_s) / float(one.num_gpus) <= rows.tokens_per_s_per_gpu[i]
         )
         late = float(one.ttft_s) > a.question.goal.ttft_s
-        assert busy or waits or dearer or late
+        assert waits or dearer or late
 
 
 def _split(a, i, workers):
@@ -209,7 +202,7 @@ def test_one_client_has_one_prompt_worker():
 def test_a_plan_among_others_costs_what_it_costs_alone(model, engine):
     """All plans of a cluster priced at once; experts are gathered over dp in some of them and over ep in others."""
     base = ask(model, "4x8xh200-sxm", engine=engine)
-    whole = space(base.model, base.cluster, base.plan, base.engine)
+    whole = space(base, exchanges(base)[0])
     legal = whole.take(np.flatnonzero(whole.codes == 0))
     many = replace(base, plan=replace(base.plan, **{axis: getattr(legal, axis) for axis in ("tp", "pp", "dp", "ep")}))
     work = Workload(decode_seqs=60, cached_tokens=60 * 1000)
@@ -236,16 +229,9 @@ def test_a_pasted_plan_at_its_own_load():
     ("model", "cluster", "words"),
     [
         ("mixtral-8x7b", "8xa100-80-sxm", ("--tpot", "60ms", "--dtype", "fp8,bf16")),
-        ("deepseek-v3", "4x8xh200-sxm", ("--engine", "sglang", "--objective", "cost", "--tpot", "40ms", "--dtype", "bf16,fp8")),
+        ("deepseek-v3", "3x8xh200-sxm", ("--engine", "sglang", "--objective", "cost", "--tpot", "40ms")),
         ("qwen3-30b-a3b", "8xl40s", ("--engine", "trtllm", "--ttft", "2s", "--tpot", "50ms")),
-        (
-            "llama-3.1-70b",
-            "2x8xh100-sxm",
-            (
-                "--tpot",
-                "30ms",
-            ),
-        ),
+        ("llama-3.1-70b", "2x8xh100-sxm", ("--tpot", "30ms")),
     ],
 )
 def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
@@ -253,14 +239,14 @@ def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
     code, out, error = command(model, "--cluster", cluster, *words, "--emit", engine, "--json")
     assert code == 0, error
     found = json.loads(out)
-    first = found["plans"][0]
+    first = found["recommended"]
     kept = [w for i, w in enumerate(words) if w != "--engine" and (not i or words[i - 1] != "--engine")]
     pasted = "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
     code, out, error = command("--cluster", cluster, "--from", pasted, *kept, "--json")
     assert code == 0, error
     again = json.loads(out)["pasted"]
-    for name in ("tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency", "dtype"):
-        assert again[name] == first[name], name
+    for name in ("tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency", "dtype", "prefill_dp"):
+        assert again.get(name) == first.get(name), name
     assert again["tokens_per_s"] == pytest.approx(first["tokens_per_s"], rel=0.02), "the cache has room that a lower limit leaves"
 
 
@@ -271,7 +257,7 @@ def test_the_first_plan_is_written_whatever_its_workers(engine):
     code, out, error = command("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--engine", engine, *words, "--emit", engine, "--json")
     assert code == 0, error
     found = json.loads(out)
-    first, text = found["plans"][0], "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
+    first, text = found["recommended"], "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
     assert first["mode"] == "disaggregated"
     read = parse(text)
     assert (read.options.get("tp"), read.servers.count, read.servers.prefill_tp, read.servers.prefill_workers) == (

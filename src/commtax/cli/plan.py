@@ -33,7 +33,7 @@ SOUGHT = (
     *("kv_dtype", *LIMITS, *COPIES, "imbalance", "plot", *POOLS),
 )
 """Options of a search for serving plans alone."""
-UNSEARCHED = ("eager", "library", "ep_backend", "speculative", "block_size", "kv_cache_memory_bytes")
+UNSEARCHED = ("eager", "library", "speculative", "block_size", "kv_cache_memory_bytes")
 """What a pasted command may say and the search does not know: refused."""
 EMITTED = {False: ("vllm", "sglang", "trtllm"), True: ("megatron", "torchrun")}
 """What --emit writes for serving and for training."""
@@ -153,6 +153,7 @@ def _goal(order: Order) -> Question:
         dtypes=dtypes,
         max_concurrency=given["max_concurrency"],
         cost_of=given["cost_of"],
+        ep_backend=str(order.launch.options.get("ep_backend", "")) if order.launch else "",
     )
 
 
@@ -192,16 +193,14 @@ def _stands(searched: ServingPlans, launch: Launch) -> Standing:
     """The pasted plan: groups that share experts are one copy, all others are replicas."""
     servers, dtype, clients = launch.servers, str(launch.options.get("dtype", "")), launch.number("concurrency")
     sizes, experts = dict(launch.axes), searched.question.model.experts
-    if servers.prefill_workers:
-        alone = {"tp": sizes["tp"], "pp": 1, "dp": 1, "ep": 1}
-        prompts = Plan(servers.prefill_tp or 1, replicas=servers.prefill_workers)
-        return standing(searched, alone, servers.count, dtype, clients, prompts)
     inner = sizes["dp"]
     if launch.engine == "vllm" and inner > 1 and experts and "ep" not in launch.options:
         sizes["ep"] = sizes["tp"] * inner  # vLLM splits experts over all of them
     shared = experts is not None and sizes["ep"] > sizes["tp"]
     plan = {"tp": sizes["tp"], "pp": sizes["pp"], "dp": inner if shared else 1, "ep": sizes["ep"]}
-    return standing(searched, plan, servers.count * (1 if shared else inner), dtype, clients)
+    ahead = servers.prefill_workers
+    prompts = Plan(servers.prefill_tp or 1, dp=servers.prefill_dp or 1, replicas=ahead) if ahead else None
+    return standing(searched, plan, servers.count * (1 if shared else inner), dtype, clients, prompts)
 
 
 def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 from commtax import catalog
 from commtax.planner import serving
-from commtax.planner.columns import ServingPlans
+from commtax.planner.columns import ServingPlans, ground
 from commtax.planner.reasons import SAID, missed
 from commtax.question import EVEN, Question
 from commtax.spec import DTYPE_BYTES, Cluster
+from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.verbs.apart import where_prompts_run
 from commtax.verbs.asking import laid
@@ -52,10 +53,18 @@ def larger(here: Cluster) -> Iterator[Cluster]:
 
 
 def _smaller(q: Question) -> list[str]:
-    """Types with fewer bytes a weight than any that was tried."""
+    """Types with fewer bytes a weight than any that was tried, in which some plan is legal."""
     stored = q.model.quant.dtype if q.model.quant else q.model.dtype
     least = min(DTYPE_BYTES.get(name or stored, 2.0) for name in q.goal.dtypes)
-    return [name for name in SMALLER if DTYPE_BYTES[name] < least]
+    return [name for name in SMALLER if DTYPE_BYTES[name] < least and _legal(q.but(weights_dtype=name))]
+
+
+def _legal(q: Question) -> bool:
+    """Whether the model may be run in its type: the tiles of some divide by no number of ranks."""
+    try:
+        return bool(ground(q))
+    except Refusal:
+        return False
 
 
 def to_meet(answer: ServingPlans) -> Iterator[str]:

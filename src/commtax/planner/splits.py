@@ -374,7 +374,7 @@ def _columns(of: Copies, priced: dict[str, Array], roomy: Roomy) -> Columns:
 
 def _kept(goal: Goal, grid: dict[str, Array]) -> Array:
     """Of the loads (columns) of splits (rows): the best of each split that meets the limits, or the nearest, and of each load the
-    split with most for each GPU."""
+    split with most for each GPU; without limits also the shortest requests of each split."""
     over, good, rate = grid["over"], grid["good"], grid["tokens_per_s"]
     each = paid(goal, grid["gpus"], grid["prefill_gpus"]) if goal.objective == "cost" else grid["gpus"]
     value = {"throughput": rate, "latency": 1 / grid["request_s"]}.get(goal.objective, rate / each)
@@ -382,4 +382,6 @@ def _kept(goal: Goal, grid: dict[str, Array]) -> Array:
     kept = np.zeros(over.shape, dtype=bool)
     kept[rows, np.where(good.any(1), np.where(good, value, -np.inf).argmax(1), over.argmin(1))] = True
     kept[np.where(good, rate / grid["gpus"], -np.inf).argmax(0), loads] = True
+    if not goal.times:
+        kept[rows, grid["request_s"].argmin(1)] = True
     return np.asarray(kept & (good | ~good.any(1, keepdims=True)))

@@ -160,8 +160,8 @@ def _joined(launches: list[Launch]) -> Launch:
     first = _counted([x for x in servers if x.servers.role != "prefill"] or ahead)
     if ahead and first.servers.role == "decode":
         prompts = _counted(ahead)
-        both = replace(first.servers, prefill_tp=prompts.number("tp", 1), prefill_workers=prompts.servers.count)
-        first = replace(first, servers=both)
+        tp, dp, count = prompts.number("tp", 1), prompts.number("dp", 1), prompts.servers.count
+        first = replace(first, servers=replace(first.servers, prefill_tp=tp, prefill_dp=dp, prefill_workers=count))
     if bench is None or bench in servers:
         return first
     return replace(first, options={**_without_load(first), **{name: bench.options[name] for name in LOAD if name in bench.options}})

@@ -41,6 +41,7 @@ class Servers:
     count: int = 1  # equal ones
     role: str = ""  # "prefill" or "decode" where a server does one of them
     prefill_tp: int | None = None  # of the servers for prompts beside those that decode
+    prefill_dp: int | None = None
     prefill_workers: int | None = None
 
 
@@ -83,7 +84,8 @@ class Launch:
     @property
     def num_gpus(self) -> int:
         one = math.prod(size for axis, size in self.axes.items() if axis != "ep")
-        return one * self.servers.count + (self.servers.prefill_workers or 0) * (self.servers.prefill_tp or 1)
+        ahead = self.servers
+        return one * ahead.count + (ahead.prefill_workers or 0) * (ahead.prefill_tp or 1) * (ahead.prefill_dp or 1)
 
     def chunks_of(self, layers: int) -> int:
         """Chunks a rank of a model with so many layers; 0 where nothing tells them."""
