@@ -66,7 +66,7 @@ class Search:
     """One question, its layouts, and the points that were priced so far."""
 
     def __init__(self, asked):
-        self.asked = {"objective": "throughput", "confidence": 0.8, "engine": "vllm", "dtypes": ("",), **asked}
+        self.asked = {"objective": "throughput", "engine": "vllm", "dtypes": ("",), **asked}
         self.asked |= {name: self.asked.get(name, math.inf) for name in ("ttft_s", "tpot_s")}
         self.model, self.cluster = catalog.model(asked["model"]), catalog.cluster(asked["cluster"])
         self.engine = catalog.engine(self.asked["engine"])

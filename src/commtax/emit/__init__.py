@@ -110,13 +110,12 @@ def apart_command(question: Question, engine: str) -> str:
     One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
     """
     workers, cluster = question.requests, question.cluster
-    ahead = workers.prefill_cluster or cluster
-    prompts = prompter(question).but(max_num_seqs=0, cluster=ahead)  # that counts requests that decode
+    prompts = prompter(question).but(max_num_seqs=0)  # that counts requests that decode
     counts = {"prefill": (prompts, workers.prefill_workers), "decode": (question, workers.decode_workers)}
     jobs = {role: Job(engine, q, _together(q.plan, engine, q.cluster), count or 1) for role, (q, count) in counts.items()}
     free = dict.fromkeys(jobs, Seats("HOST", cluster))
     if workers.prefill_cluster:
-        free = {"prefill": Seats("PREFILL_HOST", ahead, apart=True), "decode": Seats("DECODE_HOST", cluster, apart=True)}
+        free = {"prefill": Seats("PREFILL_HOST", prompts.cluster, apart=True), "decode": Seats("DECODE_HOST", cluster, apart=True)}
     files, lines, at = list[str](), list[str](), dict[str, list[Address]]({"prefill": [], "decode": []})
     for role, job in sorted(jobs.items(), key=lambda pair: -pair[1].gpus):
         for number in range(len(lines), len(lines) + job.servers):

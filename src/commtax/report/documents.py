@@ -66,6 +66,18 @@ class Named:
     prefill_cluster: str = field(default=LEFT_OUT, kw_only=True)  # where prompts run, where that is another
 
 
+@dataclass(frozen=True)
+class OnSeveral:
+    """A document of plans on one cluster or on several."""
+
+    schema: str
+    model: str
+    clusters: list[str]
+    engine: str
+    objective: str
+    cost_of: str
+
+
 PLAN = (
     *(*SIZES, "replicas", "sequence_parallel", "zero", "microbatches", "schedule", "chunks", "recompute"),
     *("order", "weights_dtype", "activations_dtype", "kv_dtype", "grads_dtype"),

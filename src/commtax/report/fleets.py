@@ -9,7 +9,7 @@ from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
 from commtax.planner.trials import COUNTED, EACH, Trial
 from commtax.records import dataclass
-from commtax.report.documents import Record, facts, filled
+from commtax.report.documents import OnSeveral, Record, facts, filled
 from commtax.report.drawn import Console
 from commtax.report.money import COUNTS, counted_note, million, price_notes, spent, spent_record
 from commtax.report.planning import MOST_REJECTED, ranks, shortened, spread_notes
@@ -183,15 +183,9 @@ def _without_price(a: FleetPlans) -> str:
 
 
 @dataclass(frozen=True)
-class Fleets:
+class Fleets(OnSeveral):
     """``plan --request-rate --json``."""
 
-    schema: str
-    model: str
-    clusters: list[str]
-    engine: str
-    objective: str
-    cost_of: str
     request_rate: float
     burstiness: float
     seed: int

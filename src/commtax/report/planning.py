@@ -65,6 +65,14 @@ def recommended_words(a: Plans) -> str:
     return f"{alone} for {WANTED[a.question.goal.objective]}" if not a.trains and a.places else alone
 
 
+def place_words(a: ServingPlans, place: Place) -> str:
+    """A place to run at, in a line."""
+    rows, i = place.plans, place.recommended
+    times = f"TTFT {format_seconds(rows.ttft_s[i])}, TPOT {format_seconds(rows.tpot_s[i])}"
+    figures = f"{plural(int(rows.concurrency[i]), 'client')}, {times}, {rows.tokens_per_s[i]:,.0f} tokens/s"
+    return f"{place.name}, when {place.when}: {a.gpu_words(rows, i)}; {figures}"
+
+
 def _show_places(console: Console, a: ServingPlans) -> None:
     """Where to run when nothing is limited: a row a place, each the simplest plan within the margin of the best there."""
     say(console, "No limit says how long a request may take (--ttft, --tpot). Places to run at, the recommended plan of each:")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from commtax.planner.reasons import SAID, in_type
 from commtax.planner.several import Placed, SeveralPlans
 from commtax.records import dataclass
-from commtax.report.documents import Record
+from commtax.report.documents import OnSeveral, Record
 from commtax.report.drawn import Console
 from commtax.report.money import COUNTS, counted_note, million, price_notes, spent
 from commtax.report.planning import DEFINITION, WANTED, ServedPlans, TrainedPlans, plans_document, served_row
@@ -93,15 +93,9 @@ def _notes(a: SeveralPlans) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Several:
+class Several(OnSeveral):
     """``plan --json`` of several clusters."""
 
-    schema: str
-    model: str
-    clusters: list[str]
-    engine: str
-    objective: str
-    cost_of: str
     recommended: Record | None
     best: Record | None
     plans: list[Record]

@@ -10,7 +10,7 @@ from commtax.records import dataclass
 from commtax.report.documents import Named, Record, Value
 from commtax.report.money import page_note
 from commtax.report.pipelines import Pipeline, page_pipeline
-from commtax.report.planning import ServedPlans, TrainedPlans, plans_document, recommended_words
+from commtax.report.planning import ServedPlans, TrainedPlans, place_words, plans_document, recommended_words
 from commtax.report.view import View, view_of
 from commtax.report.view.state import SHOWN, State, shortened, written
 from commtax.report.whys import WhyView, why_view
@@ -69,7 +69,7 @@ def serving_front(a: ServingPlans) -> ServedFront:
     if why:
         rows, own = a.plans, a.recommended
         usd = page_note(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
-        why = [*why, usd, lengths_note(a.question.requests.spread)]
+        why = [*why, *(place_words(a, place) for place in a.places), usd, lengths_note(a.question.requests.spread)]
     document = {**document, "front": points, "why": why}
     return ServedFront(**document, sentence=sentence, x_title="tokens/s a user", y_title="tokens/s a GPU")
 
