@@ -270,7 +270,7 @@ def pasted(text, *words):
 
 def test_where_a_pasted_plan_stands():
     limits = ("--ttft", "500ms", "--tpot", "30ms")
-    found = pasted(f"{PASTED} -tp 8 --data-parallel-size 2", *limits)
+    found = pasted(f"{PASTED} -tp 8 --data-parallel-size 2", *limits, "--top", "99")
     same = next(p for p in found["plans"] if (p["tp"], p["replicas"], p["mode"]) == (8, 2, "together"))
     assert (found["model"], found["engine"].split("@")[0]) == ("llama-3.1-70b", "vllm")
     assert found["plans"].index(same) + 1 == found["pasted"]["rank"]
