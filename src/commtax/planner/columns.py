@@ -358,10 +358,10 @@ def exchanges(q: Question) -> tuple[Exchange, ...]:
     """The engine's own as it is asked; and where nobody says, DeepEP's kernels for experts on many ranks, with and without as many
     redundant experts as published deployments hold: an eighth (32 of DeepSeek-V3's 256)."""
     own, model = Exchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
-    if model is None or own.backend or own.redundant or LOW_LATENCY not in q.engine.sends.ep_backends:
+    if model is None or own.backend or LOW_LATENCY not in q.engine.sends.ep_backends:
         return (own,)
-    eighth = [model.num_experts // 8] if model.num_experts % 8 == 0 else []
-    return own, *(Exchange(LOW_LATENCY, copies, wide=True) for copies in (0, *eighth))
+    usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
+    return own, *(Exchange(LOW_LATENCY, copies, wide=True) for copies in ([own.redundant] if own.redundant else usual))
 
 
 def paid_rate(q: Question, c: Columns) -> Array:

@@ -200,7 +200,10 @@ def why_none(base: Question, roomy: Space) -> str:
         return "one output token leaves nothing to decode"
     if ahead:
         return f"no worker for prompts has room for a request on {ahead.key}"
-    least = int(roomy.group.min())
+    alone = roomy.group[(roomy.pp == 1) & (roomy.tp <= place.domain)]
+    if not len(alone):
+        return f"no worker without stages has room inside a fast domain of {plural(place.domain, 'GPU')}, and no others are split"
+    least = int(alone.min())
     return f"a worker needs {plural(least, 'GPU')}, two need {2 * least}, and {place.key} has {place.num_gpus}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.cost.memory import RECOMPUTE
+from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
 from commtax.planner.choosing import margin, simplest, training_kinds
 from commtax.planner.columns import Array, Rejected, TrainColumns, TrainPlans
@@ -90,7 +90,7 @@ def _light(base: Question) -> list[str]:
     """Modules of a mixture whose recomputation takes next to no time, where the engine recomputes by name."""
     if base.model.experts is None or base.engine.trains.selective != "attention":
         return []
-    return [",".join(["layernorm", *(["mla_up_proj"] if base.model.attention.latent else []), "moe_act"])]
+    return [LIGHT[bool(base.model.attention.latent)]]
 
 
 def _grid(base: Question) -> Grid:

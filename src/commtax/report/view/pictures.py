@@ -81,9 +81,10 @@ def _with_winner(a: ServingPlans) -> tuple[Columns, int]:
         return rows, -1
     names = ("mode", "tp", "pp", "dp", "ep", "dtype", "exchange")
     same = np.logical_and.reduce([getattr(rows, n) == getattr(plans, n)[own] for n in names])
+    same &= rows.concurrency == plans.concurrency[own]
     if not same.any():
         return Columns.joined([rows, plans.take(np.array([own]))]), len(rows)
-    return rows, int(np.argmin(np.where(same, np.abs(rows.concurrency - plans.concurrency[own]), np.inf)))
+    return rows, int(np.flatnonzero(same)[0])
 
 
 def _thinned(rows: Columns, best: int) -> list[int]:
@@ -109,7 +110,9 @@ def served_patch(a: ServingPlans, rows: Columns, i: int) -> dict[str, Value]:
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep")}
     length = a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)
     batch = min(65_536, max(1, round(float(rows.running[i]))))
-    return {**dict.fromkeys(SIZES, 1), **sizes, "b": batch, "s": length, "ph": "decode"}
+    exchange = a.exchanges[int(rows.exchange[i])]
+    spread: dict[str, Value] = {"a2a": exchange.backend, "red": exchange.redundant} if exchange.wide else {}
+    return {**dict.fromkeys(SIZES, 1), **sizes, **spread, "b": batch, "s": length, "ph": "decode"}
 
 
 def training_front(a: TrainPlans) -> TrainedFront:

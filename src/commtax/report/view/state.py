@@ -16,7 +16,7 @@ from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import suggest
 from commtax.catalog.models import bundled
-from commtax.cost.memory import RECOMPUTE
+from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import DEFAULT, TRAINING
 from commtax.planner.serving import OBJECTIVES
 from commtax.question import PHASES, Question
@@ -113,12 +113,19 @@ KEYS = (
     Key("s", "context", 0, "Cached tokens, prompt or sequence length; 0: 1024, to train 4096.", 0, 2**20),
     Key("n", "microbatches", 8, "Training: microbatches a replica and step.", 1, MOST["microbatches"]),
     Key("z", "zero", "", "Training: ZeRO stage; empty: the engine's.", words=("", "0", "1", "2", "3")),
-    Key("rc", "recompute", "none", "Training: what backward computes again.", words=RECOMPUTE),
+    Key("rc", "recompute", "none", "Training: what backward computes again.", words=(*RECOMPUTE, *LIGHT)),
     Key("sch", "schedule", "1f1b", "Training: pipeline schedule.", words=TRAINING),
     Key("v", "chunks", 2, "Training: chunks a rank, where the schedule is interleaved.", 2, 16),
     Key("dt", "dtype", "", "Weights in another type; empty: as stored.", words=("", *DTYPE_BYTES)),
     Key("kv", "kv_dtype", "", "Serving: KV cache in another type.", words=("", "bf16", "fp16", "fp8")),
     Key("red", "redundant_experts", 0, "Serving: copies of popular experts, where experts are spread over ranks.", 0, 65_536),
+    Key(
+        "a2a",
+        "ep_backend",
+        "",
+        "Serving: how tokens reach spread experts; empty: the engine's.",
+        pattern=r"[a-z_]+",
+    ),
     Key("imb", "imbalance", 0.0, "Tokens of the busiest expert rank over the mean; 0: as measured, to train 1.", 0, MOST["ep"]),
     Key("sp", "sequence_parallel", 0, "1: sequence parallelism; 0: the engine's own choice.", 0, 1),
     Key("eg", "eager", 0, "1: without CUDA graphs, every kernel launched.", 0, 1),
@@ -166,6 +173,7 @@ class State:
             asked["imbalance"] = self["imb"] or None
         if not PHASES[self["ph"]].trains:
             asked["redundant_experts"] = (self["ep"] > 1 and self["red"]) or None
+            asked["ep_backend"] = (self["ep"] > 1 and self["a2a"]) or None
             return asked | {"batch": self["b"], "context": self.length, "kv_dtype": self["kv"]}
         axes = self["as"]
         return asked | {
@@ -203,6 +211,7 @@ def written(q: Question) -> State:
         "sp": int(plan.sequence_parallel),
         "eg": int(q.what_if.eager),
         "red": int(plan.redundant_experts),
+        "a2a": q.what_if.ep_backend,
         "imb": float(q.what_if.imbalance),
         "lib": q.what_if.library.partition("@")[0],
     }
