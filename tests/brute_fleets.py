@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-import brute
 from commtax import catalog
 from commtax.planner.contest import burden
 from commtax.planner.fleets import limits_of, priced
@@ -65,10 +64,10 @@ def _tried(layout, size):
 def _fleets(q):
     """(layout, size) of all that there is room for."""
     plain = []
-    for sizes in brute.plans(q.model, q.cluster.num_gpus):
+    for sizes in plans(q.model, q.cluster.num_gpus):
         one = q.but(**dict(zip(("tp", "pp", "dp", "ep"), sizes, strict=True)), disaggregated=False)
         group = sizes[0] * sizes[1] * sizes[2]
-        copies = brute.num_copies(group, sizes[0], q.cluster)
+        copies = num_copies(group, sizes[0], q.cluster)
         if not copies or not _fits(one):
             continue
         layout = Layout(one, group, copies, np.inf)
@@ -78,7 +77,7 @@ def _fleets(q):
     for tp, ahead in itertools.product(plain, plain if q.requests.output_len > 1 else []):
         layout = Layout(q.but(tp=tp, prefill_tp=ahead), tp, 1, np.inf, ahead)
         for copies in range(1, (q.cluster.num_gpus - ahead) // tp + 1):
-            most = brute.most_workers(copies, tp, ahead, q.cluster)
+            most = most_workers(copies, tp, ahead, q.cluster)
             yield from ((layout, (copies, workers)) for workers in range(1, most + 1))
 
 
@@ -115,3 +114,40 @@ def question(rng):
     runs = {"num_prompts": rng.choice((300, 300, 300, None)), "max_num_seqs": rng.choice((16, 64, 64, None))}  # short ones mostly
     asked = {"model": model, "cluster": cluster, "request_rate": rate, "slo": slo, "objective": objective, "engine": engine}
     return asked | lengths | runs
+
+
+def plans(model, gpus):
+    """(tp, pp, dp, ep) that are tried, legal or not."""
+    sizes = [1] if model.experts is None else [2**i for i in range(gpus.bit_length())]
+    for tp, pp, dp in itertools.product(range(1, gpus + 1), range(1, gpus + 1), sizes):
+        if tp * pp * dp > gpus or pp > model.num_layers:
+            continue
+        for ep in {1} if model.experts is None else ({1, tp} if dp == 1 else {tp * dp}):
+            yield tp, pp, dp, ep
+
+
+def num_copies(group, tp, cluster):
+    """Copies laid down one after the other: in the first domain with room, or on whole domains of their own."""
+    free, copies = domains(cluster), 0
+    if group <= cluster.domain:
+        return sum(size // group for size in free)
+    used = cluster.domain // tp * tp or cluster.domain
+    while free:
+        rest = group
+        while rest > 0 and free:
+            rest -= min(rest, used, free.pop(0))
+        copies += rest <= 0
+    return copies
+
+
+def domains(cluster):
+    """GPUs of each fast domain."""
+    whole, left = divmod(cluster.num_gpus, cluster.domain)
+    return [cluster.domain] * whole + [left] * (left > 0)
+
+
+def most_workers(copies, tp, ahead, cluster):
+    """Workers of ``ahead`` GPUs beside copies of ``tp``, by trying every way to share the copies out."""
+    places = domains(cluster)
+    shares = (share for share in itertools.product(*(range(size // tp + 1) for size in places)) if sum(share) == copies)
+    return max((sum((d - n * tp) // ahead for d, n in zip(places, share, strict=True)) for share in shares), default=0)

@@ -225,7 +225,7 @@ def test_no_plan_holds_is_an_answer_with_the_obstacle():
 def test_a_terminal_is_told_what_to_run():
     done = run_here(*ASKED, *FAST, "--no-disaggregated", "--objective", "tokens", "--cluster", "2xh200-sxm")
     assert done.returncode == 0
-    assert "Run 1 GPU = TP 1 on " in done.stdout
+    assert "Recommended and best: 1 GPU = TP 1 on " in done.stdout
     assert "the rate may grow by" in done.stdout
     assert "a GPU-hour (the catalogue's, 2026-" in done.stdout
     assert "as asked, " in done.stdout

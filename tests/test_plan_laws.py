@@ -55,10 +55,10 @@ def test_a_plan_is_what_simulate_says(question):
         assert float(rows.tpot_s[i]) == pytest.approx(float(one.tpot_s))
         assert float(rows.tokens_per_s[i]) == pytest.approx(float(one.tokens_per_s) * (1 if apart else copies))
         step, seqs = a.step_of(rows, i), a.step_of(rows, i).question.work.decode_seqs
-        least = price(step.question.but(batch=max(1, int(seqs) // 2))).step_s if apart else step.step_s
-        assert float(least) * (1 - 1e-6) <= float(one.steps.decode_s) <= float(step.step_s) * (1.05 if apart else 1 + 1e-6), (
-            "between batches that graphs hold, steps apart grow evenly"
-        )
+        least, most = step.step_s, step.step_s
+        if apart:  # between batches that graphs hold, steps grow evenly
+            least, most = (price(step.question.but(batch=n)).step_s for n in (max(1, int(seqs) // 2), int(seqs * 1.25) + 2))
+        assert float(least) * (1 - 1e-6) <= float(one.steps.decode_s) <= float(most) * (1.05 if apart else 1 + 1e-6)
 
 
 LARGER = (

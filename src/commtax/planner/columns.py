@@ -279,7 +279,7 @@ class ServingPlans(Searched):
 
     def step_of(self, rows: Columns, i: int) -> StepBill:
         """The decode step that row ``i`` runs in the middle of its requests' lives."""
-        batch = int(self._decoding(rows.take(slice(i, i + 1)))[0])
+        batch = int(self.decoding(rows.take(slice(i, i + 1)))[0])
         return price(self.put(rows, i).but(batch=batch, context=self._middle))
 
     def comm_fractions(self, rows: Columns) -> Array:
@@ -290,7 +290,7 @@ class ServingPlans(Searched):
             some = rows.take(alike)
             sizes = {axis: getattr(some, axis).astype(int) for axis in SERVED[:3]}
             put = laid(self.question, **sizes, ep=ep, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
-            shares[alike] = price(put.but(batch=self._decoding(some), context=self._middle)).comm_fraction
+            shares[alike] = price(put.but(batch=self.decoding(some), context=self._middle)).comm_fraction
         return shares
 
     @property
@@ -298,7 +298,7 @@ class ServingPlans(Searched):
         wanted = self.question.requests
         return int(wanted.input_len + max(0, wanted.output_len // 2 - 1))
 
-    def _decoding(self, rows: Columns) -> Array:
+    def decoding(self, rows: Columns) -> Array:
         """Requests of each decode step: all that run, less those that still wait for their first token."""
         q, wanted, seqs = self.question, self.question.requests, rows.running * 1.0
         load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)

@@ -79,7 +79,7 @@ def _with_winner(a: ServingPlans) -> tuple[Columns, int]:
     rows, plans, own = a.front, a.plans, a.recommended
     if not len(plans):
         return rows, -1
-    names = ("mode", "tp", "pp", "dp", "ep", "dtype", "exchange")
+    names = ("mode", "tp", "pp", "dp", "ep", "dtype", "exchange", "prefill_tp", "prefill_dp", "replicas")
     same = np.logical_and.reduce([getattr(rows, n) == getattr(plans, n)[own] for n in names])
     same &= rows.concurrency == plans.concurrency[own]
     if not same.any():
@@ -106,10 +106,10 @@ def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Point:
 
 
 def served_patch(a: ServingPlans, rows: Columns, i: int) -> dict[str, Value]:
-    """The decode step of one of a plan's servers: its sizes, the requests that it runs at once, and the mean length."""
+    """The decode step of one of a plan's servers: its sizes, the requests that decode at once, and the mean length."""
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep")}
     length = a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)
-    batch = min(65_536, max(1, round(float(rows.running[i]))))
+    batch = min(65_536, int(a.decoding(rows.take(slice(i, i + 1)))[0]))
     exchange = a.exchanges[int(rows.exchange[i])]
     spread: dict[str, Value] = {"a2a": exchange.backend, "red": exchange.redundant} if exchange.wide else {}
     return {**dict.fromkeys(SIZES, 1), **sizes, **spread, "b": batch, "s": length, "ph": "decode"}
