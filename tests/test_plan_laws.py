@@ -183,10 +183,11 @@ def test_no_prompt_worker_is_idle_weight(question):
 def _split(a, i, workers):
     rows, asked = a.plans, a.question
     return commtax.simulate(
-        asked.model, asked.cluster, engine=asked.engine, tp=int(rows.tp[i]), concurrency=int(rows.concurrency[i]),
-        input_len=asked.requests.input_len, output_len=asked.requests.output_len,
-        disaggregated=True, prefill_tp=int(rows.prefill_tp[i]), prefill_workers=workers,
-        decode_workers=int(rows.replicas[i]),
+        asked.model, asked.cluster, engine=asked.engine, concurrency=int(rows.concurrency[i]),
+        input_len=asked.requests.input_len, output_len=asked.requests.output_len, prefill_workers=workers,
+        disaggregated=True, prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i]),
+        **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "dp", "ep")}, decode_workers=int(rows.replicas[i]),
+        **a.exchanges[int(rows.exchange[i])].asked,
     )  # fmt: skip
 
 
