@@ -264,6 +264,20 @@ class ServingPlans(Searched):
         low, high = priced.range_of(name)
         return times * float(low), times * float(high)
 
+    def ranges(self, rows: Columns, name: str) -> list[tuple[float, float]]:
+        """The same of all rows, those of one pool priced together."""
+        found = {i: self.range_of(rows, i, name) for i in np.flatnonzero(rows.mode == 1).tolist()}
+        for index, by in different(np.stack([rows.dtype, rows.exchange])[:, rows.mode == 0], axis=1).T.astype(int).tolist():
+            alike = np.flatnonzero((rows.mode == 0) & (rows.dtype == index) & (rows.exchange == by))
+            some = rows.take(alike)
+            sizes = {axis: getattr(some, axis).astype(int) for axis in SERVED}
+            put = laid(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
+            priced = serve(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False))
+            widths = np.broadcast_to(priced.range_of(name)[1] / getattr(priced, name), len(alike))
+            values = getattr(some, name)
+            found |= dict(zip(alike.tolist(), zip(values / widths, values * widths, strict=True), strict=True))
+        return [found[i] for i in range(len(rows))]
+
     def estimate(self, rows: Columns, i: int, name: str) -> Estimate:
         """A time of row ``i`` with its range."""
         return Estimate(float(getattr(rows, name)[i]), *self.range_of(rows, i, name))

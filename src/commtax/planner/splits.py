@@ -13,6 +13,7 @@ from commtax.arrays import different
 from commtax.cost import legality
 from commtax.cost.network import Decoding, Network, Prompting, flow, prompt_wait_s
 from commtax.cost.serving import Load, Steps, closed_loop, prompts_apart, running
+from commtax.planner.choosing import margin
 from commtax.planner.columns import NO_SERVING, Array, Columns, cached, exchanges
 from commtax.planner.copies import Roomy, most_each, surely
 from commtax.planner.money import paid
@@ -33,6 +34,7 @@ LOADS = different(np.r_[1:17, (16 * 2 ** (np.arange(1, 65) / 4)).astype(int)])
 """Clients of a rank that decodes that are tried: all up to 16, then four to a doubling; the best of a split is found exactly."""
 SAME = 1e-3  # prompt workers that shorten requests by less than this are left out
 PIECES = 9  # that the room between two loads is cut into
+SMOOTH = 0.95  # of a split's most power is met on the grid
 SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger ones have the same shares of both kinds
 
 
@@ -306,8 +308,10 @@ def _between(of: Copies, rows: Rows, loads: Array, good: Array, free: Free | Non
 
 
 def _most_powerful(of: Copies, rows: Rows, loads: Array, grid: dict[str, Array], free: Free | None) -> dict[str, Array]:
-    """The load of each split with most tokens/s over the time of a request: that has one peak."""
-    top = (grid["tokens_per_s"] / grid["request_s"]).argmax(1)
+    """The load with most tokens/s over the time of a request, which has one peak, of each split that may be the best or near it."""
+    power = grid["tokens_per_s"] / grid["request_s"] / (grid["gpus"] if of.question.goal.objective == "cost" else 1)
+    hopeful = np.flatnonzero(power.max(1) >= SMOOTH / (1 + margin(of.question)) ** 2 * power.max())
+    rows, loads, top = rows.take(hopeful), loads[hopeful], power[hopeful].argmax(1)
     place = np.arange(len(loads))
     low, high = (loads[place, np.clip(top + step, 0, loads.shape[1] - 1)] for step in (-1, 1))
     while np.any(high - low > 2):

@@ -162,7 +162,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) ->
     own = a.recommended if rows is a.plans else None
     first, several, objective = _listed(rows, top, own), a.question.requests.output_len > 1, a.question.goal.objective
     usd, price, whole = a.usd_per_million_tokens(rows), a.question.goal.usd_per_gpu_hour, request_s(a.question, rows)
-    ranges = [a.range_of(rows, i, "tokens_per_s") for i in first]
+    ranges = a.ranges(rows.take(np.array(first, dtype=int)), "tokens_per_s")
     columns = {
         "": ranks(first, own),
         "plan": [a.gpu_words(rows, i) + in_type(a.question, int(rows.dtype[i])) for i in first],
