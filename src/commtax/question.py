@@ -20,7 +20,7 @@ from commtax.statement import Note
 
 SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
 MAX_CONCURRENCY = 1024  # clients of a copy, or of a rank of its attention data parallelism, that a search goes up to
-CONFIDENCE = 0.6  # probability with which a search keeps limits, where nobody says (benchmarks/decisions.py)
+CONFIDENCE = 0.65  # probability with which a search keeps limits, where nobody says (benchmarks/decisions.py)
 EVEN = 0.5  # … and the one that goes by the central prediction
 
 

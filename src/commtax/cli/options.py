@@ -224,7 +224,7 @@ OPTIONS: Mapping[str, Option] = {
     "ttft": Option("Requests", "TIME", "", "Mean time to the first token, at most: 500ms."),
     "tpot": Option("Requests", "TIME", "", "Mean time an output token, at most: 30ms."),
     "margin": Option("Requests", MARGIN, None, "Recommend a simpler plan that the best beats by less.  [default: 5-10%]"),
-    "confidence": Option("Requests", SURE, CONFIDENCE, "Limits are kept with this probability; 50%: as predicted.  [default: 60%]"),
+    "confidence": Option("Requests", SURE, CONFIDENCE, "Limits are kept with this probability; 50%: as predicted.  [default: 65%]"),
     "objective": Option("Serving", "WHAT", None, "throughput (default), latency, cost or gpus."),
     "disaggregated": Option("Serving", bool, False, "Prompts run on workers of their own."),
     "prefill_workers": Option("Serving", COUNT, None, "Disaggregated: how many.  [default: enough]"),

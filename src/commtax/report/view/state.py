@@ -133,7 +133,7 @@ KEYS = (
     Key("as", "async_axes", "", f"Training: axes that overlap, {BESIDE} or none; empty: the engine's.", pattern=r"[a-z,]+"),
     Key("ttft", "ttft_ms", 0.0, "Plans: mean time to the first token in ms, at most; 0: any.", 0, 1e7),
     Key("tpot", "tpot_ms", 0.0, "Plans: mean time an output token in ms, at most; 0: any.", 0, 1e7),
-    Key("sure", "confidence", 60.0, "Plans: limits are kept with this probability in %; 50: as predicted.", 1, 99),
+    Key("sure", "confidence", 65.0, "Plans: limits are kept with this probability in %; 50: as predicted.", 1, 99),
     Key("il", "input_len", 1024, "Plans: prompt tokens.", 1, 2**20),
     Key("ol", "output_len", 256, "Plans: output tokens.", 1, 2**20),
     Key("obj", "objective", "throughput", "Plans: what is best.", words=OBJECTIVES),
