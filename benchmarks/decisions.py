@@ -1,6 +1,7 @@
 """Does the predictor pick the right point? Groups of published runs with several TP degrees and concurrencies.
 
-python benchmarks/decisions.py FILE.csv …    (tables shaped as serving_runs.csv)
+python benchmarks/decisions.py FILE.csv …    (tables shaped as serving_runs.csv), with the constants that ship
+python benchmarks/decisions.py FOLDER        all tables of a folder, each file left out of the fit that predicts it (minutes)
 
 For each group (model, system, engine and version, precision, lengths) with at least two TP degrees and four points, and for a
 limit of TPOT or of TTFT: of the points that are predicted to keep the limit with a confidence, take the one with the most predicted
@@ -19,19 +20,26 @@ their workers is stated.
 from __future__ import annotations
 
 import csv
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
+import fit_serving
 import numpy as np
 
+from commtax.catalog.transfer import sigma
+from commtax.ledger import Z80
+from commtax.question import CONFIDENCE
 from commtax.readers.published.serving import may_draft, measured, question
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.serving import Simulation, simulate
 
-CONFIDENCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+CONFIDENCES = (0.5, 0.6, CONFIDENCE, 0.7, 0.8, 0.9)
 NEAR = 0.02  # of the best tokens/s/GPU: a choice that loses no more is as good, for runs repeat no better
 NAMES = ("model_path", "system", "backend", "backend_version", "precision", "mode")
 LENGTHS = ("input_len", "output_len", "spread")
@@ -108,6 +116,35 @@ def groups(paths: Iterable[str]) -> list[Group]:
     return [g for g in every if len(g) >= 4 and len({p.tp for p in g}) > 1]
 
 
+def without_their_file(folder: Path) -> list[Group]:
+    """Groups of one pool's runs, each predicted by constants that its file had no part in; drafted and impossible ones apart."""
+    pool = fit_serving.Pool(fit_serving.groups(folder))
+    x, (errors, slopes) = pool.fit()
+    fold = {one.name: one.errors for one in fit_serving.left_out(pool, x, errors, slopes, ("file",))}
+    known: dict[tuple[str, ...], dict[tuple[float, ...], list[Point]]] = defaultdict(lambda: defaultdict(list))
+    for i, group in enumerate(pool.groups):
+        off = np.split(fold[group.names["file"]][pool.group_of == i], len(TIMES))
+        for j in [] if group.only_tests else np.flatnonzero(~group.apart):
+            arrays = {name: float(np.broadcast_to(value, len(group.apart))[j]) for name, value in group.arrays.items()}
+            real = {f"{m}_s": float(group.seen[m][j]) for m in fit_serving.METRICS}
+            if np.all(np.isfinite(list(real.values()))):
+                away = dict(zip((f"{m}_s" for m in fit_serving.METRICS), (float(errors[j]) for errors in off), strict=True))
+                words = [group.words["model"].key, group.words["cluster"].chip.key, group.engine.key, group.engine.version]
+                key = (*words, str(group.words["dtype"]), *(str(arrays.get(n, "")) for n in LENGTHS))
+                known[key][tuple(arrays.values())].append(_left_out_point(group, arrays, real, away))
+    every = [[points[0] for points in group.values()] for group in known.values()]
+    return [g for g in every if len(g) >= 4 and len({p.tp for p in g}) > 1]
+
+
+def _left_out_point(group: Any, arrays: dict[str, float], real: dict[str, float], away: dict[str, float]) -> Point:
+    means = {name: real[name] * math.exp(off) for name, off in away.items()}
+    wide = {n: math.exp(Z80 * sigma(group.setting, n.removesuffix("_s"), group.mixture)) for n in means}
+    clients, out = int(arrays["concurrency"]), int(arrays["output_len"])
+    gpus = arrays["tp"] * arrays["dp"] * float(group.words["pp"])
+    guess = {n: Estimate(value, value / wide[n], value * wide[n]) for n, value in means.items()}
+    return Point(int(arrays["tp"]), real, rate(clients, out, gpus, real), guess, rate(clients, out, gpus, means), group.mixture, "")
+
+
 def on_points(group: Group, name: str) -> list[float]:
     return [float(np.quantile([p.measured[name] for p in group], q)) for q in (0.25, 0.5, 0.75, 1.0)]
 
@@ -154,7 +191,7 @@ KINDS: dict[str, Kind] = {
 
 
 def main(paths: list[str]) -> None:
-    every = groups(paths)
+    every = without_their_file(Path(paths[0])) if Path(paths[0]).is_dir() else groups(paths)
     for place, limits in (("between", between_points), ("on", on_points)):
         for name in TIMES:
             for kind, belongs in KINDS.items():

@@ -309,9 +309,9 @@ def engine_at(group: Group, logs: Mapping[str, float]) -> Engine:
 KINDS_LEFT = ("engine", "chip", "family", "publisher", "file")
 
 
-def folds(pool: Pool) -> Iterator[tuple[str, str, Any]]:
+def folds(pool: Pool, kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     """Each engine, chip, family, publisher and file, and which rows are its."""
-    for kind in KINDS_LEFT:
+    for kind in kinds:
         names = [group.names[kind] for group in pool.groups]
         for name in dict.fromkeys(names):
             yield kind, name, np.array([n == name for n in names])[pool.group_of]
@@ -327,10 +327,10 @@ class Left:
     errors: Any  # of all rows of the pool
 
 
-def left_out(pool: Pool, x: Any, errors: Any, slopes: Any) -> list[Left]:
+def left_out(pool: Pool, x: Any, errors: Any, slopes: Any, kinds: Sequence[str] = KINDS_LEFT) -> list[Left]:
     """Every group predicted from the others: fitted by the slopes around the full fit, predicted in full."""
     found = []
-    for kind, name, rows in folds(pool):
+    for kind, name, rows in folds(pool, kinds):
         y = pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every))
         parts = [
             pool.errors(group, pool.logs(group, y, stranger=True))
