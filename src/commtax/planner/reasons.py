@@ -193,7 +193,16 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
     means = {name: format_seconds(float(getattr(rows, name)[i])) for name in SAID}
     limits = [f"{SAID[name]} {means[name]} of {format_seconds(most)}" for name, most in goal.times]
     sure = f"kept with {percent(answer.kept(rows, i))}, {percent(goal.confidence)} wanted (--confidence)" if limits else ""
-    return said + ([f"uses {' and '.join(limits)}: {sure}"] if limits else [])
+    return said + ([f"uses {' and '.join(limits)}: {sure}"] if limits else []) + list(_waits(answer, i))
+
+
+def _waits(answer: ServingPlans, i: int) -> Iterator[str]:
+    """That requests wait for their first tokens longer than they take to answer, and no limit forbids it."""
+    rows, q = answer.plans, answer.question
+    answering_s = float(rows.tpot_s[i] * q.requests.output_len)
+    if q.requests.output_len > 1 and "ttft_s" not in dict(q.goal.times) and rows.ttft_s[i] > answering_s:
+        wait = format_seconds(float(rows.ttft_s[i]))
+        yield f"requests wait {wait} for a first token, most of their time: nothing limits that (--ttft)"
 
 
 def compared(answer: ServingPlans) -> Iterator[str]:
