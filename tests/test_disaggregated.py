@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import run_here
 from commtax import catalog
 from commtax.cost.caches import kv_bytes_per_token
 from commtax.cost.network import STATIONS, Decoding, Network, Prompting, Wire, flow, nodes_to
+from commtax.emit import apart_command
 from commtax.planner import plan
 from commtax.statement import Refusal
-from commtax.verbs.asking import unsettled
+from commtax.verbs.asking import ask, unsettled
 from commtax.verbs.requests import serve as simulated
 from commtax.verbs.serving import serve as closed_form
 
@@ -214,3 +216,17 @@ def test_where_no_split_is_listed_a_reason_is(model, cluster, words):
     found = plan(model, cluster)
     assert not np.any(found.plans.mode == 1)
     assert any(lost.family == "prompts on workers of their own" and words in lost.reason for lost in found.rejected)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_pools_with_attention_dp_paste_back(engine, tmp_path):
+    """What is emitted of two pools, the prompts' too with attention data parallelism, reads back as the same workers."""
+    sizes = {"dp": 16, "ep": 16, "redundant_experts": 32, "ep_backend": "deepep_low_latency"}
+    asked = ask("deepseek-r1", "4x8xh200-sxm", **sizes).but(
+        disaggregated=True, prefill_tp=1, prefill_dp=8, prefill_workers=2, decode_workers=1
+    )
+    file = tmp_path / "launch.sh"
+    file.write_text(apart_command(asked, engine))
+    said = run_here("simulate", "-c", "4x8xh200-sxm", "--from", str(file), "--concurrency", "64", "--input-len", "512").stdout
+    assert "32 GPUs = 2 x DP 8 x TP 1" in said
+    assert "1 x DP 16 x TP 1, experts over 16 with 32 redundant ones to decode" in said

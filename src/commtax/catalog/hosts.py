@@ -76,7 +76,7 @@ def counted(text: str) -> Cluster:
     try:
         kind = chip(name)
     except ValueError:
-        near = did_you_mean(name, "chips", "clusters")
+        near = did_you_mean(name, "chips", "clusters") or " (commtax catalog chips, or a FILE.toml of your own)"
         raise Refusal(f"cluster '{text}': unknown chip or host '{name}'{near}", "cluster") from None
     remark = ""
     if not second or (kind.nvlink_domain and gpus > _largest_host(kind)):

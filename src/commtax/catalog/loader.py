@@ -122,5 +122,9 @@ def suggest(name: str, choices: Iterable[str]) -> str:
     """'; did you mean …?', or nothing where nothing is near."""
     import difflib  # not for those who spell names right
 
-    likely = difflib.get_close_matches(normal(name), sorted(set(choices)), n=3, cutoff=0.5)
+    wanted, known = normal(name), sorted(set(choices))
+    longer = [choice for choice in known if len(wanted) > 2 and choice.startswith(wanted)]
+    likely = list(
+        dict.fromkeys([*(longer if len(longer) <= 3 else []), *difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)])
+    )[:3]
     return f"; did you mean {' or '.join(likely)}?" if likely else ""

@@ -4,7 +4,9 @@ import click
 
 from commtax.cli.options import COPIES, KEPT, LAID, LORA, PASTED, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
+from commtax.cli.pasting import prompt_sizes
 from commtax.statement import Refusal
+from commtax.verbs.apart import prompter
 from commtax.verbs.fitting import Fit, advised, holds
 from commtax.verbs.train_fitting import TrainFit, train_holds
 
@@ -47,7 +49,8 @@ def _served(order: Order) -> Fit | TrainFit:
     servers = order.launch.servers if order.launch else None
     if not servers or not servers.prefill_workers or not judged.fits:
         return judged
-    theirs = advised(holds(q.but(tp=servers.prefill_tp, max_num_seqs=0)))
+    asked = q.but(prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp, max_num_seqs=0)
+    theirs = advised(holds(prompter(asked)))
     verdict = "fit too" if theirs.fits else "these do not fit, and theirs is the answer"
-    order.output.remarks.append(f"servers for prompts, tp {servers.prefill_tp}: {verdict}")
+    order.output.remarks.append(f"servers for prompts, {prompt_sizes(servers)}: {verdict}")
     return judged if theirs.fits else theirs

@@ -21,6 +21,7 @@ from commtax.verbs.asking import AUTO_EP
 
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch
+    from commtax.readers.launch.meaning import Servers
     from commtax.readers.topology import Placed
 
 
@@ -38,7 +39,7 @@ def filled(text: str, model: str, given: Given, remarks: list[str], about: About
     _hosts(launch, given, remarks)
     servers = launch.servers
     sizes = ", ".join(f"{name} {size}" for name, size in {**launch.axes, "replicas": servers.count}.items() if size > 1)
-    beside = f" to decode, {servers.prefill_workers} x tp {servers.prefill_tp} for prompts" if servers.prefill_workers else ""
+    beside = f" to decode, {servers.prefill_workers} x {prompt_sizes(servers)} for prompts" if servers.prefill_workers else ""
     remarks += [f"from: {options['engine']}, {sizes or 'one GPU'}{beside}"]
     remarks += launch.notes
     if launch.unread:
@@ -46,6 +47,12 @@ def filled(text: str, model: str, given: Given, remarks: list[str], about: About
     if unused and about is not About.SEARCH:  # which has a use for the pasted plan itself
         remarks.append(f"read, but of no effect on this answer: {', '.join(unused)}")
     return launch, model
+
+
+def prompt_sizes(servers: Servers) -> str:
+    """The sizes of a server for prompts: ``tp 4``, or ``dp 8 x tp 1``."""
+    ranks = f"dp {servers.prefill_dp} x " if (servers.prefill_dp or 1) > 1 else ""
+    return f"{ranks}tp {servers.prefill_tp}"
 
 
 def _fill(options: Given, launch: Launch, given: Given, about: About) -> list[str]:
@@ -81,9 +88,9 @@ def _shares(launch: Launch, model: str, options: Given, remarks: list[str], abou
             "vLLM splits a mixture's experts over tp x dp: priced as experts spread over them (the same bytes and weights)"
         )
     if servers.prefill_workers and not about.several:
-        for name in ("disaggregated", "decode_workers", "prefill_workers", "prefill_tp"):
+        for name in ("disaggregated", "decode_workers", "prefill_workers", "prefill_tp", "prefill_dp"):
             del options[name]
-        beside = f"{servers.prefill_workers} for prompts (tp {servers.prefill_tp})"
+        beside = f"{servers.prefill_workers} for prompts ({prompt_sizes(servers)})"
         remarks.append(f"looked at: one server that decodes; pasted were {servers.count} of these and {beside}")
 
 
@@ -114,7 +121,7 @@ def _options(launch: Launch) -> Given:
     servers = launch.servers
     if servers.prefill_workers:
         options |= {"disaggregated": True, "decode_workers": servers.count}
-        options |= {"prefill_workers": servers.prefill_workers, "prefill_tp": servers.prefill_tp}
+        options |= {name: getattr(servers, name) for name in ("prefill_workers", "prefill_tp", "prefill_dp")}
     elif servers.count > 1:
         options["replicas"] = servers.count
     if launch.axes["dp"] > 1:

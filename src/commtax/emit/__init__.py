@@ -112,11 +112,14 @@ def apart_command(question: Question, engine: str) -> str:
     workers, cluster = question.requests, question.cluster
     prompts = prompter(question).but(max_num_seqs=0)  # that counts requests that decode
     counts = {"prefill": (prompts, workers.prefill_workers), "decode": (question, workers.decode_workers)}
-    jobs = {role: Job(engine, q, _together(q.plan, engine, q.cluster), count or 1) for role, (q, count) in counts.items()}
+    jobs = {
+        role: Job(engine, q, _together(q.plan, engine, q.cluster), count or 1, apart=True) for role, (q, count) in counts.items()
+    }
     free = dict.fromkeys(jobs, Seats("HOST", cluster))
     if workers.prefill_cluster:
         free = {"prefill": Seats("PREFILL_HOST", prompts.cluster, apart=True), "decode": Seats("DECODE_HOST", cluster, apart=True)}
     files, lines, at = list[str](), list[str](), dict[str, list[Address]]({"prefill": [], "decode": []})
+    remarks = list[str]()
     for role, job in sorted(jobs.items(), key=lambda pair: -pair[1].gpus):
         for number in range(len(lines), len(lines) + job.servers):
             name, devices = free[role].seat(job, number)
@@ -125,7 +128,9 @@ def apart_command(question: Question, engine: str) -> str:
             away = " --host 0.0.0.0" if name != "localhost" and engine != "vllm" else ""
             lines.append(f"{devices}{command.line(role)}{away} --port {PORT + number} &  # {role}, on {name}")
             at[role].append((name, PORT + number))
-    return "\n".join([*checkpoint_remark(jobs["decode"]), *files, *lines, *_router(engine, at["prefill"], at["decode"])])
+            remarks += [command.remark.replace("it on every host", "lines that say NODE_RANK on all hosts of their server")]
+    remarks = [remark for remark in dict.fromkeys(remarks) if remark]
+    return "\n".join([*checkpoint_remark(jobs["decode"]), *files, *lines, *remarks, *_router(engine, at["prefill"], at["decode"])])
 
 
 def _apart(job: Job, role: str, number: int, name: str) -> Command:

@@ -27,6 +27,7 @@ class Job:
     dp: int
     servers: int = 1
     address: str = MASTER  # where the hosts of one server meet
+    apart: bool = False  # it has either prompts or decodes, not both
 
     @property
     def plan(self) -> Plan:
@@ -147,6 +148,8 @@ def _vllm_hosts(job: Job, args: list[str]) -> Command:
 def sglang(job: Job) -> Command:
     limits, how, shared = job.question.limits, job.question.what_if, bool(job.plan.ep > job.plan.tp)
     inner, exchange = job.dp if shared else 1, DEEPEP_MODES.get(how.ep_backend, "")
+    if exchange == "low_latency" and not job.apart:  # prompts go in bulk, as they are priced
+        exchange = "auto"
     args = ["python -m sglang.launch_server", *spelled("sglang", model=model_id(job.question.model))]
     args += flags(
         job,

@@ -63,7 +63,8 @@ def complexity(rows: Columns, cluster: Cluster, prompts: Cluster | None = None) 
     ranks = np.where(spread, rows.prefill_tp * rows.prefill_dp, 1)
     ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, ranks, prompts or cluster)
     spanned = np.ceil(np.log2(np.maximum(1.0, rows.tp * rows.pp * rows.dp / cluster.domain)))
-    return np.where(rows.mode == 1, POOLS + np.maximum(own, ahead) / 100, own + spanned / 100)
+    both = ((rows.dp > 1) & (rows.pp > 1)) / 2  # attention ranks in stages are both
+    return np.where(rows.mode == 1, POOLS + np.maximum(own, ahead) / 100, own + both + spanned / 100)
 
 
 def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:

@@ -171,7 +171,8 @@ class Searched:
     candidates: int = 0
     rejected: tuple[Rejected, ...] = ()
     why: tuple[str, ...] = ()  # of the recommended plan
-    recommended: int = 0  # index of the simplest plan within the margin of the best, which is the first
+    recommended: int = 0  # index of the simplest plan within the margin of the best …
+    best: ClassVar[int] = 0  # … which is the first
 
     def gpu_words(self, rows: Any, i: int) -> str:
         """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``, and those that idle."""

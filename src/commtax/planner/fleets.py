@@ -9,7 +9,7 @@ what is listed already, nor half of the best, is left out.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isnan
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from commtax.planner.columns import Rejected
 from commtax.planner.contest import NEAREST, WORSE, Progress, Search, order, recommended
@@ -61,6 +61,7 @@ class FleetPlans:
     questions: tuple[Question, ...]  # one a cluster
     objective: str
     plans: tuple[Trial, ...] = ()  # the first is the best …
+    best: ClassVar[int] = 0
     recommended: int = 0  # … and this one the simplest that it beats by no more than the margin
     near: tuple[Trial, ...] = ()  # where none holds: the nearest
     rejected: tuple[Rejected, ...] = ()
@@ -280,7 +281,8 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     yield from _more_gpus(answer, workers)
     nearest = answer.near[0]
     if nearest.capacity <= rate_of(q) * nearest.stretch:
-        yield f"a rate below {nearest.capacity / nearest.stretch / (1 + q.goal.growth):.3g} requests/s"
+        most = nearest.capacity / nearest.stretch / (1 + q.goal.growth)
+        yield f"a rate below {most:.3g} requests/s, where it is no longer overloaded"
     else:
         broken = [f"{limit_name(n)} {format_seconds(_time(nearest, n))}" for n, limit in q.goal.slo if _time(nearest, n) > limit]
         yield f"limits of {' and '.join(broken)}"

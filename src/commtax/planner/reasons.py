@@ -133,7 +133,8 @@ def _suffers(answer: ServingPlans, i: int, share: float, usual: float, first: in
     rows, cluster = answer.plans, answer.question.cluster
     if rows.pp[i] > 1:
         stages, running = int(rows.pp[i]), int(rows.running[i])
-        cut = f"microbatches of {running / stages:.0f}" if running >= stages else f"{stages - running} of them wait"
+        idle = f"{stages - running} of them wait{'s' if stages - running == 1 else ''}"
+        cut = f"microbatches of {running / stages:.0f}" if running >= stages else idle
         yield f"{stages} stages share {plural(running, 'request')}: {cut}"
     if share > usual + 0.02:
         links = _links(answer.step_of(rows, i))
@@ -151,6 +152,8 @@ def _steps(answer: ServingPlans, i: int, first: int) -> str:
     if own <= other and rows.concurrency[i] < rows.concurrency[first]:
         return f"does best with {plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[first]):,}"
     step = f"a decode step of {plural(int(rows.running[i]), 'request')} takes {format_seconds(own)}"
+    if format_seconds(own) == format_seconds(other):
+        return f"{step} in both"
     if own > other or rows.tpot_s[i] <= rows.tpot_s[first]:
         return f"{step}, not {format_seconds(other)}"
     tpot, least = (format_seconds(float(rows.tpot_s[j])) for j in (i, first))
@@ -190,7 +193,16 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
     means = {name: format_seconds(float(getattr(rows, name)[i])) for name in SAID}
     limits = [f"{SAID[name]} {means[name]} of {format_seconds(most)}" for name, most in goal.times]
     sure = f"kept with {percent(answer.kept(rows, i))}, {percent(goal.confidence)} wanted (--confidence)" if limits else ""
-    return said + ([f"uses {' and '.join(limits)}: {sure}"] if limits else [])
+    return said + ([f"uses {' and '.join(limits)}: {sure}"] if limits else []) + list(_waits(answer, i))
+
+
+def _waits(answer: ServingPlans, i: int) -> Iterator[str]:
+    """That requests wait for their first tokens longer than they take to answer, and no limit forbids it."""
+    rows, q = answer.plans, answer.question
+    answering_s = float(rows.tpot_s[i] * q.requests.output_len)
+    if q.requests.output_len > 1 and "ttft_s" not in dict(q.goal.times) and rows.ttft_s[i] > answering_s:
+        wait = format_seconds(float(rows.ttft_s[i]))
+        yield f"requests wait {wait} for a first token, most of their time: nothing limits that (--ttft)"
 
 
 def compared(answer: ServingPlans) -> Iterator[str]:
@@ -198,13 +210,18 @@ def compared(answer: ServingPlans) -> Iterator[str]:
     q, rows, own = answer.question, answer.plans, answer.recommended
     kind, effort = kinds(rows, q.cluster), complexity(rows, q.cluster, q.requests.prefill_cluster)
     if own:
-        gain = f"{_more(answer, 0, own)} with {_name(answer, 0)}, the best ({KINDS[int(kind[0])]})"
+        gain = f"{_more(answer, 0, own)} with {_name(answer, 0)}, the best{_other_kind(kind, 0, own)}"
         yield f"{gain}: within the margin of {percent(margin(q))} (--margin), measure both"
     after = [i for i in range(own + 1, len(rows)) if effort[i] >= effort[own]][:1]
     simpler = [i for i in range(own + 1, len(rows)) if effort[i] < effort[own]][:1]
     for i in dict.fromkeys(sorted([*after, *simpler])):
-        role = f", the best that is simpler ({KINDS[int(kind[i])]})" if i in simpler else ", the next"
+        role = f", the best that is simpler{_other_kind(kind, i, own)}" if i in simpler else ", the next"
         yield f"{_more(answer, own, i)} against {_name(answer, i)}{role}: {_told(answer, i, own)}"
+
+
+def _other_kind(kind: Array, i: int, own: int) -> str:
+    """The kind of plan ``i`` in brackets, where it is not the recommended one's."""
+    return f" ({KINDS[int(kind[i])]})" if kind[i] != kind[own] else ""
 
 
 def _told(answer: ServingPlans, i: int, own: int) -> str:
@@ -214,19 +231,28 @@ def _told(answer: ServingPlans, i: int, own: int) -> str:
 
 
 def _more(answer: ServingPlans, i: int, j: int) -> str:
-    """How far plan ``i`` is ahead of plan ``j``, in the objective's own measure, at the same load or limit."""
+    """How far plan ``i`` is ahead of plan ``j`` in the objective's own measure, each at its best; and with the same clients,
+    where no limit says how many and that is another figure."""
     q, rows = answer.question, answer.plans
     value = worth(q, rows)
     if q.goal.objective == "gpus":
         fewer = int(rows.gpus[j] - rows.gpus[i])
         return f"{plural(fewer, 'GPU')} fewer" if fewer else "as many GPUs"
     if q.goal.objective == "latency":
-        return f"requests {1 - float(value[j] / value[i]):.0%} shorter"
-    if not q.goal.times:
-        clients = int(rows.concurrency[i])
-        ratio = float(value[i] / (value[j] * answer.rate_at(rows, j, clients) / rows.tokens_per_s[j]))
-        return f"{ratio - 1:+.0%} {_unit(answer)} with the same {plural(clients, 'client')}"
-    return f"{float(value[i] / value[j]) - 1:+.0%} {_unit(answer)}"
+        share = 1 - float(value[j] / value[i])
+        return f"requests {'less than 1%' if share < 0.005 else f'{share:.0%}'} shorter"
+    gain, unit = _gain(float(value[i] / value[j])), _unit(answer)
+    if q.goal.times:
+        return f"{gain} {unit}"
+    clients = int(rows.concurrency[i])
+    same = _gain(float(value[i] / (value[j] * answer.rate_at(rows, j, clients) / rows.tokens_per_s[j])))
+    alike = f"with the same {plural(clients, 'client')}"
+    return f"{gain} {unit} {alike}" if same == gain else f"{gain} {unit} ({same} {alike})"
+
+
+def _gain(ratio: float) -> str:
+    """ "+6%", or that there is next to nothing in it."""
+    return f"{ratio - 1:+.0%}" if abs(ratio - 1) >= 0.005 else "less than 1% more"
 
 
 def _token(answer: ServingPlans, rows: Columns, i: int) -> str:

@@ -11,7 +11,7 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Plan
 
-WIDE = 16  # ranks that share experts, from which exchanges of their own and redundant experts are tried
+WIDE = 8  # ranks that share experts, from which exchanges of their own and redundant experts are tried
 
 
 @dataclass(frozen=True, slots=True)

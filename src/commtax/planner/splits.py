@@ -191,8 +191,9 @@ def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
 def _copies(of: Roomy, i: int, load: Load, ahead: Prompters) -> Copies:
     plans, kv = of.plans, float(of.plans.kv_tokens[i])
     one = laid(of.question, tp=int(plans.tp[i]), dp=int(plans.dp[i]), ep=int(plans.ep[i]))
-    most = int(min(of.held[i], step_limits(one)[1]))
-    return Copies(one, load, full_copy(one, load, kv), most, _longer(one, load, most, kv), kv, ahead)
+    seats = int(min(of.held[i], step_limits(one)[1]))
+    most = min(2 * seats, int(most_each(of.question, one.plan.dp)))  # others are where prompts are computed
+    return Copies(one, load, full_copy(one, load, kv), most, _longer(one, load, seats, kv), kv, ahead)
 
 
 def why_none(base: Question, roomy: Space) -> str:

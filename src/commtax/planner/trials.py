@@ -394,9 +394,11 @@ def grown(trial: Trial) -> Trial:
     q = trial.layout.question
     rate, low = q.offered.request_rate, float(np.log1p(q.goal.growth))
     high = max(low, float(np.log(trial.capacity / rate / trial.stretch)))
+    if not q.goal.slo:  # nothing breaks before the capacity
+        return replace(trial, growth=float(np.expm1(high)))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if not q.goal.slo or worst(q, _at_rate(trial, rate * float(np.exp(middle)))) <= 1:
+        if worst(q, _at_rate(trial, rate * float(np.exp(middle)))) <= 1:
             low = middle
         else:
             high = middle

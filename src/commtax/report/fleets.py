@@ -31,6 +31,8 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
     if not a.complete:
         say(console, "Interrupted: the best so far; better ones may be missing.", "bold red")
     if a.plans:
+        if not q.goal.slo:
+            say(console, "No limit says how long a request may take (--p95-ttft, --p99-itl): a plan holds until it is overloaded.")
         say(console, _sentence(a), "bold yellow")
         for line in (*_beaten(a), *_dollars(a)):
             say(console, f"  {line}")
@@ -58,7 +60,7 @@ def _sentence(a: FleetPlans) -> str:
     names = dict.fromkeys((*(name for name, _ in q.goal.slo), *SHOWN))
     times = [f"{limit_name(name)} {format_seconds(best.figures[name])}{_range(best, name)}" for name in list(names)[:3]]
     used = f"{q.offered.request_rate / best.capacity:.0%} of the {best.capacity:.3g} requests/s that it answers at most"
-    grows = f"the rate may grow by {best.growth:.0%} until {'a limit breaks' if q.goal.slo else 'it is overloaded'}"
+    grows = f"the rate may grow by {best.growth:.0%} until {'a limit breaks' if q.goal.slo else 'it may be overloaded'}"
     place = f" on {q.cluster.key}" if len(a.questions) > 1 else ""
     sure = [f"limits are kept with {percent(best.kept)}"] if best.kept is not None else []
     known = sure + [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
@@ -120,6 +122,7 @@ def _range(trial: Trial, name: str) -> str:
 def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> None:
     several, costs = len(a.questions) > 1, [t.money for t in rows]
     limits = dict.fromkeys((*SHOWN, *(name for name, _ in a.question.goal.slo)))
+    ranged = len(limits) == len(SHOWN)  # ranges of more would leave no room for the plans' names
     columns = {
         "": ranks(range(len(rows)), a.recommended if rows is a.plans else None),
         "plan": [gpu_words(t) for t in rows],
@@ -127,7 +130,7 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
     }
     for name in limits:
         columns[f">{limit_name(name)}"] = [
-            f"{format_seconds(t.figures[name])}{_range(t, name)}" if t.figures else "–" for t in rows
+            f"{format_seconds(t.figures[name])}{_range(t, name) * ranged}" if t.figures else "–" for t in rows
         ]
     if a.question.goal.slo:
         columns[">kept"] = ["" if t.kept is None else percent(t.kept) for t in rows]

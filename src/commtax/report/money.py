@@ -14,7 +14,7 @@ SPENT = ("usd_per_hour", "usd_per_month", "usd_per_year")
 
 def price_notes(put: Sequence[Question]) -> list[str]:
     """What a GPU-hour costs on each cluster and who says so, or what to say where nobody does."""
-    missing = ",".join("" if q.goal.usd_per_gpu_hour else "2.5" for q in put)
+    missing = ",".join(f"{q.goal.usd_per_gpu_hour or 2.5:g}" for q in put)
     return list(dict.fromkeys(_price_note(q, missing) for q in put))
 
 

@@ -293,7 +293,7 @@ class ServedPlans(Named):
     candidates: int
     recommended: Record | None
     best: Record | None
-    tradeoff: list[Record]
+    places: list[Record]
     plans: list[Record]
     near: list[Record]
     front: Sequence[object]
@@ -343,7 +343,7 @@ def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedP
         margin=margin(a.question),
         recommended=served_row(a, a.plans, a.recommended) if len(a.plans) else None,
         best=served_row(a, a.plans, 0) if len(a.plans) else None,
-        tradeoff=[_place_row(a, place) for place in a.places],
+        places=[_place_row(a, place) for place in a.places],
         redundant_experts=a.question.plan.redundant_experts or LEFT_OUT,
         imbalance=a.question.what_if.imbalance or LEFT_OUT,
         plans=[served_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],

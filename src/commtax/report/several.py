@@ -9,7 +9,7 @@ from commtax.report.documents import OnSeveral, Record
 from commtax.report.drawn import Console
 from commtax.report.money import COUNTS, counted_note, million, price_notes, spent
 from commtax.report.planning import DEFINITION, WANTED, ServedPlans, TrainedPlans, plans_document, served_row
-from commtax.report.tables import notes, say, show_table
+from commtax.report.tables import notes, say, show_table, sized
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 from commtax.verbs.serving import lengths_note
@@ -20,7 +20,7 @@ RANKED = WANTED | {"tokens": "most tokens/s a GPU"}
 def show_several(console: Console, a: SeveralPlans, top: int) -> None:
     """The sentence first: what to run, where, and what it costs."""
     q = a.answers[0].question
-    where = " or ".join(answer.question.cluster.key for answer in a.answers)
+    where = " or ".join(sized(answer.question.cluster) for answer in a.answers)
     say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_asked(a)}", "bold")
     if a.best and a.recommended:
         same = a.best.answer is a.recommended.answer and a.best.row == a.recommended.row

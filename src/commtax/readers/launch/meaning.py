@@ -203,7 +203,7 @@ def _sglang(reading: Reading) -> None:
         values.pop("role", None)
     exchange = reading.text("a2a", "none")
     if exchange == "deepep" or reading.on("deepep"):
-        low = reading.text("deepep_mode") == "low_latency"
+        low = reading.text("deepep_mode") in ("low_latency", "auto")  # auto: prompts in bulk, decodes with low latency
         values |= {"ep_backend": "deepep_low_latency" if low else "deepep_high_throughput", "ep": tp}
     elif exchange != "none":
         reading.unread.append(f"--moe-a2a-backend {exchange}")
