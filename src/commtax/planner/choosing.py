@@ -5,12 +5,11 @@ predictions cannot tell from none: so plans are ranked by how much there is to s
 stay within the margin the best is recommended.
 """
 
-from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
 
-from commtax.files import table
+from commtax.files import Json, table
 from commtax.planner.columns import Array, Columns, TrainColumns
 from commtax.question import Question
 from commtax.spec import Cluster, Plan
@@ -38,9 +37,8 @@ UNEVEN = len(TRAINED)  # stages of unequal depth, or GPUs that idle, come behind
 
 
 @lru_cache(maxsize=1)
-def _figures() -> Mapping[str, float]:
-    known = table("planner/margin.toml")
-    return {"least": known["least"], "most": known["most"], **known["ratio"]}
+def _figures() -> Json:
+    return table("planner/margin.toml")
 
 
 def margin(q: Question) -> float:
@@ -48,8 +46,8 @@ def margin(q: Question) -> float:
     if q.goal.margin is not None:
         return q.goal.margin
     known = _figures()
-    usual = known["least"] if q.trains else known["dense" if q.model.experts is None else "mixtures"]
-    return min(known["most"], max(known["least"], usual))
+    usual = known["training" if q.trains else "ratio"]["dense" if q.model.experts is None else "mixtures"]
+    return float(min(known["most"], max(known["least"], usual)))
 
 
 def kinds(rows: Columns, cluster: Cluster) -> Array:

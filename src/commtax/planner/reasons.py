@@ -301,8 +301,8 @@ def _compared_training(answer: TrainPlans) -> Iterator[str]:
     simpler = [i for i in others if kind[i] < kind[own]][:1]
     for i in dict.fromkeys(sorted([*after, *simpler])):
         role = f", the best that is simpler ({TRAINED[int(kind[i]) % len(TRAINED)]})" if i in simpler else ", the next"
-        yield f"{_faster(answer, own, i)} than {answer.whole_words(rows, i)}{role}"
+        yield f"{_faster(answer, own, i)} against {answer.whole_words(rows, i)}{role}"
 
 
 def _faster(answer: TrainPlans, i: int, j: int) -> str:
-    return f"steps {1 - float(answer.plans.step_s[i] / answer.plans.step_s[j]):.1%} shorter"
+    return f"{float(answer.plans.step_s[j] / answer.plans.step_s[i]) - 1:+.1%} tokens/s"
