@@ -19,7 +19,7 @@ CLOSE = 1e-6
 EACH = 1024  # clients of a rank at most
 ROUNDS = 4  # of looking closer at what does best
 SIZES = ("tp", "pp", "dp", "ep")
-WIDE = 16  # ranks from which experts are also reached by DeepEP, with and without redundant ones
+WIDE = 8  # ranks from which experts are also reached by DeepEP, with and without redundant ones
 
 DENSE = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "gemma-3-27b", "llama-3.1-70b")
 MIXTURES = ("gpt-oss-20b", "qwen3-30b-a3b", "mixtral-8x7b")
@@ -77,6 +77,8 @@ class Search:
     def shared(self):
         """Layouts without workers of their own for prompts, of as many copies as fit or fewer; for fewest GPUs of one."""
         for dtype, (sizes, way) in itertools.product(self.asked["dtypes"], [*self._usual(), *self._wide()]):
+            if ("low" in way[0]) != (self.asked["engine"].startswith("sglang")) and way[0]:  # SGLang changes by step
+                continue
             most = min(1, self.copies(sizes)) if self.asked["objective"] == "gpus" else self.copies(sizes)
             every = (Layout(sizes, copies, (dtype, *way)) for copies in range(1, most + 1))
             yield from (layout for layout in every if self.last(layout))
@@ -95,12 +97,15 @@ class Search:
         for more in {0, experts // 8 if experts % 8 == 0 else 0} if experts else ():
             for ep, tp in itertools.product(range(WIDE, self.cluster.num_gpus + 1), range(1, 9)):
                 if (experts + more) % ep == ep % tp == self.model.attention.num_heads % tp == 0 and ep > tp:
-                    yield (tp, 1, ep // tp, ep), ("deepep_low_latency", more)
+                    for mode in ("low_latency", "high_throughput"):
+                        yield (tp, 1, ep // tp, ep), (f"deepep_{mode}", more)
 
     def workers(self):
         """What splits are made of: tp alone inside a fast domain, or attention data parallelism alone."""
         domain, gpus = self.cluster.domain, self.cluster.num_gpus
         for dtype, (sizes, way) in itertools.product(self.asked["dtypes"], [*self._usual(), *self._wide()]):
+            if "high" in way[0]:  # for servers with prompts and decodes, where one way serves both
+                continue
             tp, pp, dp, ep = sizes
             plain = tp <= domain if dp == ep == 1 else tp == 1 and dp > 1
             if plain and pp == 1 and tp * dp < gpus and self.copies(sizes) and self.room(sizes, (dtype, *way)):

@@ -210,7 +210,7 @@ def test_splits_are_listed_where_prompts_are_nearly_all_there_is_to_do():
 
 @pytest.mark.parametrize(
     ("model", "cluster", "words"),
-    [("deepseek-v3", "2x8xh100-sxm", "two need 20"), ("llama-3.1-8b", "h100-sxm", "a worker needs 1 GPU, two need 2")],
+    [("deepseek-v3", "2x8xh100-sxm", "two need 32"), ("llama-3.1-8b", "h100-sxm", "a worker needs 1 GPU, two need 2")],
 )
 def test_where_no_split_is_listed_a_reason_is(model, cluster, words):
     found = plan(model, cluster)

@@ -119,7 +119,7 @@ def standing(
         return _cannot(answer, name, lack)
     found, refused = list[Columns](), ""
     for by, exchange in enumerate(answer.exchanges):
-        if exchange.wide and sizes["ep"] < WIDE:
+        if (exchange.wide and sizes["ep"] < WIDE) or not (exchange.apart if prompts else exchange.shared):
             continue
         run = laid(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes, **exchange.asked)
         try:

@@ -21,6 +21,7 @@ from commtax.verbs.billing import StepBill, price
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import cache_tokens, step_limits
 from commtax.verbs.serving import Simulation, serve
+from commtax.verbs.steps import BULK
 
 Array = np.ndarray[Any, Any]
 SERVED = SIZES[:4]
@@ -67,7 +68,9 @@ class Exchange:
 
     backend: str = ""  # "": the engine's own
     redundant: int = 0
-    wide: bool = False  # tried where many ranks share experts, and nowhere else
+    wide: bool = False  # tried where many ranks share experts, and nowhere else …
+    shared: bool = True  # … by servers that compute prompts and decode …
+    apart: bool = True  # … or by those that do one of both
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -371,12 +374,17 @@ def ground(put: Question) -> Question:
 
 def exchanges(q: Question) -> tuple[Exchange, ...]:
     """The engine's own as it is asked; and where nobody says, DeepEP's kernels for experts on many ranks, with and without as many
-    redundant experts as published deployments hold: an eighth (32 of DeepSeek-V3's 256)."""
+    redundant experts as published deployments hold: an eighth (32 of DeepSeek-V3's 256).
+
+    Kernels of low latency are for steps without prompts: of servers that only decode, or where an engine changes by step.
+    """
     own, model = Exchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
     if model is None or own.backend or LOW_LATENCY not in q.engine.sends.ep_backends:
         return (own,)
     usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
-    return own, *(Exchange(LOW_LATENCY, copies, wide=True) for copies in ([own.redundant] if own.redundant else usual))
+    copies, both = [own.redundant] if own.redundant else list(usual), q.engine.sends.exchange_by_step
+    bulk = [] if both else [Exchange(BULK[LOW_LATENCY], n, wide=True, apart=False) for n in copies]
+    return own, *(Exchange(LOW_LATENCY, n, wide=True, shared=both) for n in copies), *bulk
 
 
 def paid_rate(q: Question, c: Columns) -> Array:

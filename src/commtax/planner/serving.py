@@ -105,8 +105,9 @@ def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
             found.append(Roomy(base, roomy, index, by))
     if q.requests.prefill_cluster:
         lost = _lost_on_either(q, index, lost)
-    shared = [] if q.requests.prefill_cluster else [search(one) for one in found]  # whose GPUs are of one kind
-    points = Columns.joined([*shared, split(found)])
+    ways = exchanges(q)
+    alike = [] if q.requests.prefill_cluster else [one for one in found if ways[one.exchange].shared]  # GPUs of one kind
+    points = Columns.joined([*(search(one) for one in alike), split([one for one in found if ways[one.exchange].apart])])
     if found and q.requests.disaggregated and not np.any(points.mode == 1):
         lost.append(Rejected(APART + reasons.in_type(q, index), why_none(found[0].question, found[0].plans)))
     return points, lost, count

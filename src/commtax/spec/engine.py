@@ -28,6 +28,7 @@ class Sending:
     pp_scatter: bool = False  # each tp rank sends 1/tp and the receiver gathers
     latent_reduced: bool = False  # outputs of experts in a latent are summed there, those of shared experts apart
     ep_backends: tuple[str, ...] = ()
+    exchange_by_step: bool = False  # a server sends decodes to experts by other kernels than prompts, not all by those it is told
     ep_is_tp_dp: bool = False  # the engine knows one expert-parallel size only: tp x dp
     attention_dp_whole: bool = False  # attention data parallelism keeps attention whole on each GPU
     experts_keep_tp: bool = False  # experts stay split over tp inside an expert-parallel rank …
