@@ -29,7 +29,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import fit_serving
 import numpy as np
 
 from commtax.catalog.transfer import sigma
@@ -118,6 +117,8 @@ def groups(paths: Iterable[str]) -> list[Group]:
 
 def without_their_file(folder: Path) -> list[Group]:
     """Groups of one pool's runs, each predicted by constants that its file had no part in; drafted and impossible ones apart."""
+    import fit_serving  # beside this file; not needed for the constants that ship
+
     pool = fit_serving.Pool(fit_serving.groups(folder))
     x, (errors, slopes) = pool.fit()
     fold = {one.name: one.errors for one in fit_serving.left_out(pool, x, errors, slopes, ("file",))}

@@ -15,7 +15,8 @@ import commtax
 from commtax import catalog
 from commtax.planner import plan, plan_training, standing
 from commtax.planner.choosing import complexity
-from commtax.planner.columns import exchanges, worth
+from commtax.planner.columns import worth
+from commtax.planner.exchanges import exchanges
 from commtax.planner.space import space
 from commtax.planner.splits import SAME
 from commtax.readers.launch import parse

@@ -120,7 +120,7 @@ def test_lengths_that_cannot_be_read_are_refused(text):
         asked = question(run(isl=text))
     except ValueError:
         return
-    assert parts or asked["input_len"] == round(float(text))
+    assert parts or abs(asked["input_len"] - float(text)) < 1
 
 
 @given(

@@ -13,8 +13,9 @@ import numpy as np
 
 from commtax.arrays import different
 from commtax.cost.serving import Load
-from commtax.planner.columns import Array, Rejected, exchanges, sizes_of
+from commtax.planner.columns import Array, Rejected, sizes_of
 from commtax.planner.copies import at_once, simulated, sizes
+from commtax.planner.exchanges import exchanges
 from commtax.planner.reasons import in_type
 from commtax.planner.serving import grid_of, having_room
 from commtax.planner.space import Space, beside

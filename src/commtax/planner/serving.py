@@ -16,11 +16,9 @@ from commtax.planner.columns import (
     NO_SERVING,
     Array,
     Columns,
-    Exchange,
     Place,
     Rejected,
     ServingPlans,
-    exchanges,
     family,
     ground,
     order,
@@ -30,6 +28,7 @@ from commtax.planner.columns import (
     worth,
 )
 from commtax.planner.copies import Roomy, most_each, sizes
+from commtax.planner.exchanges import Exchange, exchanges
 from commtax.planner.space import Space, space
 from commtax.planner.splits import split, why_none
 from commtax.question import MAX_CONCURRENCY, Question

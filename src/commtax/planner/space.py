@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from commtax.cost import legality
-from commtax.planner.columns import Array, Exchange, Table
+from commtax.planner.columns import Array, Table
+from commtax.planner.exchanges import Exchange
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Plan

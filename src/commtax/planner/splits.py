@@ -14,8 +14,9 @@ from commtax.cost import legality
 from commtax.cost.network import Decoding, Network, Prompting, flow, prompt_wait_s
 from commtax.cost.serving import Load, Steps, closed_loop, prompts_apart, running
 from commtax.planner.choosing import margin
-from commtax.planner.columns import NO_SERVING, Array, Columns, cached, exchanges
+from commtax.planner.columns import NO_SERVING, Array, Columns, cached
 from commtax.planner.copies import Roomy, most_each, surely
+from commtax.planner.exchanges import exchanges
 from commtax.planner.money import paid
 from commtax.planner.space import Space, beside, replicas, space
 from commtax.question import EVEN, Goal, Question
