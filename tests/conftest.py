@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("commtax", max_examples=15, deadline=None, print_blob=True)
+settings.register_profile("commtax", max_examples=12, deadline=None, print_blob=True)
 settings.load_profile("commtax")
 
 # A shell's background job ignores interrupts, and so would every process that a test starts and interrupts.
