@@ -33,7 +33,7 @@ TRAINED = (
     "TP across hosts",
 )
 """Kinds of training plans, simplest first."""
-UNEVEN = len(TRAINED)  # stages of unequal depth, or GPUs that idle, come behind all that are laid out evenly
+UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
 
 
 @lru_cache(maxsize=1)
@@ -86,7 +86,7 @@ def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Clu
 
 
 def training_kinds(rows: TrainColumns, q: Question) -> Array:
-    """The kind of each training plan: index in ``TRAINED``, and ``UNEVEN`` more where it is not laid out evenly."""
+    """The kind of each training plan: index in ``TRAINED``, and ``UNEVEN`` more where GPUs idle that others use."""
     domain = q.cluster.domain
     ranks = rows.tp * np.maximum(rows.cp, np.where(rows.ep > 1, rows.ep, 1))
     spread = [(rows.tp > domain, 4), (ranks > domain, 3), (rows.pp > 1, 2), (ranks > 1, 1)]
