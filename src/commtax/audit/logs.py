@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from commtax import catalog
 from commtax.audit.finding import DISAGREE, Claim, Finding, Section
+from commtax.audit.identity import differing
 from commtax.audit.started import (
     ALL_WEIGHTS,
     AXES,
@@ -61,6 +62,7 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
     findings = (
         *broken(log),
         *_layout(log, claim),
+        *differing(claim, log.model, degrees={"ep": log.ep}),
         *_weights(log, claim.question),
         *_memory(log, held),
         *_allreduce(log, claim),
@@ -102,12 +104,12 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
         label = workers[0] if len(workers) == 1 else f"{plural(len(workers), 'rank')} alike"
         tolerance = WEIGHTS_TOLERANCE + slack / predicted
         item = Note("weights", f"weights ({label})")
-        yield Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question)).judged()
+        yield Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question), evidence=True).judged()
     ranks = int(asked.plan.tp) * int(asked.plan.pp) * int(asked.plan.dp)
     if 1 < len(log.weights_bytes) == ranks:
         loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), _whole_bytes(question) * int(asked.plan.dp)
         finding = Finding(ALL_WEIGHTS, total, loaded, "bytes", WEIGHTS_TOLERANCE + slack * ranks / total, replicated(loaded, whole))
-        yield finding.judged()
+        yield replace(finding, evidence=True).judged()
 
 
 def _whole_bytes(question: Question) -> float:
@@ -160,7 +162,7 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     printed = PRINTED_GIB * (2 if log.engine == "sglang" else 1)  # keys and values are printed apart
     rounding = printed / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
     why = OTHER_CACHE if tokens else SILENT
-    yield Finding("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why).judged()
+    yield Finding("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why, evidence=True).judged()
     rounding += PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
     if log.engine == "vllm":  # the others do not count them
         yield Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, OTHER_CACHE).judged()
@@ -181,7 +183,7 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
 
 def _left(finding: Finding, log: StartupLog, judged: Fit) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise."""
-    made_for, difference, finding = judged.question.engine.version, finding.difference, finding.judged()
+    made_for, difference, finding = judged.question.engine.version, finding.difference, replace(finding, evidence=True).judged()
     most = OTHER_VERSIONS.get(log.engine, OTHER_ENGINES)
     if finding.verdict != DISAGREE or difference is None or abs(difference) > most or log.version.startswith(made_for):
         return finding

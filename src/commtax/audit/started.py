@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from commtax.audit.finding import Cause, Claim, Finding
+from commtax.audit.identity import names_of
 from commtax.catalog.models import bundled
 from commtax.files import table
 from commtax.readers.startup import StartupLog, axes_of
@@ -27,21 +28,12 @@ _CAUSES = table("audit/log_causes.toml")
 
 def named(log: StartupLog) -> dict[str, str | int]:
     """What the log itself says ran: a catalogued model's key, the sizes of the plan, and the types of weights and cache."""
-    model = next((m.key for name in _names(log.model) if (m := bundled(name))), "")
+    model = next((m.key for name in names_of(log.model) if (m := bundled(name))), "")
     weights = DTYPES.get(log.quantization, "")
     sizes = {axis: getattr(log, axis) or seen(log, axis) for axis in ("tp", "pp", "dp")}
     cache = "fp8" if narrow(log) else ""
     said = {"model": model, **sizes, "weights_dtype": weights, "kv_dtype": cache, "engine": log.engine}
     return {name: value for name, value in said.items() if value}
-
-
-def _names(model: str) -> Iterator[str]:
-    """A model as its path may name it: whole, the folder, and the Hub's own folder ``models--owner--name``."""
-    parts = model.rstrip("/").split("/")
-    yield model
-    yield "/".join(parts[-2:])
-    yield parts[-1]
-    yield from ("/".join(part.split("--")[1:]) for part in parts if part.startswith("models--"))
 
 
 def narrow(log: StartupLog) -> bool:
