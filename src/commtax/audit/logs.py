@@ -16,6 +16,7 @@ from commtax.audit.started import (
     facts,
     intro,
     narrow,
+    node_bytes,
     replicated,
     seen,
     told,
@@ -33,6 +34,8 @@ WEIGHTS_TOLERANCE = 0.02
 LEFT_TOLERANCE = 0.01  # KV memory that is left, of the chip's memory: 16 of 17 published starts, of any version, are nearer
 OTHER_VERSIONS = {"vllm": 0.025}  # versions that count their peak otherwise than the one that the memory model was made for
 OTHER_ENGINES = 0.05  # … and engines whose memory was not fitted on logs leave this much
+NODE_TOLERANCE = 0.06  # of a node's memory: a worker on CPUs holds a gigabyte beside its weights
+UNSAID, LEAST_SHARE = ("vllm",), 0.5  # engines whose share is of all memory, and the least that is taken for one
 PRINTED_GIB, PRINTED_TIMES = 0.006 * GiB, 0.006  # half of the last digit of memory and of concurrency, in their own units
 DISPATCH_TOLERANCE = 0.02  # of a decode step, before another all-reduce counts as a disagreement
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size")
@@ -140,7 +143,7 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
 
     What is left is a difference of large figures, so it is judged on the memory that it is left of.
     """
-    judged = holds(asked)
+    judged, said = holds(asked), bool(asked.limits.gpu_memory_utilization or log.model or log.tp)
     share, limits = (words.format(SHARES[log.engine]) for words in (OTHER_SHARE, OTHER_LIMITS))
     if taken := log.settings.get("activations"):
         share = f"the engine counted {taken} for activations; else {share}"
@@ -148,14 +151,16 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     tokens = log.kv_tokens or (log.kv_blocks * judged.block_size if log.kv_blocks else None)
     if left is None:
         why, base = limits if tokens else SILENT, whole / judged.kv_bytes_per_token
-        yield _left(Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged)
+        yield _left(Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged, said)
         if judged.needed_kv_bytes > 0:
             each, base = log.max_concurrency, whole / judged.needed_kv_bytes
-            yield _left(Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, limits, base), log, judged)
+            yield _left(Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, limits, base), log, judged, said)
         return
-    if not log.kv_fixed:
+    if not log.kv_fixed and (node := node_bytes(log)):
+        yield _of_node(log, judged, node)
+    elif not log.kv_fixed:
         item = "KV memory left, of all memory"
-        yield _left(Finding(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, share, whole), log, judged)
+        yield _left(Finding(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, share, whole), log, judged, said)
     if left <= 0:
         return  # it did not fit: there is nothing to count
     inside = holds(asked.but(kv_cache_memory_bytes=left))
@@ -166,6 +171,14 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     rounding += PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
     if log.engine == "vllm":  # the others do not count them
         yield Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, OTHER_CACHE).judged()
+
+
+def _of_node(log: StartupLog, judged: Fit, node: float) -> Finding:
+    """What a CPU worker leaves of its node for the cache: each of them takes its share of all of it, whatever the others do."""
+    share = judged.question.limits.gpu_memory_utilization
+    left, why = share * node - judged.weights_bytes, f"another {SHARES[log.engine]} than {share:g}, or other weights"
+    item = "KV memory left, of the node's memory"
+    return Finding(item, left, log.available_kv_bytes, "bytes", NODE_TOLERANCE, why, node, evidence=True).judged()
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
@@ -181,14 +194,22 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
     return int(judged.pool.shared_tokens(judged.kv_blocks)) if states else judged.kv_tokens
 
 
-def _left(finding: Finding, log: StartupLog, judged: Fit) -> Finding:
+def _left(finding: Finding, log: StartupLog, judged: Fit, said: bool) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise."""
     made_for, difference, finding = judged.question.engine.version, finding.difference, replace(finding, evidence=True).judged()
     most = OTHER_VERSIONS.get(log.engine, OTHER_ENGINES)
+    if finding.verdict == DISAGREE and not said and (share := _likely_share(log, judged, difference or 0.0)):
+        return finding.undecided(f"the log does not say its share of memory: as at {SHARES[log.engine]} {share:.2f}")
     if finding.verdict != DISAGREE or difference is None or abs(difference) > most or log.version.startswith(made_for):
         return finding
     which = f"{ENGINES[log.engine]} {log.version}" if log.version else "a version that the log does not say"
     return finding.undecided(f"{which} may count otherwise than {made_for}, for which the memory model was made")
+
+
+def _likely_share(log: StartupLog, judged: Fit, difference: float) -> float:
+    """The share of memory that would explain what is left, where nobody says it; 0 where none does."""
+    share = judged.question.limits.gpu_memory_utilization + difference
+    return min(1.0, share) if log.engine in UNSAID and LEAST_SHARE <= share <= 1 + OTHER_VERSIONS[log.engine] else 0.0
 
 
 def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ FULL_CACHE, FEW_MOMENTS = 0.95, 3  # a cache that full makes requests wait; fewe
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
+EIGHT_BITS = ("fp8", "float8", "int8", "uint8")  # types of a cache
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
 FAILURE = "failure"  # a setting that readers fill with an engine's last words
 _CAUSES = table("audit/log_causes.toml")
@@ -38,7 +39,7 @@ def named(log: StartupLog) -> dict[str, str | int]:
 
 def narrow(log: StartupLog) -> bool:
     """Whether the cache has a byte a number."""
-    return log.kv_cache_dtype.startswith(("fp8", "float8"))
+    return log.kv_cache_dtype.lower().startswith(EIGHT_BITS)
 
 
 def seen(log: StartupLog, axis: str) -> int:
@@ -130,7 +131,28 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
             cost = _cost(claim, eager=True) if claim else None
             said = f"kernels are launched one by one ({name}={value})"
             yield _priced("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
+    yield from _overcommitted(log)
     yield from _queue(log)
+
+
+def node_bytes(log: StartupLog) -> float:
+    """Memory of the host's node that CPU workers take their share of; 0 where the log does not say."""
+    return _gib(log, "node_gib")
+
+
+def _gib(log: StartupLog, name: str) -> float:
+    said = log.settings.get(name, "")
+    return float(said) * GiB if said.replace(".", "", 1).isdigit() else 0.0
+
+
+def _overcommitted(log: StartupLog) -> Iterator[Cause]:
+    """Workers of one node that each take their share of all of it."""
+    workers, node = int(log.settings.get("workers_of_a_node", "1")), node_bytes(log)
+    claimed = workers * ((log.available_kv_bytes or 0.0) + _gib(log, "non_kv_gib"))
+    if node and claimed > node:
+        said = f"{workers} workers of one node claim {format_bytes(claimed)} of its {format_bytes(node)}: the kernel may end one"
+        change = f"--gpu-memory-utilization below {1 / workers:.2f}, or VLLM_CPU_KVCACHE_SPACE"
+        yield Cause("overcommitted", said, change=change)
 
 
 def _on_cpu(log: StartupLog) -> bool:
