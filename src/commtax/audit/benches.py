@@ -216,7 +216,7 @@ def _against(result: Bench, claim: Claim, baseline: Bench | None) -> Iterator[Fi
     if result.tp:
         yield Finding("tensor-parallel size in the result", claim.tp, result.tp, reason="another run than was said").judged()
     sizes = {axis: int(size) for axis in DEGREES if (size := result.facts.get(axis, "")).isdigit()}
-    yield from differing(claim, result.model, result.facts.get(HARDWARE, ""), sizes)
+    yield from differing(claim, result.model, result.facts.get(HARDWARE) or result.facts.get("sut name", ""), sizes)
     yield from _floor(result, claim)
     yield from _ceiling(result, claim)
     if baseline is not None and claim.tp > 1:

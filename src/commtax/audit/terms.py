@@ -206,7 +206,7 @@ def _request_s(result: Bench, statistic: str = "median") -> float | None:
 
 def told(result: Bench) -> tuple[Cause, ...]:
     """What a result says of its own terms, where nobody says what ran."""
-    return (*overload(result), *_waits(result), *_thrown(result))
+    return (*(overload(result) or _waits(result)), *_thrown(result))
 
 
 def overload(result: Bench) -> tuple[Cause, ...]:
@@ -218,7 +218,8 @@ def overload(result: Bench) -> tuple[Cause, ...]:
     least_s = count / asked + (whole or 0.0)  # until the last request of a server that keeps up has its answer
     growth = _growth(result)
     grows = growth > GROWS
-    if count and not grows and count / answered < SLACK * least_s:
+    burst = bool(result.concurrency and whole) and count / asked < (whole or 0.0)  # a ramp for clients that then wait for answers
+    if burst or (count and not grows and count / answered < SLACK * least_s):
         return ()  # so few requests that their end is a large part of the run
     later = f", and first tokens came {growth:.1f} times as late at its end as at its beginning" if grows else ""
     most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
@@ -236,7 +237,10 @@ def _growth(result: Bench) -> float:
 def _waits(result: Bench) -> Iterator[Cause]:
     """Waiting that a server tells, or that first tokens must hold: their prompts alone take less. Medians, which none pulls."""
     whole, first, waited = _request_s(result), result.seconds("ttft"), result.seconds("queue")
-    if not whole or (in_flight(result) or math.inf) <= FEW:
+    at_once = (
+        math.isinf(result.request_rate or 0.0) and not result.concurrency
+    )  # of a test in which all requests wait for each other
+    if not whole or at_once or (in_flight(result) or math.inf) <= FEW:
         return
     change = "more KV memory or replicas, or fewer requests at once"
     if waited and waited > LARGE * whole:

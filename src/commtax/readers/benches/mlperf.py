@@ -62,7 +62,6 @@ def _one(held: dict[str, str]) -> Bench:
         "request_throughput": samples,
         "output_throughput": tokens,
         "model": None,
-        "hardware": held.get("sut name"),
     }
     facts = {k: held[k] for k in ("scenario", "mode", "result is", "sut name") if k in held}
     length = tokens / samples if tokens and samples and tokens > samples else None
