@@ -17,7 +17,8 @@ from commtax.audit.expected import Load, expected
 from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Audit, Claim, Finding, Section
 from commtax.audit.identity import other_chip, other_model
 from commtax.audit.lacking import missing
-from commtax.readers import bench
+from commtax.audit.logs import audit_log
+from commtax.readers import bench, vllm_log
 from commtax.readers.benches.record import Bench
 from commtax.report.audit_words import headline
 from commtax.verbs.asking import unsettled
@@ -216,3 +217,16 @@ def test_first_tokens_that_come_ever_later_are_overload():
     (growing,) = bench.read(json.dumps(document | {"ttfts": [0.5 * n for n in range(1, 31)]}))
     assert causes(steady) == {}
     assert "first tokens came 4.6 times as late" in causes(growing)["overload"]
+
+
+def served_log(waiting):
+    line = "INFO x [loggers.py:1] Engine 000: Avg prompt throughput: 9.0 tokens/s, Avg generation throughput: 400.0 tokens/s, "
+    return "\n".join(f"{line}Running: 16 reqs, Waiting: {n} reqs, GPU KV cache usage: 40.0%" for n in waiting)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "codes"), [(range(0, 120, 5), ["overload"]), ([30] * 24, []), (range(120, 0, -5), []), ([0] * 23 + [9], [])]
+)
+def test_a_queue_that_grows_is_overload(waiting, codes):
+    section = audit_log(vllm_log.parse(served_log(waiting)), None)
+    assert [cause.code for cause in section.causes] == codes

@@ -13,7 +13,7 @@ from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Cause, Claim, Findin
 from commtax.audit.identity import differing
 from commtax.cost.train_kernels import forward_flops
 from commtax.readers.benches.record import HARDWARE, Bench
-from commtax.statement import Note, Refusal
+from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.fitting import holds
 
@@ -85,10 +85,9 @@ def _compared(result: Bench, claim: Claim, baseline: Bench | None) -> _Run:
     load = load_of(result, claim)
     predicted = load if isinstance(load, str) else _expected(load, claim)
     checks = (*_suspicious(result, claim), *_against(result, claim, baseline))
-    if not isinstance(predicted, Expected):
-        left = [f.undecided(str(predicted)) for f in (*_times(result, _plain), *_rates(result, _plain))]
-        full = _too_large(load, claim) if isinstance(load, Load) and isinstance(predicted, Refusal) else ()
-        return _Run((*left, *full, *checks), terms.told(result), tuple(_remarks(result, claim)))
+    if isinstance(predicted, str):
+        left = [f.undecided(predicted) for f in (*_times(result, _plain), *_rates(result, _plain))]
+        return _Run((*left, *_too_large(load, claim), *checks), terms.told(result), tuple(_remarks(result, claim)))
     found = (
         *_times(result, partial(_judged, result, predicted, claim)),
         *_rates(result, partial(_judged, result, predicted, claim)),
@@ -107,19 +106,17 @@ def _beyond(predicted: Expected) -> str:
     )
 
 
-def _expected(load: Load, claim: Claim) -> Expected | Refusal | str:
+def _expected(load: Load, claim: Claim) -> Expected | str:
     """The prediction, or why there is none."""
     try:
         return expected(load, claim)
-    except Refusal as refusal:
-        return refusal
     except ValueError as error:
         return str(error)
 
 
-def _too_large(load: Load, claim: Claim) -> Iterator[Finding]:
+def _too_large(load: Load | str, claim: Claim) -> Iterator[Finding]:
     """That a plan ran whose weights and longest request are more than all memory of a GPU: it was another."""
-    longest = load.prompt + load.answer
+    longest = load.prompt + load.answer if isinstance(load, Load) else 1
     try:
         held = holds(claim.question.but(max_model_len=longest))
     except ValueError:
@@ -127,7 +124,7 @@ def _too_large(load: Load, claim: Claim) -> Iterator[Finding]:
     whole, needed = held.question.cluster.chip.visible_bytes, held.weights_bytes + held.needed_kv_bytes
     if needed > whole:
         why = f"weights of {format_bytes(held.weights_bytes)} leave it no room, and yet it ran: {OTHER_PLAN}"
-        item = Note("memory", f"memory of a GPU, for weights and a request of {longest:,} tokens")
+        item = Note("memory", f"memory of a GPU, for weights and a request of {plural(longest, 'token')}")
         yield Finding(item, needed, whole, "bytes", 0.0, why, verdict=DISAGREE, evidence=True)
 
 
@@ -215,7 +212,7 @@ def _against(result: Bench, claim: Claim, baseline: Bench | None) -> Iterator[Fi
     """What a sound run of this claim cannot show."""
     if result.tp:
         yield Finding("tensor-parallel size in the result", claim.tp, result.tp, reason="another run than was said").judged()
-    sizes = {axis: int(size) for axis in DEGREES if (size := result.facts.get(axis, "")).isdigit()}
+    sizes = {axis: int(size) for axis in DEGREES if (size := result.facts.get(axis, "")).isdecimal()}
     yield from differing(claim, result.model, result.facts.get(HARDWARE) or result.facts.get("sut name", ""), sizes)
     yield from _floor(result, claim)
     yield from _ceiling(result, claim)

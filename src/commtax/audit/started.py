@@ -9,7 +9,7 @@ from commtax.audit.finding import Cause, Claim, Finding
 from commtax.audit.identity import names_of
 from commtax.catalog.models import bundled
 from commtax.files import table
-from commtax.readers.startup import StartupLog, axes_of
+from commtax.readers.startup import Moment, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
@@ -17,6 +17,7 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
+GROWS = 3.0  # times as many requests that wait
 FULL_CACHE, FEW_MOMENTS = 0.95, 3  # a cache that full makes requests wait; fewer lines make no rate
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
@@ -147,7 +148,8 @@ def _gib(log: StartupLog, name: str) -> float:
 
 def _overcommitted(log: StartupLog) -> Iterator[Cause]:
     """Workers of one node that each take their share of all of it."""
-    workers, node = int(log.settings.get("workers_of_a_node", "1")), node_bytes(log)
+    sharing, node = log.settings.get("workers_of_a_node", ""), node_bytes(log)
+    workers = int(sharing) if sharing.isdecimal() else 1
     claimed = workers * ((log.available_kv_bytes or 0.0) + _gib(log, "non_kv_gib"))
     if node and claimed > node:
         said = f"{workers} workers of one node claim {format_bytes(claimed)} of its {format_bytes(node)}: the kernel may end one"
@@ -168,10 +170,22 @@ def _queue(log: StartupLog) -> Iterator[Cause]:
         said = f"the KV cache is full in {plural(len(waits), 'line')} of {len(moments)}, and up to {plural(most, 'request')} wait"
         change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
         yield Cause("cache full", said, share=share, change=change)
+    yield from _growing(moments)
     launched = [m for m in moments if m.graph is False]
     if len(launched) >= FEW_MOMENTS and len(launched) * 2 > len(moments):
         said = f"{plural(len(launched), 'decode line')} of {len(moments)} ran without a CUDA graph"
         yield Cause("no graph", said, share=len(launched) / len(moments), change="capture larger batches (--cuda-graph-max-bs)")
+
+
+def _growing(moments: list[Moment]) -> Iterator[Cause]:
+    """More requests wait in the last third of the lines than in the first, and as many as run: more come than are answered."""
+    third = len(moments) // 3
+    if third < FEW_MOMENTS:
+        return
+    early, late = (median(m.waiting for m in part) for part in (moments[:third], moments[-third:]))
+    if late >= GROWS * max(1.0, early) and late >= median(m.running for m in moments[-third:]):
+        said = f"overloaded: {early:.0f} requests wait in the first third of the lines, and {late:.0f} in the last"
+        yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
 
 
 def _cost(claim: Claim | None, **changes: Any) -> tuple[float, float] | None:

@@ -254,7 +254,7 @@ def _waits(result: Bench) -> Iterator[Cause]:
 def _least_wait_s(result: Bench, first_s: float) -> float:
     """What a first token must have waited: all of it where the server counts requests that wait, else what no prompt takes."""
     queued = result.facts.get("waiting", "0")
-    return first_s if queued.isdigit() and int(queued) else first_s - _prompt_s(result)
+    return first_s if queued.isdecimal() and int(queued) else first_s - _prompt_s(result)
 
 
 def _prompt_s(result: Bench) -> float:
