@@ -181,7 +181,7 @@ def causes(result):
     return {cause.code: cause.said for cause in audit_bench([result], None, "x").causes}
 
 
-@pytest.mark.parametrize(("rate", "answered", "first"), [(0.3, 0.13, 600.0), (1.5, 0.61, 140.0), (8.0, 5.0, 10.0)])
+@pytest.mark.parametrize(("rate", "answered", "first"), [(0.3, 0.13, 600.0), (1.5, 0.61, 140.0), (8.0, 5.0, 10.0), (8.0, 2.0, 0.2)])
 def test_overload_is_said_first(rate, answered, first):
     result = asked(rate, answered, first=first)
     assert causes(result) == {"overload": f"overloaded: answered {answered:g} of {rate:g} requests/s"}
@@ -193,6 +193,7 @@ def test_overload_is_said_first(rate, answered, first):
     [
         asked(1.5, 1.45),
         asked(1.0, 0.63, requests=10, each=0.023),  # the last of ten answers is a third of the run
+        asked(1.0, 0.76, requests=200, each=0.13),  # answers of half a minute, and some of two
         asked(330.0, 11.9, requests=660, first=2.5, each=0.1, concurrency=330),  # a ramp, then clients wait for answers
         asked(0.02, 0.02, first=0.3, each=0.0001),  # 0.008 at once: a long prompt, and a short answer
         asked(8.0, 7.9, stats={"ttft": {"mean": 0.217, "median": 0.045}, "e2el": {"mean": 0.317, "median": 0.145}}),  # outliers

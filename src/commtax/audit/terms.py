@@ -19,7 +19,8 @@ ALIKE = 1.25  # first tokens that are by little more off than steps are wait for
 LARGE = 0.25  # share of a request's time that is told without a prediction
 FEW = 1.5  # requests at once on average, below which hardly one waits for another
 KEPT_UP = 0.9  # of the requests that were asked for: a server that answers as many keeps up
-SLACK = 1.1  # times what a run takes whose server keeps up
+CHANCE = 2.0  # deviations by which arrivals may take longer than their rate says
+LONGEST = 4.0  # times as long as the usual answer, of many whose lengths vary
 GROWS = 3.0  # times as late come first tokens at the end of a run as at its beginning
 SMALL = 0.5  # share of the host's time in a step, above which the host is the likely one
 
@@ -210,22 +211,31 @@ def told(result: Bench) -> tuple[Cause, ...]:
 
 
 def overload(result: Bench) -> tuple[Cause, ...]:
-    """That more was asked than answered, by more than the last requests take to end; or that first tokens come ever later."""
+    """That more was asked than answered: the queue shows it, or the run lasts longer than its last answers explain."""
     asked, answered = result.request_rate, result.requests_per_s
     if not asked or not math.isfinite(asked) or not answered or answered >= KEPT_UP * asked:
         return ()
-    count, whole = (result.requests or 0) + result.failed, _request_s(result)
-    least_s = count / asked + (whole or 0.0)  # until the last request of a server that keeps up has its answer
     growth = _growth(result)
-    grows = growth > GROWS
-    burst = bool(result.concurrency and whole) and count / asked < (whole or 0.0)  # a ramp for clients that then wait for answers
-    if burst or (count and not grows and count / answered < SLACK * least_s):
-        return ()  # so few requests that their end is a large part of the run
-    later = f", and first tokens came {growth:.1f} times as late at its end as at its beginning" if grows else ""
+    if not (growth > GROWS or _lasts(result, asked, answered)):
+        return ()
+    later = f", and first tokens came {growth:.1f} times as late at its end as at its beginning" if growth > GROWS else ""
     most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
     said = f"overloaded: answered {answered:.3g} of {asked:.3g} requests/s{most}{later}"
     change = "more replicas or GPUs, fewer or shorter requests, or a limit on what is let in"
     return (Cause("overload", said, share=1 - answered / asked, change=change, gain=f"{asked / answered:.2f}x the requests"),)
+
+
+def _lasts(result: Bench, asked: float, answered: float) -> bool:
+    """Whether a run is longer than one that keeps up: all arrivals, by chance some later, and the longest answer at its end."""
+    count, whole, first = (result.requests or 0) + result.failed, _request_s(result), result.seconds("ttft")
+    if count <= 0:
+        return True  # nobody says how many: the rates stand for themselves
+    if result.concurrency and whole and count / asked < whole:
+        return False  # a ramp for clients that then wait for answers
+    if whole and first and _least_wait_s(result, first) > SMALL * whole:
+        return True
+    decode_s = whole - first if whole and first else 0.0
+    return count / answered > count / asked * (1 + CHANCE / math.sqrt(count)) + LONGEST * decode_s
 
 
 def _growth(result: Bench) -> float:
