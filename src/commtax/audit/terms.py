@@ -16,7 +16,7 @@ from commtax.units import format_seconds
 NEAR = 0.1  # a changed plan whose step is this near to the measured one explains it …
 MORE = 1.08  # … if it is by as much slower than the plan as it was said
 ALIKE = 1.25  # first tokens that are by little more off than steps are wait for those steps
-LARGE = 0.25  # share of a request's time that is told without a prediction
+LARGE = 0.25  # share of a request's time that is told without a prediction, or that is waiting where a server does not keep up
 FEW = 1.5  # requests at once on average, below which hardly one waits for another
 KEPT_UP = 0.9  # of the requests that were asked for: a server that answers as many keeps up
 CHANCE = 2.0  # deviations by which arrivals may take longer than their rate says
@@ -232,7 +232,7 @@ def _lasts(result: Bench, asked: float, answered: float) -> bool:
         return True  # nobody says how many: the rates stand for themselves
     if result.concurrency and whole and count / asked < whole:
         return False  # a ramp for clients that then wait for answers
-    if whole and first and _least_wait_s(result, first) > SMALL * whole:
+    if whole and first and _least_wait_s(result, first) > LARGE * whole:
         return True
     decode_s = whole - first if whole and first else 0.0
     return count / answered > count / asked * (1 + CHANCE / math.sqrt(count)) + LONGEST * decode_s
