@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 from commtax.audit.finding import DISAGREE, Claim, Finding
 from commtax.catalog.models import bundled, origin
@@ -15,7 +15,7 @@ from commtax.statement import Note
 from commtax.verbs.asking import AUTO_EP
 
 SIZE_TOLERANCE = 0.35  # of parameters, which names round, and of which some count the active ones alone
-MOST_SIGNS = 200  # of a name
+MOST_SIGNS = 400  # of a name
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,2})?)([bmt])(?![a-z0-9])")
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 TITLES = {"pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
@@ -47,12 +47,14 @@ def _families_of(name: str) -> frozenset[str]:
 
 def _last(name: str) -> str:
     """The part of a path that names a model: that of the Hub's own folder, else the last."""
-    *_, last = names_of(name[-MOST_SIGNS:].lower().replace("_", "-"))
+    *_, last = names_of(name.lower().replace("_", "-"))
     return last.rpartition("/")[2]
 
 
+@lru_cache(maxsize=256)
 def other_model(name: str, claimed: Model) -> str:
     """Why a name cannot be that of the claimed model; "" where it can be, or tells nothing."""
+    name = name[-MOST_SIGNS:]
     key, own = known_as(name), known_as(claimed.key) or next(filter(None, map(known_as, claimed.aliases)), "")
     if key and own:
         return "" if key == own or _shape(key) == _shape(own) else f"the file names {key}, not {own}"
