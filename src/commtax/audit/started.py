@@ -6,9 +6,10 @@ from statistics import median
 from typing import Any
 
 from commtax.audit.finding import Cause, Claim, Finding
+from commtax.audit.identity import names_of
 from commtax.catalog.models import bundled
 from commtax.files import table
-from commtax.readers.startup import StartupLog, axes_of
+from commtax.readers.startup import Moment, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
@@ -16,10 +17,12 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
+GROWS = 3.0  # times as many requests that wait
 FULL_CACHE, FEW_MOMENTS = 0.95, 3  # a cache that full makes requests wait; fewer lines make no rate
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
+EIGHT_BITS = ("fp8", "float8", "int8", "uint8")  # types of a cache
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
 FAILURE = "failure"  # a setting that readers fill with an engine's last words
 _CAUSES = table("audit/log_causes.toml")
@@ -27,7 +30,7 @@ _CAUSES = table("audit/log_causes.toml")
 
 def named(log: StartupLog) -> dict[str, str | int]:
     """What the log itself says ran: a catalogued model's key, the sizes of the plan, and the types of weights and cache."""
-    model = next((m.key for name in _names(log.model) if (m := bundled(name))), "")
+    model = next((m.key for name in names_of(log.model) if (m := bundled(name))), "")
     weights = DTYPES.get(log.quantization, "")
     sizes = {axis: getattr(log, axis) or seen(log, axis) for axis in ("tp", "pp", "dp")}
     cache = "fp8" if narrow(log) else ""
@@ -35,18 +38,9 @@ def named(log: StartupLog) -> dict[str, str | int]:
     return {name: value for name, value in said.items() if value}
 
 
-def _names(model: str) -> Iterator[str]:
-    """A model as its path may name it: whole, the folder, and the Hub's own folder ``models--owner--name``."""
-    parts = model.rstrip("/").split("/")
-    yield model
-    yield "/".join(parts[-2:])
-    yield parts[-1]
-    yield from ("/".join(part.split("--")[1:]) for part in parts if part.startswith("models--"))
-
-
 def narrow(log: StartupLog) -> bool:
     """Whether the cache has a byte a number."""
-    return log.kv_cache_dtype.startswith(("fp8", "float8"))
+    return log.kv_cache_dtype.lower().startswith(EIGHT_BITS)
 
 
 def seen(log: StartupLog, axis: str) -> int:
@@ -138,7 +132,29 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
             cost = _cost(claim, eager=True) if claim else None
             said = f"kernels are launched one by one ({name}={value})"
             yield _priced("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
+    yield from _overcommitted(log)
     yield from _queue(log)
+
+
+def node_bytes(log: StartupLog) -> float:
+    """Memory of the host's node that CPU workers take their share of; 0 where the log does not say."""
+    return _gib(log, "node_gib")
+
+
+def _gib(log: StartupLog, name: str) -> float:
+    said = log.settings.get(name, "")
+    return float(said) * GiB if said.replace(".", "", 1).isdigit() else 0.0
+
+
+def _overcommitted(log: StartupLog) -> Iterator[Cause]:
+    """Workers of one node that each take their share of all of it."""
+    sharing, node = log.settings.get("workers_of_a_node", ""), node_bytes(log)
+    workers = int(sharing) if sharing.isdecimal() else 1
+    claimed = workers * ((log.available_kv_bytes or 0.0) + _gib(log, "non_kv_gib"))
+    if node and claimed > node:
+        said = f"{workers} workers of one node claim {format_bytes(claimed)} of its {format_bytes(node)}: the kernel may end one"
+        change = f"--gpu-memory-utilization below {1 / workers:.2f}, or VLLM_CPU_KVCACHE_SPACE"
+        yield Cause("overcommitted", said, change=change)
 
 
 def _on_cpu(log: StartupLog) -> bool:
@@ -154,10 +170,22 @@ def _queue(log: StartupLog) -> Iterator[Cause]:
         said = f"the KV cache is full in {plural(len(waits), 'line')} of {len(moments)}, and up to {plural(most, 'request')} wait"
         change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
         yield Cause("cache full", said, share=share, change=change)
+    yield from _growing(moments)
     launched = [m for m in moments if m.graph is False]
     if len(launched) >= FEW_MOMENTS and len(launched) * 2 > len(moments):
         said = f"{plural(len(launched), 'decode line')} of {len(moments)} ran without a CUDA graph"
         yield Cause("no graph", said, share=len(launched) / len(moments), change="capture larger batches (--cuda-graph-max-bs)")
+
+
+def _growing(moments: list[Moment]) -> Iterator[Cause]:
+    """More requests wait in the last third of the lines than in the first, and as many as run: more come than are answered."""
+    third = len(moments) // 3
+    if third < FEW_MOMENTS:
+        return
+    early, late = (median(m.waiting for m in part) for part in (moments[:third], moments[-third:]))
+    if late >= GROWS * max(1.0, early) and late >= median(m.running for m in moments[-third:]):
+        said = f"overloaded: {early:.0f} requests wait in the first third of the lines, and {late:.0f} in the last"
+        yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
 
 
 def _cost(claim: Claim | None, **changes: Any) -> tuple[float, float] | None:

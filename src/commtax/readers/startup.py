@@ -5,6 +5,7 @@ A table (``vllm_log.toml``, ``sglang_log.toml``, ``trtllm_log.toml``) has ``sign
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,7 +121,7 @@ class Heard:
     def record(self, engine: str) -> StartupLog:
         """All of it by field; of figures the least over the workers."""
         facts = self.facts | {name: min(value for _, value in values) for name, values in self.figures.items()}
-        weights = dict(self.figures.get("weights_bytes", ()))
+        weights = dict(self.figures.get("weights_bytes") or self.figures.get("torch_bytes") or ())
         length, concurrency = min(self.concurrency, key=lambda c: c[1], default=(0, None))
         facts |= {"max_model_len": length} if length else {}
         if (
@@ -130,8 +131,14 @@ class Heard:
         if facts.get("switched_off") and self.settings.get("device_config") != "cpu":  # CPUs never have it, and say so
             facts.setdefault("custom_allreduce_disabled", "disable_custom_all_reduce=True")
         facts |= {"ranks": tuple(self.ranks[r] for r in sorted(self.ranks)), "weights_bytes": tuple(sorted(weights.items()))}
-        facts |= {"engine": engine, "settings": self.settings, "moments": tuple(self.moments)}
+        facts |= {"engine": engine, "settings": self.settings | self._sharing(), "moments": tuple(self.moments)}
         return filled(StartupLog, facts | {"kv_fixed": "fixed" in self.figures, "max_concurrency": concurrency})
+
+    def _sharing(self) -> dict[str, str]:
+        """How many workers take their memory from the fullest node of a host, where more than one does."""
+        nodes = Counter(node for node, _ in {(node, worker) for worker, node in self.figures.get("memory_node", ())})
+        most = max(nodes.values(), default=0)
+        return {"workers_of_a_node": str(most)} if most > 1 else {}
 
 
 class Wordings:
