@@ -8,7 +8,7 @@ from commtax import catalog
 from commtax.audit.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
 from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.nccl_tests import Row, Run
-from commtax.readers.published.spellings import chip_named
+from commtax.readers.published.spellings import device_named
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
 from commtax.units import format_bytes, format_rate, format_seconds, plural
@@ -46,7 +46,7 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
 
 def _place(tests: CollectiveTests) -> Cluster | None:
     """Hosts of the chip that all devices are."""
-    chips = {chip_named(device) for device in tests.devices}
+    chips = {device_named(device) for device in tests.devices}
     if len(chips) != 1 or "" in chips or not tests.ranks:
         return None
     hosts = max(1, len(tests.hosts))
