@@ -40,6 +40,13 @@ def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Secti
     return Section("links", (name,), tuple(findings), tuple(notes), causes=causes, facts=facts)
 
 
+def counted_gpus(count: int, claim: Claim | None) -> Finding:
+    """How many GPUs an output lists; fewer than a host has may be those that a container sees."""
+    wanted = claim.question.cluster.gpus_per_host if claim else None
+    finding = Finding("GPUs", wanted, count, reason="more than a host of the cluster has").judged()
+    return finding.undecided("the output may list a part of the host") if wanted and count < wanted else finding
+
+
 def _speeds(links: Links, claim: Claim | None) -> Iterator[Finding]:
     """What a GPU's links carry together in one direction, against the claimed link where it is made of such."""
     wanted = claim.question.cluster.intra if claim and claim.question.cluster.intra.num_links else None

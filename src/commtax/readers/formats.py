@@ -16,12 +16,14 @@ from commtax.readers import (
     collective_tests,
     flight,
     kineto,
+    matrices,
     nccl_log,
     nsys,
     prefixes,
     rocprof,
     sglang_log,
     smi,
+    smi_query,
     training_log,
     trtllm_log,
     unknown,
@@ -30,15 +32,17 @@ from commtax.readers import (
 from commtax.readers.benches.record import Bench
 from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.flight import Dump
+from commtax.readers.matrices import Matrices
 from commtax.readers.nccl_log import NcclLog
 from commtax.readers.smi import Links, Monitor
+from commtax.readers.smi_query import States
 from commtax.readers.startup import StartupLog
 from commtax.readers.trace import Trace
 from commtax.readers.training_log import TrainingLog
 from commtax.statement import Refusal
 
 HEAD_BYTES = 65536  # of a file, in which what it is shows
-Left = Trace | StartupLog | NcclLog | Dump | TrainingLog | CollectiveTests | Links | Monitor | tuple[Bench, ...]
+Left = Trace | StartupLog | NcclLog | Dump | TrainingLog | CollectiveTests | Links | Monitor | Matrices | States | tuple[Bench, ...]
 """What one format finds in a file."""
 Found = Left | list[Trace]
 """… of which a file of several ranks holds several."""
@@ -76,7 +80,7 @@ class Source:
 class Format:
     """``fits`` looks at a file, ``read`` takes what it says."""
 
-    kind: str  # log | trace | flight | bench | training | collectives | links | monitor
+    kind: str  # log | trace | flight | bench | training | collectives | links | monitor | topology | state
     described: str
     fits: Callable[[Source], bool]
     read: Callable[[Source], Found]
@@ -194,13 +198,26 @@ TEXTS = (
         lambda source: smi.looks_like_monitor(source.text),
         lambda source: smi.parse_monitor(source.text),
     ),
+    Format(
+        "state",
+        "the output of nvidia-smi -q",
+        lambda source: smi_query.looks_like(source.text),
+        lambda source: smi_query.parse(source.text),
+    ),
+    Format(
+        "topology",
+        "a matrix of GPUs (nvidia-smi topo -m, topo -p2p; rocm-smi --showtopo)",
+        lambda source: matrices.looks_like(source.text),
+        lambda source: matrices.parse(source.text),
+    ),
 )
 """Of which a text has all that fit."""
 
 
 def formats_of(source: Source) -> list[Format]:
     """The format of a file's data, or all those of its text."""
-    fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in TEXTS if f.fits(source)]
+    texts = TEXTS if unknown.is_text(source.head) else ()
+    fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in texts if f.fits(source)]
     if not fitting:
         *others, last = (f.described for f in (*TEXTS, *DATA))
         raise Refusal(f"'{source.path}' is not recognised: {unknown.found(source.head)}; looked for {', '.join(others)} and {last}")
