@@ -100,7 +100,12 @@ KNOWN_DEVICES = {
     "AMD Instinct MI300X OAM": "mi300x",
 }
 UNKNOWN_DEVICES = (
-    *("NVIDIA GeForce RTX 2080 Ti", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU"),
+    *(
+        "NVIDIA GeForce RTX 2080 Ti",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+    ),
     *("NVIDIA RTX A6000", "NVIDIA RTX 6000 Ada Generation", "Quadro RTX 6000", "NVIDIA TITAN RTX", "NVIDIA A10G", "NVIDIA L40"),
     *("NVIDIA A30", "NVIDIA A800-SXM4-80GB", "NVIDIA A100-SXM-64GB", "Tesla V100-PCIE-16GB", "Tesla P100-PCIE-16GB"),
     *("NVIDIA A40-48Q", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "AMD Instinct MI300A", "AMD Instinct MI250X", "NVIDIA H100L 94GB"),

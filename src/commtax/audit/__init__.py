@@ -9,6 +9,7 @@ from typing import Any
 
 from commtax.audit.benches import audit_bench
 from commtax.audit.collective_tests import audit_collectives
+from commtax.audit.crashed import audit_crash
 from commtax.audit.finding import Audit, Claim, Section
 from commtax.audit.flight import audit_flight
 from commtax.audit.logs import audit_log
@@ -22,6 +23,7 @@ from commtax.audit.training import audit_training
 from commtax.files import LOG_BYTES, read_text
 from commtax.readers import bench, formats
 from commtax.readers.collective_tests import CollectiveTests
+from commtax.readers.crashes import Crash
 from commtax.readers.flight import Dump
 from commtax.readers.matrices import Matrices
 from commtax.readers.nccl_log import NcclLog
@@ -39,6 +41,7 @@ AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {
     Monitor: audit_monitor,
     Matrices: audit_topology,
     States: audit_states,
+    Crash: audit_crash,
 }
 """By the kind of record: what it says, what was claimed, and the name of its file."""
 JOINED: Mapping[type, Callable[[Sequence[Any], Claim | None, Sequence[str]], Section]] = {

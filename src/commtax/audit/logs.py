@@ -40,6 +40,7 @@ SHARES = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static",
 """What sets the share of memory that each engine takes."""
 OTHER_LIMITS = "memory of other processes, or limits that are not in the log ({}, --max-num-seqs)"
 OTHER_SHARE = "memory of other processes, or another share of it (older versions of vLLM take 0.90: {})"
+ITS_HOST = "a CPU's worker takes a share of its own node, whose memory is not the catalogue's"
 OTHER_CACHE = "KV heads, their type or their split over ranks are not as said"
 FREE_BYTES = {"sglang": 0.5 * GiB}
 """What an engine that reads its weights off the free memory counts besides: workspaces, and blocks that are not full."""
@@ -152,8 +153,8 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
             yield _left(Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, limits, base), log, judged)
         return
     if not log.kv_fixed:
-        item = "KV memory left, of all memory"
-        yield _left(Finding(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, share, whole), log, judged)
+        finding = Finding("KV memory left, of all memory", judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, share, whole)
+        yield finding.undecided(ITS_HOST) if log.claims else _left(finding, log, judged)
     if left <= 0:
         return  # it did not fit: there is nothing to count
     inside = holds(asked.but(kv_cache_memory_bytes=left))

@@ -1,4 +1,4 @@
-"""What the driver says of a host's GPUs: throttling, narrow PCIe links, faulty memory, power caps, an NVLink fabric that is not up."""
+"""What the driver says of a host's GPUs: throttling, narrow PCIe links, faulty memory, power caps, NVLink that is not up."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -84,7 +84,7 @@ def _faults(states: States, gpu: int) -> Iterator[tuple[str, str]]:
     gen, highest = figure(said, f"{GEN}/Current"), figure(said, f"{GEN}/Max")
     if gen and highest and gen < highest and _busy(said):
         yield "pcie-gen", f"its PCIe link runs as generation {gen:.0f} of {highest:.0f}"
-    if wrong := {path: n for path, n in _uncorrectable(said, "Volatile")}:
+    if wrong := dict(_uncorrectable(said, "Volatile")):
         yield "ecc", f"{sum(wrong.values()):,.0f} uncorrectable memory errors ({', '.join(wrong)})"
     if lost := [words for path, words in DEAD_MEMORY.items() if said.get(path) == "Yes"]:
         yield "memory", ", ".join(lost)
@@ -124,9 +124,9 @@ def _limits(said: Said) -> Iterator[tuple[str, str]]:
         yield "clocks-set", f"its clocks are held by a setting{at}"
     if _busy(said) and "SW Power Cap" in reasons:
         yield "power-cap", f"its power limit holds the clocks back{at}"
-    if ever := sum(n for _, n in _uncorrectable(said, "Aggregate")):
-        if not any(_uncorrectable(said, "Volatile")):
-            yield "ecc", f"{ever:,.0f} uncorrectable memory errors in its life"
+    ever = sum(n for _, n in _uncorrectable(said, "Aggregate"))
+    if ever and not any(_uncorrectable(said, "Volatile")):
+        yield "ecc", f"{ever:,.0f} uncorrectable memory errors in its life"
 
 
 def _slow(states: States) -> Iterator[Cause]:

@@ -134,7 +134,9 @@ def _no_peers(matrices: Matrices) -> Iterator[Cause]:
         total = len(matrices.peers) * (len(matrices.peers) - 1) // 2
         shown = ", ".join(f"{i}+{j}" for i, j in apart[:NAMED]) + (" …" if len(apart) > NAMED else "")
         said = f"{len(apart)} of {plural(total, 'pair')} cannot read each other's memory ({shown}; {_why(matrices)})"
-        change = "collectives go through the host's memory: IOMMU and PCIe ACS off, containers with --ipc=host, a driver that allows it"
+        change = (
+            "collectives go through the host's memory: IOMMU and PCIe ACS off, containers with --ipc=host, a driver that allows it"
+        )
         yield Cause("no-p2p", said, change=change)
 
 

@@ -15,12 +15,12 @@ _DEVICE = re.compile(
     r"#?\s{0,9}Rank\s{1,9}(\d{1,9})\s.{0,120}? on\s{1,40}(\S{0,120}) {0,9}device\s{1,9}\d{1,4} \[[^\]]{1,40}\] (.{1,80})"
 )
 _PID = re.compile(r"\bPid\s{1,20}(\d{1,12})")
-_HEADER = re.compile(
-    r"nThread:? \d{1,9} .{0,200}?minBytes:? (\d{1,18}) maxBytes:? (\d{1,18}) step: (\d{1,18})\((factor|bytes)\)"
-)
+_HEADER = re.compile(r"nThread:? \d{1,9} .{0,200}?minBytes:? (\d{1,18}) maxBytes:? (\d{1,18}) step: (\d{1,18})\((factor|bytes)\)")
 _ENDED = re.compile(r"# Out of bounds values|# Avg bus bandwidth|test concluded")
 MOST_SIZES = 100_000
-_SAID = re.compile(r"device|Avg bus|-tests|nThread|Out of bounds|concluded|\d[ \t]++\d")  # one of which stands in every line that is read here
+_SAID = re.compile(
+    r"device|Avg bus|-tests|nThread|Out of bounds|concluded|\d[ \t]++\d"
+)  # one of which stands in every line that is read here
 _ROW = re.compile(r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}[ \t]{1,20}(?:float|half|bfloat16|double|u?int\d{1,2})[ \t]", re.M)
 _AVERAGE = re.compile(r"Avg bus bandwidth\s{0,20}:\s{0,9}(\d{1,15}(?:\.\d{1,15})?)")
 _VERSION = re.compile(r"((?:nccl|rccl)-tests:? [vV]ersion \S{1,60})")
@@ -71,7 +71,9 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
         ended = ended or _ENDED.search(line) is not None
     runs = nccl_tests.parse_all(text, name, lambda line: _WITHIN.sub(" ", line))
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
-    return CollectiveTests(runs, names, hosts, len(devices), average, version, alone if alone > 1 else 0, asked, not ended and last < LAST * headed)
+    return CollectiveTests(
+        runs, names, hosts, len(devices), average, version, alone if alone > 1 else 0, asked, not ended and last < LAST * headed
+    )
 
 
 def _sizes(least: int, most: int, step: int, factor: bool) -> int:

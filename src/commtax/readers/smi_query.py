@@ -29,7 +29,9 @@ class States:
 
 def looks_like(text: str) -> bool:
     """Whether a GPU's heading stands in a text, with something below it."""
-    return (found := _GPU.search(text)) is not None and _LINE.match(text[found.end() :].lstrip("\r\n")[:LINE_CHARS].split("\n")[0]) is not None
+    return (found := _GPU.search(text)) is not None and _LINE.match(
+        text[found.end() :].lstrip("\r\n")[:LINE_CHARS].split("\n")[0]
+    ) is not None
 
 
 def parse(text: str) -> States:
