@@ -15,6 +15,7 @@ _TABLE = table("readers/crashes.toml")
 MOST_ERRORS, MOST_OPEN, MOST_LINES = 10_000, 64, 400  # errors, tracebacks at once, and lines that one may have
 MOST_TEXT = 300
 NEAR = 15  # lines after an error that still are its end
+UNTOLD = "what it wrote itself is not in this text"
 FOLLOWING = 8  # lines below an error that may tell more
 _FRAME = re.compile(r'(?:  )?File "([^"\n]{1,400})", line (\d{1,9})(?:, in |$)')
 _NAME = r"(?:[A-Za-z_]\w{0,60}\.){0,12}(?:[A-Z]\w{0,80})?(?:Error|Exception|Interrupt|Exit|Failure|Failed|Timeout|Expired|NotFound)"
@@ -26,6 +27,9 @@ _WHO = re.compile(
     r"|\b((?:TP|DP|PP|EP)\d{1,5}(?: (?:TP|DP|PP|EP)\d{1,5}){0,3})\]"
 )
 _RECOVERED = re.compile(r"\bWARN(?:ING)?\b")
+_BEGINS = "Traceback (most recent call last)"
+_FIRST = "Root Cause (first observed failure)"  # in the summary of torchrun
+_SUMMARY = re.compile(r"\s{0,20}(rank|exitcode)\s{1,20}: (-?\d{1,9})")
 _CAUSED = "The above exception was the direct cause"
 _MEANWHILE = "During handling of the above exception"
 _PLAIN = [(what, re.compile(wording)) for what, wordings in _TABLE["plain"].items() for wording in wordings]
@@ -84,6 +88,8 @@ class _Reader:
     open: dict[Key, _Open] = field(default_factory=dict)
     last: dict[Key, _Raised] = field(default_factory=dict)  # the last exception of each process, and what joins the next to it
     joined: dict[Key, tuple[_Raised, bool]] = field(default_factory=dict)
+    header: str = ""  # who began the last traceback
+    first: dict[str, str] = field(default_factory=dict)  # of a launcher's own summary: rank and exit code of whoever failed first
     fatal: bool = False
     filled: int = 0  # lines that are not empty
     after: int = 0  # … since the last error
@@ -95,9 +101,15 @@ class _Reader:
         self.after += 1
         if self.last and self._goes_on(line):
             return
+        if _FIRST in line:
+            self.first = {"rank": ""}
+        elif self.first and (told := _SUMMARY.match(line)) and not self.first.get(told[1]):
+            self.first[told[1]] = told[2]
         if not self.open and not _SPEAKS.search(line):
             return
         self.fatal = self.fatal or any(sign in line for sign in _TABLE["fatal"])
+        if _BEGINS in line:
+            self.header = _spoken(line)
         if 'File "' in line and (found := _FRAME.search(line)):
             self._frame(found, line)
         elif not self._ends(line):
@@ -122,7 +134,7 @@ class _Reader:
                     del self.open[key]
                     self._raise(key, found[1], found[2] or "", traceback, line)
                 else:
-                    traceback.code = rest.strip()[:MOST_TEXT] or traceback.code
+                    traceback.code = rest.strip(" ^~")[:MOST_TEXT] or traceback.code
                 return True
         return False
 
@@ -131,7 +143,7 @@ class _Reader:
         before, meanwhile = self.joined.pop(key, (None, False))
         raised = _Raised(
             text[:MOST_TEXT].strip(),
-            _spoken(line),
+            _spoken(line) or self.header,
             self.filled,
             traceback.where,
             before,
@@ -182,7 +194,7 @@ def _spoken(line: str) -> str:
 
 def may(text: str) -> bool:
     """Whether a text is worth reading for an error: most logs hold no word of one."""
-    return "Traceback (most recent call last)" in text or "Error: " in text or any(sign in text for sign in _TABLE["fatal"])
+    return _BEGINS in text or "Error: " in text or any(sign in text for sign in _TABLE["fatal"])
 
 
 def find(lines: Iterable[str]) -> Crash | None:
@@ -195,7 +207,11 @@ def find(lines: Iterable[str]) -> Crash | None:
     for line in lines:
         reader.take(line)
     own = [r for r in reader.raised if not r.recovered and not _is(r, "harmless")]
-    if not own or not (reader.fatal or reader.after <= NEAR):
+    if not reader.fatal and (not own or reader.after > NEAR):
+        return None
+    if all(_is(r, "echoes") for r in own) and reader.first.get("exitcode"):
+        return Crash(f"rank {reader.first['rank']} ended first, with exit code {reader.first['exitcode']}; {UNTOLD}")
+    if not own:
         return None
     followed = {id(r.before): r for r in own if r.before}
     root = next((r for r in own if not _is(r, "echoes")), own[0])
