@@ -173,12 +173,15 @@ def _clocks(busy: Mapping[int, Mapping[str, list[float]]], claim: Claim | None) 
 
 
 def _violated(seen: Monitor) -> Iterator[Cause]:
-    """Throttling that the driver itself says."""
+    """Throttling and memory errors that the driver itself says."""
     for column, what in (("pviol", "its power limit"), ("tviol", "its temperature")):
         for gpu, of in seen.samples.items():
             if any(of.get(column, ())):
                 share = sum(v > 0 for v in of[column]) / len(of[column])
                 yield Cause("throttled", f"GPU {gpu} was held back by {what} in {share:.0%} of the samples", share=share)
+    for gpu, of in seen.samples.items():
+        if (errors := max(of.get("dbecc", ()), default=0.0)) > 0:
+            yield Cause("ecc", f"GPU {gpu}: {errors:,.0f} uncorrectable memory errors", change="reset the GPU; then replace it")
 
 
 def _starved(seen: Monitor) -> Iterator[Cause]:

@@ -8,7 +8,7 @@ from typing import Any
 from commtax.audit.finding import Cause, Claim, Finding
 from commtax.catalog.models import bundled
 from commtax.files import table
-from commtax.readers.startup import FAILURE, Claimed, StartupLog, axes_of
+from commtax.readers.startup import FAILURE, READY, Claimed, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
@@ -60,7 +60,8 @@ def facts(log: StartupLog) -> dict[str, str]:
     sizes = {axis: str(size) for axis in AXES if (size := getattr(log, axis) or seen(log, axis))}
     own = {name: str(value) for name in FACTS if (value := getattr(log, name))}
     backends = {"all-reduce backends": ", ".join(log.allreduce_backends)} if log.allreduce_backends else {}
-    return {"engine": log.engine, **own, **backends, **sizes, **log.settings}
+    settings = {name: value for name, value in log.settings.items() if name not in (FAILURE, READY)}
+    return {"engine": log.engine, **own, **backends, **sizes, **settings}
 
 
 def told(log: StartupLog) -> Iterator[Finding]:

@@ -49,6 +49,7 @@ class _Raised:
     before: "_Raised | None" = None
     meanwhile: bool = False  # raised while that one was handled, and not because of it
     recovered: bool = False
+    bare: bool = False  # one line without a traceback, which may be anything that names an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,9 @@ class _Reader:
                 return
         if found := _BARE.search(line[:3000]):
             recovered = bool(_RECOVERED.search(line[: found.start() + 1]))
-            self._keep(_Raised(f"{found[1]}: {found[2]}"[:MOST_TEXT].strip(), _spoken(line), self.filled, recovered=recovered))
+            self._keep(
+                _Raised(f"{found[1]}: {found[2]}"[:MOST_TEXT].strip(), _spoken(line), self.filled, recovered=recovered, bare=True)
+            )
 
 
 def _spoken(line: str) -> str:
@@ -207,7 +210,7 @@ def find(lines: Iterable[str]) -> Crash | None:
     for line in lines:
         reader.take(line)
     own = [r for r in reader.raised if not r.recovered and not _is(r, "harmless")]
-    if not reader.fatal and (not own or reader.after > NEAR):
+    if not reader.fatal and (reader.after > NEAR or all(r.bare for r in own)):
         return None
     if all(_is(r, "echoes") for r in own) and reader.first.get("exitcode"):
         return Crash(f"rank {reader.first['rank']} ended first, with exit code {reader.first['exitcode']}; {UNTOLD}")
