@@ -336,6 +336,15 @@ def test_a_start_that_hangs_did_not_start(size, data):
     assert not [f for f in went_on.findings if f.code == "unstarted"]
 
 
+def test_a_second_try_that_starts():
+    first = [INIT.format(rank, 2, "START") for rank in (0, 1)]
+    again = [line.replace(":10", ":30").replace("0x79", "0x80") for line in first]
+    done = [line.replace("START", "COMPLETE") for line in again]
+    assert not audit_nccl([nccl_log.parse("\n".join([*first, *again, *done]))], None, ["x"]).causes
+    hung = audit_nccl([nccl_log.parse("\n".join([*again, *done, *first]))], None, ["x"])  # a second communicator that hangs
+    assert [c.code for c in hung.causes] == ["unstarted"]
+
+
 def test_an_engine_that_only_began_to_start():
     text = "INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='Qwen/Qwen3-8B', tensor_parallel_size=2"
     assert "began to start" in audit_log(vllm_log.parse(text), None).notes[0]

@@ -74,9 +74,21 @@ def _ways(log: NcclLog) -> Iterator[Finding]:
 
 def _unstarted(log: NcclLog) -> Iterator[Finding]:
     """Communicators that ranks began and did not finish: the job hangs there, or the text ends there."""
-    if begun := [comm for comm in log.comms.values() if comm.begun]:
+    if begun := _stuck(log):
         item = Note("unstarted", "communicators that did not start")
         yield Finding(item, 0, len(begun), reason=_hanging(begun[0])).judged()
+
+
+def _stuck(log: NcclLog) -> list[Communicator]:
+    """Communicators that ranks began and did not finish, unless the same ranks finished a later one of the size: a second try."""
+    found: list[Communicator] = []
+    later: dict[int, set[int]] = {}
+    for comm in reversed(log.comms.values()):
+        done = later.setdefault(comm.size, set())
+        if comm.begun - done:
+            found.append(comm)
+        done |= comm.complete
+    return found[::-1]
 
 
 def _hanging(comm: Communicator) -> str:
@@ -186,7 +198,7 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         yield from _behind(log)
         if gone := _silent(log):
             yield _cause("absent", _missing(log, gone))
-    for comm in [comm for comm in log.comms.values() if comm.begun][:NAMED]:
+    for comm in _stuck(log)[:NAMED]:
         yield _cause("unstarted", f"the start of a communicator did not end: {_hanging(comm)}")
 
 
