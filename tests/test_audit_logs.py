@@ -365,6 +365,8 @@ def test_the_rank_whose_watchdog_is_silent(size, data):
     assert audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"]).culprit.rank == absent
     assert audit_nccl([nccl_log.parse("\n".join([*lines, WATCHDOG.format(absent, 9)]))], None, ["x"]).culprit is None
     assert audit_nccl([nccl_log.parse(lines[0])], None, ["x"]).culprit is None
+    strided = audit_nccl([nccl_log.parse("\n".join(WATCHDOG.format(rank, 9) for rank in range(0, 2 * size, 2)))], None, ["x"])
+    assert [c.code for c in strided.causes] == ["timeout"]  # a group of every other rank
 
 
 def test_the_lowest_number_is_named():

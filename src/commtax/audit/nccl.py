@@ -17,6 +17,7 @@ from commtax.verbs.billing import price
 SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP, and one through a host's memory, may be
 FEW_CHANNELS = 8  # fewer do not fill NVLink
 MOST_RANKS = 65536
+FEW = 4  # times as many
 NAMED = 8  # ranks, rings and warnings that are told one by one
 _CAUSES = table("audit/log_causes.toml")
 CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
@@ -291,11 +292,12 @@ def _behind(log: NcclLog) -> Iterator[Cause]:
 
 
 def _silent(log: NcclLog) -> list[int]:
-    """Ranks whose watchdog said nothing, where those of most others did; without the job's size three must have spoken."""
+    """The one rank, or the few of many, whose watchdog said nothing; without the job's size three others must have spoken."""
     spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
     size = max([*spoke, *log.heard, log.world.size - 1 if log.world else 0]) + 1
     gone = sorted(set(range(min(size, MOST_RANKS))) - spoke)
-    return gone if len(spoke) > max(len(gone), 1 if log.world else 2) else []
+    few = len(gone) == 1 or len(gone) * FEW <= len(spoke)  # groups of every other rank leave gaps too
+    return gone if few and len(spoke) >= (2 if log.world else 3) else []
 
 
 def _absent(log: NcclLog) -> Culprit | None:
