@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax.audit import audit
@@ -312,6 +312,99 @@ def test_no_graphs_are_advised_where_no_gpu_ran():
     log = vllm_log.parse((Path(__file__).parent / "fixtures" / "vllm-cpu-tp2.log").read_text())
     assert log.settings["enforce_eager"] == "True"
     assert "eager" not in [c.code for c in audit_log(log, None, "a").causes]
+
+
+INIT = "n1:10{0}:20{0} [{0}] NCCL INFO ncclCommInitRankConfig comm 0x55a{0} rank {0} nranks {1} cudaDev {0} commId 0x79 - Init {2}"
+
+
+@given(st.integers(2, 6), st.data())
+@settings(max_examples=12)
+def test_a_start_that_hangs_did_not_start(size, data):
+    """Ranks that began and never finished are named; those that called anything afterwards had finished."""
+    stuck = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
+    begun = [INIT.format(rank, size, "START") for rank in range(size)]
+    ended = [INIT.format(rank, size, "COMPLETE") for rank in range(size) if rank not in stuck]
+    section = audit_nccl([nccl_log.parse("\n".join([*begun, *ended]))], None, ["x"])
+    (finding,) = [f for f in section.findings if f.code == "unstarted"]
+    assert finding.verdict == "disagree"
+    assert f"rank{'s' * (len(stuck) > 1)} {', '.join(map(str, stuck))} of {size} began" in finding.reason
+    call = (
+        "n1:10{0}:20{0} [{0}] NCCL INFO AllReduce: opCount 0 sendbuff 0x1 recvbuff 0x2 count 8 datatype 7 op 0 root 0 comm 0x55a{0}"
+    )
+    called = [f"{call.format(rank)} [nranks={size}] stream 0x3" for rank in stuck]
+    went_on = audit_nccl([nccl_log.parse("\n".join([*begun, *ended, *called]))], None, ["x"])
+    assert not [f for f in went_on.findings if f.code == "unstarted"]
+
+
+def test_a_second_try_that_starts():
+    first = [INIT.format(rank, 2, "START") for rank in (0, 1)]
+    again = [line.replace(":10", ":30").replace("0x79", "0x80") for line in first]
+    done = [line.replace("START", "COMPLETE") for line in again]
+    assert not audit_nccl([nccl_log.parse("\n".join([*first, *again, *done]))], None, ["x"]).causes
+    hung = audit_nccl([nccl_log.parse("\n".join([*again, *done, *first]))], None, ["x"])  # a second communicator that hangs
+    assert [c.code for c in hung.causes] == ["unstarted"]
+
+
+def test_an_engine_that_only_began_to_start():
+    text = "INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='Qwen/Qwen3-8B', tensor_parallel_size=2"
+    assert "began to start" in audit_log(vllm_log.parse(text), None).notes[0]
+    assert "started" in audit_log(vllm_log.parse(f"{text}\nINFO GPU KV cache size: 5,760 tokens"), None).notes[0]
+
+
+WATCHDOG = (
+    "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, "
+    "Timeout(ms)=600000) ran for 600061 milliseconds before timing out."
+)
+
+
+@given(st.integers(4, 9), st.data())
+@settings(max_examples=12)
+def test_the_rank_whose_watchdog_is_silent(size, data):
+    absent = data.draw(st.integers(0, size - 2))  # of the last one nobody would know
+    lines = [WATCHDOG.format(rank, 9) for rank in range(size) if rank != absent]
+    assert audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"]).culprit.rank == absent
+    assert audit_nccl([nccl_log.parse("\n".join([*lines, WATCHDOG.format(absent, 9)]))], None, ["x"]).culprit is None
+    assert audit_nccl([nccl_log.parse(lines[0])], None, ["x"]).culprit is None
+    strided = audit_nccl([nccl_log.parse("\n".join(WATCHDOG.format(rank, 9) for rank in range(0, 2 * size, 2)))], None, ["x"])
+    assert [c.code for c in strided.causes] == ["timeout"]  # a group of every other rank
+
+
+def test_the_lowest_number_is_named():
+    lines = [WATCHDOG.format(rank, 64088 if rank == 2 else 96117) for rank in range(4)]
+    found = audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"])
+    (cause,) = [c for c in found.causes if c.code == "behind"]
+    assert "rank 2 gave up number 64,088, the lowest" in cause.said
+
+
+CLAIM = (
+    "(Worker_TP{0} pid=5{0}) INFO 06-13 20:03:57 [cpu_worker.py:235] Auto set ({1}/18.0) GiB for KV cache on node {2}, "
+    "with {3} GiB requested memory for the worker. 3.92 GiB memory was consumed by non-kv usages."
+)
+
+
+def test_workers_on_cpus_claim_their_node():
+    """vLLM's own line; each worker claims a share of its node as if it were alone there."""
+    log = vllm_log.parse("\n".join(CLAIM.format(rank, kv, 0, 16.2) for rank, kv in ((0, 1.5), (1, 1.25))))
+    assert log.available_kv_bytes == 1.25 * GIB
+    assert not log.kv_fixed
+    assert [(c.node, c.nbytes / GIB, c.node_bytes / GIB) for c in log.claims] == [(0, pytest.approx(16.2), 18.0)] * 2
+    assert [c.code for c in audit_log(log, None).causes] == ["node memory"]
+    for apart in (("0", "1"), ("1", "1")):
+        lines = [CLAIM.format(rank, 1.5, node, 8.1 if apart[0] == "1" else 16.2) for rank, node in enumerate(apart)]
+        assert not audit_log(vllm_log.parse("\n".join(lines)), None).causes
+
+
+def test_a_workers_share_is_judged_by_its_own_node(tmp_path):
+    """Qwen2.5-1.5B on a laptop of 18 GiB: 1.48 GiB hold 55,424 tokens, whatever memory the catalogue's host has."""
+    sizes = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **sizes}))
+    served = "INFO GPU KV cache size: 55,424 tokens\nINFO Maximum concurrency for 32,768 tokens per request: 1.69x"
+    log = vllm_log.parse(f"{CLAIM.format(0, 1.48, 0, 5.4)}\n{served}")
+    found = {f.code: f for f in audit_log(log, claimed({"model": str(tmp_path), "cluster": "1xcpu"})).findings}
+    assert found["KV memory left, of the node's memory"].verdict == "unknown"
+    assert found["KV tokens in that memory"].predicted == 55424
+    assert found["full-length requests at once"].verdict == "agree"
 
 
 @pytest.mark.parametrize("name", ["a watchdog on three ranks", "a rank that called something else"])

@@ -111,7 +111,7 @@ CPU_LINES = (
 )
 
 
-@pytest.mark.parametrize(("nodes", "blamed"), [((0, 0), ["overcommitted"]), ((0, 1), [])])
+@pytest.mark.parametrize(("nodes", "blamed"), [((0, 0), ["node memory"]), ((0, 1), [])])
 def test_workers_on_cpus_take_their_share_of_a_node(nodes, blamed):
     """Each of two workers claims 90 % of its node, whatever a socket of the catalogue has; of one node that is too much."""
     tiny = Path(__file__).parent / "fixtures/tiny-llama"

@@ -25,6 +25,7 @@ from commtax.cost.inventory import num_params
 from commtax.readers import collective_tests, formats, prefixes, smi, training_log
 from commtax.readers.training_log import TrainedStep
 from commtax.readers.training_plan import told_by
+from commtax.report.audit_words import headline
 from commtax.statement import Refusal
 from commtax.verbs.asking import unsettled
 from commtax.verbs.billing import price
@@ -378,7 +379,38 @@ def test_processes_that_do_not_know_of_each_other():
     section = audit_collectives(collective_tests.parse(text_of("nccl-tests-without-mpi")), None)
     assert codes(section) == ["alone"]
     assert section.notes[0].code == "partial"
-    assert not section.findings
+    assert {f.code for f in section.findings} <= {"rows"}
+
+
+SENDRECV = """\
+# nThread 1 nGpus 2 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
+# Using devices
+#  Rank  0 Group  0 Pid  41234 on     node01 device  0 [0x1a] NVIDIA A100-SXM4-80GB
+#  Rank  1 Group  0 Pid  41234 on     node01 device  1 [0x1b] NVIDIA A100-SXM4-80GB
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+"""
+ROW = "{:>12} {:>12}     float    none      -1    12.31    0.01    0.01      0    12.10    0.01    0.01    N/A\n"
+
+
+def test_a_test_that_is_cut_off_is_partial(tmp_path):
+    """No row: it did not run; some rows: what is there is told; all rows: whole, though its last lines are missing."""
+    file = tmp_path / "sendrecv.txt"
+    rows = [ROW.format(size, size // 4) for size in (8, 16, 32, 64)]
+    for count, verdict in ((0, ["disagree"]), (2, ["unknown"]), (4, [])):
+        file.write_text(SENDRECV + "".join(rows[:count]))
+        audited = audit([file])
+        (section,) = audited.sections
+        assert [f.verdict for f in section.findings if f.code == "rows"] == verdict
+        assert any(n.code == "partial" for n in section.notes) == (count < 4)
+        assert headline(audited).partition(": ")[2].startswith("partial") == (count < 4)
+    file.write_text(SENDRECV + "".join(rows[:2]) + "# Out of bounds values : 0 OK\n")
+    assert not [n for n in audit([file]).sections[0].notes if n.code == "partial"]
+
+
+def test_an_unknown_chip_has_no_cluster(tmp_path):
+    text = (SENDRECV + ROW.format(64, 16)).replace("NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 2080 Ti")
+    section = audit_collectives(collective_tests.parse(text), None)
+    assert not [n for n in section.notes if n.code == "place"]
 
 
 def test_two_tables_without_a_command():

@@ -280,3 +280,26 @@ def test_a_place_is_tried_before_the_work(tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match=r"output '.*': cannot be written"):
         files.check_writable(tmp_path / "no" / "x.json", "output")
+
+
+@pytest.mark.skipif(not hasattr(os, "set_blocking"), reason="POSIX")
+def test_nothing_to_read_yet_is_an_empty_file():
+    """As /proc/kmsg is: a regular file that would let a reader wait."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    with open(reader, "rb") as file, open(writer, "wb"):
+        assert file.read(2) is None
+        assert next(files.Stream(Seekable(file), "kmsg", "file").pieces(), b"") == b""
+
+
+class Seekable:
+    """A file of the kernel's: it can be asked to begin again, and has nothing to read."""
+
+    def __init__(self, file):
+        self.read, self.fileno = file.read, file.fileno
+
+    def seek(self, at):
+        assert at == 0
+
+    def tell(self):
+        return 0

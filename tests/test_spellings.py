@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax import catalog
-from commtax.readers.published.spellings import chip_named, dtype_named, engine_named, model_named
+from commtax.readers.published.spellings import chip_named, device_named, dtype_named, engine_named, model_named
 from commtax.spec import DTYPE_BYTES
 
 CHIPS = [key for key in catalog.keys("chips") if catalog.chip(key).vendor != "generic"]
@@ -68,6 +68,55 @@ def test_every_chip_is_known_under_its_usual_spellings(key):
 )
 def test_chips_as_tables_and_drivers_write_them(text, key):
     assert chip_named(text) == key
+
+
+KNOWN_DEVICES = {
+    "NVIDIA A100-SXM4-80GB": "a100-80-sxm",
+    "NVIDIA A100-SXM4-40GB": "a100-40-sxm",
+    "NVIDIA A100 80GB PCIe": "a100-80-pcie",
+    "NVIDIA A100-PCIE-40GB": "a100-40-pcie",
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA H100 NVL": "h100-nvl",
+    "NVIDIA H200": "h200-sxm",
+    "NVIDIA H200 NVL": "h200-nvl",
+    "NVIDIA H20": "h20",
+    "NVIDIA H20-3e": "h20-3e",
+    "NVIDIA GH200 480GB": "gh200-96",
+    "NVIDIA B200": "b200-sxm",
+    "NVIDIA B300 SXM6 AC": "b300-sxm",
+    "NVIDIA GB200": "gb200",
+    "NVIDIA GeForce RTX 3090": "rtx-3090",
+    "NVIDIA GeForce RTX 4090": "rtx-4090",
+    "NVIDIA GeForce RTX 5090": "rtx-5090",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-server",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000",
+    "NVIDIA L4": "l4",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA A10": "a10",
+    "NVIDIA A40": "a40",
+    "Tesla T4": "t4",
+    "Tesla V100-SXM2-32GB": "v100-32-sxm",
+    "AMD Instinct MI300X OAM": "mi300x",
+}
+UNKNOWN_DEVICES = (
+    *(
+        "NVIDIA GeForce RTX 2080 Ti",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+    ),
+    *("NVIDIA RTX A6000", "NVIDIA RTX 6000 Ada Generation", "Quadro RTX 6000", "NVIDIA TITAN RTX", "NVIDIA A10G", "NVIDIA L40"),
+    *("NVIDIA A30", "NVIDIA A800-SXM4-80GB", "NVIDIA A100-SXM-64GB", "Tesla V100-PCIE-16GB", "Tesla P100-PCIE-16GB"),
+    *("NVIDIA A40-48Q", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "AMD Instinct MI300A", "AMD Instinct MI250X", "NVIDIA H100L 94GB"),
+    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+)
+
+
+def test_a_driver_says_what_a_chip_is():
+    """Names as nvidia-smi and rocm-smi print them: every word of one must be the chip's, else it is none that is known."""
+    assert {name: device_named(name) for name in KNOWN_DEVICES} == KNOWN_DEVICES
+    assert {name: device_named(name) for name in UNKNOWN_DEVICES} == dict.fromkeys(UNKNOWN_DEVICES, "")
 
 
 @pytest.mark.parametrize("key", catalog.keys("models"))

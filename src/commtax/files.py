@@ -58,11 +58,11 @@ def local(name: Named) -> Path:
 def read_bytes(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> bytes:
     """A regular file's bytes, unpacked where they are gzip, and never more than ``most``."""
     with _regular(path, what, most) as file:
-        head = file.read(2)
+        head = _now(file, 2)
         file.seek(0)
         size = os.fstat(file.fileno()).st_size
         if head != _GZIP:
-            raw = b"" if size > most else file.read(most + 1)
+            raw = b"" if size > most else _now(file, most + 1)
             _within(max(size, len(raw)), most, path, what)
             return raw
         try:
@@ -94,10 +94,10 @@ class Stream:
     def pieces(self, size: int = _CHUNK) -> Iterator[bytes]:
         """All of it, in pieces of at most so many bytes. A damaged gzip file ends with a refusal, after what is readable."""
         self._file.seek(0)
-        packed = self._file.read(2) == _GZIP
+        packed = _now(self._file, 2) == _GZIP
         self._file.seek(0)
         try:
-            for piece in _unpacked(self._file, size) if packed else iter(lambda: self._file.read(size), b""):
+            for piece in _unpacked(self._file, size) if packed else iter(lambda: _now(self._file, size), b""):
                 self._tell()
                 yield piece
         except (zlib.error, EOFError) as error:
@@ -341,6 +341,11 @@ def _regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
             yield file
         except OSError as error:
             raise Refusal(f"{what} '{path}': cannot be read ({error.strerror or error})") from None
+
+
+def _now(file: IO[bytes], size: int) -> bytes:
+    """What can be read without waiting: a file that the kernel makes up (``/proc/kmsg``) may have nothing yet."""
+    return file.read(size) or b""
 
 
 def _kept(pipe: int, most: int) -> int:

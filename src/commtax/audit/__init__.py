@@ -9,20 +9,26 @@ from typing import Any
 
 from commtax.audit.benches import audit_bench
 from commtax.audit.collective_tests import audit_collectives
+from commtax.audit.crashed import audit_crash
 from commtax.audit.finding import Audit, Claim, Section
 from commtax.audit.flight import audit_flight
 from commtax.audit.logs import audit_log
 from commtax.audit.nccl import audit_nccl
 from commtax.audit.nvidia_smi import audit_links, audit_monitor
 from commtax.audit.reading import Read, read_all
+from commtax.audit.states import audit_states
+from commtax.audit.topologies import audit_topology
 from commtax.audit.traces import audit_traces
 from commtax.audit.training import audit_training
 from commtax.files import LOG_BYTES, read_text
 from commtax.readers import bench, formats
 from commtax.readers.collective_tests import CollectiveTests
+from commtax.readers.crashes import Crash
 from commtax.readers.flight import Dump
+from commtax.readers.matrices import Matrices
 from commtax.readers.nccl_log import NcclLog
 from commtax.readers.smi import Links, Monitor
+from commtax.readers.smi_query import States
 from commtax.readers.startup import StartupLog
 from commtax.readers.trace import Trace
 from commtax.readers.training_log import TrainingLog
@@ -33,6 +39,9 @@ AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {
     CollectiveTests: audit_collectives,
     Links: audit_links,
     Monitor: audit_monitor,
+    Matrices: audit_topology,
+    States: audit_states,
+    Crash: audit_crash,
 }
 """By the kind of record: what it says, what was claimed, and the name of its file."""
 JOINED: Mapping[type, Callable[[Sequence[Any], Claim | None, Sequence[str]], Section]] = {

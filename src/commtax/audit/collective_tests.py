@@ -9,7 +9,7 @@ from commtax.audit.finding import AGREE, DISAGREE, Cause, Claim, Finding, Sectio
 from commtax.audit.identity import differing
 from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.nccl_tests import Row, Run
-from commtax.readers.published.spellings import chip_named
+from commtax.readers.published.spellings import device_named
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
 from commtax.units import format_bytes, format_rate, format_seconds, plural
@@ -26,7 +26,7 @@ ROUNDED = 0.02  # the printed average holds rows that are rounded
 def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "output") -> Section:
     """What each run reached; each size against the claimed cluster, or the one that its devices' names tell."""
     place, assumed = (claim.question.cluster, False) if claim else (_place(tests), True)
-    findings: list[Finding] = []
+    findings: list[Finding] = [*_printed(tests)]
     causes: list[Cause] = []
     for number, run in enumerate(tests.runs, 1):
         ranks = run.ranks or tests.ranks
@@ -38,7 +38,7 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     findings += differing(claim, chip=tests.devices[0]) if claim and tests.devices else ()
     causes += _alone(tests)
     where = claim.question.cluster.key if claim else place.key if place else "…"
-    notes = [Note("partial", "no row of a test's table is in this text: it tells no measurement")] if not tests.runs else []
+    notes = [*_cut(tests)]
     if tests.runs:
         notes.append(Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"))
     if place and assumed:
@@ -46,9 +46,24 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     return Section("collectives", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(tests))
 
 
+def _printed(tests: CollectiveTests) -> Iterator[Finding]:
+    """A test that was begun and printed less than it was asked for; one that printed nothing did not run."""
+    rows = sum(len(run.rows) for run in tests.runs)
+    if tests.cut and tests.asked:
+        finding = Finding(Note("rows", "sizes measured"), tests.asked, rows, reason="the test ended, or hung, before its first row")
+        yield finding.undecided("the text ends before the test's last size") if rows else finding.judged()
+
+
+def _cut(tests: CollectiveTests) -> Iterator[Note]:
+    if not tests.runs:
+        yield Note("partial", "no row of a test's table is in this text: it tells no measurement")
+    elif tests.cut:
+        yield Note("partial", "the text ends before the test's last size: the largest tensors, whose bandwidth counts, are missing")
+
+
 def _place(tests: CollectiveTests) -> Cluster | None:
     """Hosts of the chip that all devices are."""
-    chips = {chip_named(device) for device in tests.devices}
+    chips = {device_named(device) for device in tests.devices}
     if len(chips) != 1 or "" in chips or not tests.ranks:
         return None
     hosts = max(1, len(tests.hosts))

@@ -209,7 +209,7 @@ class KernelRow:
 class Section:
     """What one file (or the ranks of one job) says."""
 
-    kind: str  # log | trace | flight | bench | training | collectives | links | monitor
+    kind: str  # log | trace | flight | bench | training | collectives | links | monitor | topology | state | crash
     files: tuple[str, ...]
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...] = ()

@@ -34,6 +34,7 @@ WEIGHTS_TOLERANCE = 0.02
 LEFT_TOLERANCE = 0.01  # KV memory that is left, of the chip's memory: 16 of 17 published starts, of any version, are nearer
 OTHER_VERSIONS = {"vllm": 0.025}  # versions that count their peak otherwise than the one that the memory model was made for
 OTHER_ENGINES = 0.05  # … and engines whose memory was not fitted on logs leave this much
+PRINTED_SHARE = 0.01  # of a node, printed in tenths of a GiB
 NODE_TOLERANCE = 0.06  # of a node's memory: a worker on CPUs holds a gigabyte beside its weights
 UNSAID, LEAST_SHARE = ("vllm",), 0.5  # engines whose share is of all memory, and the least that is taken for one
 PRINTED_GIB, PRINTED_TIMES = 0.006 * GiB, 0.006  # half of the last digit of memory and of concurrency, in their own units
@@ -177,8 +178,11 @@ def _of_node(log: StartupLog, judged: Fit, node: float) -> Finding:
     """What a CPU worker leaves of its node for the cache: each of them takes its share of all of it, whatever the others do."""
     share = judged.question.limits.gpu_memory_utilization
     left, why = share * node - judged.weights_bytes, f"another {SHARES[log.engine]} than {share:g}, or other weights"
-    item = "KV memory left, of the node's memory"
-    return Finding(item, left, log.available_kv_bytes, "bytes", NODE_TOLERANCE, why, node, evidence=True).judged()
+    found = Finding(
+        "KV memory left, of the node's memory", left, log.available_kv_bytes, "bytes", NODE_TOLERANCE, why, node, evidence=True
+    )
+    taken = min(claim.nbytes for claim in log.claims) / node
+    return found.judged() if abs(taken - share) < PRINTED_SHARE else found.undecided(f"its worker takes {taken:.2f} of the node")
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:

@@ -8,7 +8,7 @@ from commtax import catalog
 from commtax.audit.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
 from commtax.catalog.hosts import with_between, with_inside
 from commtax.files import table
-from commtax.readers.nccl_log import NcclLog, Route, Who, joined
+from commtax.readers.nccl_log import Communicator, NcclLog, Route, Who, joined
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
 from commtax.units import format_bytes, format_seconds, plural
@@ -16,6 +16,8 @@ from commtax.verbs.billing import price
 
 SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP, and one through a host's memory, may be
 FEW_CHANNELS = 8  # fewer do not fill NVLink
+MOST_RANKS = 65536
+FEW = 4  # times as many
 NAMED = 8  # ranks, rings and warnings that are told one by one
 _CAUSES = table("audit/log_causes.toml")
 CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
@@ -25,11 +27,11 @@ def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str
     """The logs of all ranks of a job (or of one of them)."""
     log = joined(logs)
     found = sorted(causes(log, claim), key=lambda c: -(c.cost_s or 0.0))
-    culprit = _desync(log) or _late(log)
+    culprit = _desync(log) or _late(log) or _absent(log)
     return Section(
         "log",
         tuple(names),
-        (*_layout(log, claim), *_ways(log), *_broken(log)),
+        (*_layout(log, claim), *_ways(log), *_unstarted(log), *_broken(log)),
         tuple(_notes(log)),
         causes=tuple(found),
         culprit=culprit,
@@ -69,6 +71,33 @@ def _ways(log: NcclLog) -> Iterator[Finding]:
             yield Finding("NVLS channels", None, nvls)
     if depth := _depth(log.parents):
         yield Finding("levels of the tree", None, depth)
+
+
+def _unstarted(log: NcclLog) -> Iterator[Finding]:
+    """Communicators that ranks began and did not finish: the job hangs there, or the text ends there."""
+    if begun := _stuck(log):
+        item = Note("unstarted", "communicators that did not start")
+        yield Finding(item, 0, len(begun), reason=_hanging(begun[0])).judged()
+
+
+def _stuck(log: NcclLog) -> list[Communicator]:
+    """Communicators that ranks began and did not finish, unless the same ranks finished a later one of the size: a second try."""
+    found: list[Communicator] = []
+    later: dict[int, set[int]] = {}
+    for comm in reversed(log.comms.values()):
+        done = later.setdefault(comm.size, set())
+        if comm.begun - done:
+            found.append(comm)
+        done |= comm.complete
+    return found[::-1]
+
+
+def _hanging(comm: Communicator) -> str:
+    """Who began, who finished, and of whom there is no line."""
+    said = f"{_ranks(sorted(comm.begun))} of {comm.size} began (Init START) and never finished (Init COMPLETE)"
+    ended = f"; {_ranks(sorted(comm.complete))} finished" if comm.complete else ""
+    gone = sorted(set(range(min(comm.size, MOST_RANKS))) - set(comm.hosts))
+    return said + ended + (f"; no line of {_ranks(gone)}" if gone else "")
 
 
 def _broken(log: NcclLog) -> Iterator[Finding]:
@@ -167,6 +196,11 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         yield _cause("mismatch", apart)
     if log.timeouts:
         yield _timed_out(log)
+        yield from _behind(log)
+        if gone := _silent(log):
+            yield _cause("absent", _missing(log, gone))
+    for comm in _stuck(log)[:NAMED]:
+        yield _cause("unstarted", f"the start of a communicator did not end: {_hanging(comm)}")
 
 
 def _network(log: NcclLog, routes: Sequence[Route], claim: Claim | None) -> Iterator[Cause]:
@@ -243,6 +277,41 @@ def _timed_out(log: NcclLog) -> Cause:
     size = f" of {first.elements:,} elements" if first.elements is not None else ""
     said = f"{first.op} number {first.seq}{size} ran {format_seconds(first.ran_s)} on {_ranks(ranks)} and was given up"
     return _cause("timeout", said)
+
+
+def _behind(log: NcclLog) -> Iterator[Cause]:
+    """The ranks that gave up the lowest number, where others had come further."""
+    lowest: dict[int, int] = {}
+    for t in log.timeouts:
+        lowest[t.rank] = min(t.seq, lowest.get(t.rank, t.seq))
+    least, most = min(lowest.values()), max(lowest.values())
+    if least < most:
+        behind = sorted(rank for rank, seq in lowest.items() if seq == least)
+        said = f"{_ranks(behind)} gave up number {least:,}, the lowest; others had come up to number {most:,}"
+        yield _cause("behind", f"{said}: unless these are two groups, look there first")
+
+
+def _silent(log: NcclLog) -> list[int]:
+    """The one rank, or the few of many, whose watchdog said nothing; without the job's size three others must have spoken."""
+    spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
+    size = max([*spoke, *log.heard, log.world.size - 1 if log.world else 0]) + 1
+    gone = sorted(set(range(min(size, MOST_RANKS))) - spoke)
+    few = len(gone) == 1 or len(gone) * FEW <= len(spoke)  # groups of every other rank leave gaps too
+    return gone if few and len(spoke) >= (2 if log.world else 3) else []
+
+
+def _absent(log: NcclLog) -> Culprit | None:
+    """The one rank that did not wait in the collective in which all others did."""
+    gone = _silent(log) if len({(t.seq, t.op) for t in log.timeouts}) == 1 else []
+    if len(gone) != 1:
+        return None
+    return Culprit("late rank", gone[0], None, _missing(log, gone))
+
+
+def _missing(log: NcclLog, gone: Sequence[int]) -> str:
+    first = min(log.timeouts, key=lambda t: t.seq)
+    words = f"no watchdog line of {_ranks(gone)}, while the others waited from {first.op} number {first.seq:,} on"
+    return f"{words}: {'it' if len(gone) == 1 else 'they'} never came, or had ended before"
 
 
 def _apart(log: NcclLog) -> str:

@@ -42,6 +42,13 @@ def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Secti
     return Section("links", (name,), tuple(findings), tuple(notes), causes=causes, facts=facts)
 
 
+def counted_gpus(count: int, claim: Claim | None) -> Finding:
+    """How many GPUs an output lists; fewer than a host has may be those that a container sees."""
+    wanted = claim.question.cluster.gpus_per_host if claim else None
+    finding = Finding("GPUs", wanted, count, reason="more than a host of the cluster has").judged()
+    return finding.undecided("the output may list a part of the host") if wanted and count < wanted else finding
+
+
 def _speeds(links: Links, claim: Claim | None) -> Iterator[Finding]:
     """What a GPU's links carry together in one direction, against the claimed link where it is made of such."""
     wanted = claim.question.cluster.intra if claim and claim.question.cluster.intra.num_links else None
@@ -168,12 +175,15 @@ def _clocks(busy: Mapping[int, Mapping[str, list[float]]], claim: Claim | None) 
 
 
 def _violated(seen: Monitor) -> Iterator[Cause]:
-    """Throttling that the driver itself says."""
+    """Throttling and memory errors that the driver itself says."""
     for column, what in (("pviol", "its power limit"), ("tviol", "its temperature")):
         for gpu, of in seen.samples.items():
             if any(of.get(column, ())):
                 share = sum(v > 0 for v in of[column]) / len(of[column])
                 yield Cause("throttled", f"GPU {gpu} was held back by {what} in {share:.0%} of the samples", share=share)
+    for gpu, of in seen.samples.items():
+        if (errors := max(of.get("dbecc", ()), default=0.0)) > 0:
+            yield Cause("ecc", f"GPU {gpu}: {errors:,.0f} uncorrectable memory errors", change="reset the GPU; then replace it")
 
 
 def _starved(seen: Monitor) -> Iterator[Cause]:

@@ -9,7 +9,7 @@ from commtax.audit.finding import Cause, Claim, Finding
 from commtax.audit.identity import names_of
 from commtax.catalog.models import bundled
 from commtax.files import table
-from commtax.readers.startup import Moment, StartupLog, axes_of
+from commtax.readers.startup import FAILURE, READY, Claimed, Moment, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
@@ -24,7 +24,6 @@ NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
 EIGHT_BITS = ("fp8", "float8", "int8", "uint8")  # types of a cache
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
-FAILURE = "failure"  # a setting that readers fill with an engine's last words
 _CAUSES = table("audit/log_causes.toml")
 
 
@@ -55,7 +54,8 @@ def facts(log: StartupLog) -> dict[str, str]:
     sizes = {axis: str(size) for axis in AXES if (size := getattr(log, axis) or seen(log, axis))}
     own = {name: str(value) for name in FACTS if (value := getattr(log, name))}
     backends = {"all-reduce backends": ", ".join(log.allreduce_backends)} if log.allreduce_backends else {}
-    return {"engine": log.engine, **own, **backends, **sizes, **log.settings}
+    settings = {name: value for name, value in log.settings.items() if name not in (FAILURE, READY)}
+    return {"engine": log.engine, **own, **backends, **sizes, **settings}
 
 
 def told(log: StartupLog) -> Iterator[Finding]:
@@ -83,9 +83,17 @@ def told(log: StartupLog) -> Iterator[Finding]:
 
 
 def broken(log: StartupLog) -> Iterator[Finding]:
-    """That it did not start, in the engine's own words."""
+    """That it did not start, or did not go on, in its own words."""
     if why := log.settings.get(FAILURE):
-        yield Finding("starts that failed", 0, 1, reason=why).judged()
+        yield Finding("runs that ended in an error" if log.is_ready else "starts that failed", 0, 1, reason=why).judged()
+
+
+def begun(log: StartupLog) -> str:
+    """How far it came: it did not start, failed later, started, or only began to as far as the log goes."""
+    if log.settings.get(FAILURE):
+        return "started, and failed later" if log.is_ready else "did not start"
+    came = log.is_ready or log.weights_bytes or log.kv_tokens or log.kv_blocks or log.available_kv_bytes or log.max_concurrency
+    return "started" if came else "began to start, and the log tells no more"
 
 
 def alike(log: StartupLog) -> list[tuple[str, float]]:
@@ -113,15 +121,14 @@ def intro(log: StartupLog) -> Note:
     parts = [log.model, log.said("dtype"), log.quantization, log.kv_cache_dtype and f"KV cache {log.kv_cache_dtype}"]
     parts += [log.said("attention_backend") and f"attention by {log.said('attention_backend')}"]
     said = ", ".join(part for part in parts if part)
-    verb = "did not start" if log.settings.get(FAILURE) else "started"
-    return Note("start", f"{which} {verb}{f': {said}' if said else ''}")
+    return Note("start", f"{which} {begun(log)}{f': {said}' if said else ''}")
 
 
 def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
     """What costs time, or all of it, by the log's own words; priced where somebody says what ran."""
     if why := log.settings.get(FAILURE):
-        change = next((row["change"] for row in _CAUSES[FAILURE] if row["part"] in why), "")
-        yield Cause(FAILURE, f"{ENGINES[log.engine]} did not start: {why}", change=change)
+        yield Cause(FAILURE, f"{ENGINES[log.engine]} {begun(log)}: {why}", change=to_change(why))
+    yield from _overclaimed(log)
     alone = "the order of dispatch has NCCL alone" if log.allreduce_backends == NCCL_ALONE else ""
     if why := log.custom_allreduce_disabled or alone:
         change = next((row["change"] for row in _CAUSES["custom_allreduce"] if row["part"] in why), "")
@@ -132,29 +139,30 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
             cost = _cost(claim, eager=True) if claim else None
             said = f"kernels are launched one by one ({name}={value})"
             yield _priced("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
-    yield from _overcommitted(log)
     yield from _queue(log)
+
+
+def to_change(why: str) -> str:
+    """What to change about an error; "" where nothing is known."""
+    return next((row["change"] for row in _CAUSES[FAILURE] if row["part"].lower() in why.lower()), "")
 
 
 def node_bytes(log: StartupLog) -> float:
     """Memory of the host's node that CPU workers take their share of; 0 where the log does not say."""
-    return _gib(log, "node_gib")
+    return min((claim.node_bytes for claim in log.claims), default=0.0)
 
 
-def _gib(log: StartupLog, name: str) -> float:
-    said = log.settings.get(name, "")
-    return float(said) * GiB if said.replace(".", "", 1).isdigit() else 0.0
-
-
-def _overcommitted(log: StartupLog) -> Iterator[Cause]:
-    """Workers of one node that each take their share of all of it."""
-    sharing, node = log.settings.get("workers_of_a_node", ""), node_bytes(log)
-    workers = int(sharing) if sharing.isdecimal() else 1
-    claimed = workers * ((log.available_kv_bytes or 0.0) + _gib(log, "non_kv_gib"))
-    if node and claimed > node:
-        said = f"{workers} workers of one node claim {format_bytes(claimed)} of its {format_bytes(node)}: the kernel may end one"
-        change = f"--gpu-memory-utilization below {1 / workers:.2f}, or VLLM_CPU_KVCACHE_SPACE"
-        yield Cause("overcommitted", said, change=change)
+def _overclaimed(log: StartupLog) -> Iterator[Cause]:
+    """Workers of one node that together claim more memory than it has."""
+    nodes: dict[int, list[Claimed]] = {}
+    for claim in log.claims:
+        nodes.setdefault(claim.node, []).append(claim)
+    for node, claims in nodes.items():
+        total, whole = sum(c.nbytes for c in claims), min(c.node_bytes for c in claims)
+        if len(claims) > 1 and total > whole:
+            each = f"{plural(len(claims), 'worker')} on node {node} claim {format_bytes(total)} together, of {format_bytes(whole)}"
+            change = "VLLM_CPU_KVCACHE_SPACE, or --gpu-memory-utilization divided by the workers of a node"
+            yield Cause("node memory", f"{each}: the kernel ends one when they fill it", change=change)
 
 
 def _on_cpu(log: StartupLog) -> bool:

@@ -5,13 +5,16 @@ from dataclasses import replace
 from commtax import catalog
 from commtax.audit.reading import Read
 from commtax.readers.collective_tests import CollectiveTests
+from commtax.readers.crashes import Crash
+from commtax.readers.matrices import Matrices
 from commtax.readers.smi import Links, Monitor
+from commtax.readers.smi_query import States
 from commtax.readers.training_log import TrainingLog
 from commtax.readers.training_plan import told_by
 from commtax.spec import Model
 from commtax.statement import Refusal
 
-UNASKED = (CollectiveTests, Links, Monitor)
+UNASKED = (CollectiveTests, Crash, Links, Matrices, Monitor, States)
 """Records that are judged by their place alone."""
 ANY = "any model"
 

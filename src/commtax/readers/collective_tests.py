@@ -9,12 +9,18 @@ from commtax.readers.short_lines import lines_with
 
 LINE_CHARS = 1024
 MOST_DEVICES = 1 << 16
+LAST = 0.9  # of the largest size that was asked for: what is rounded down is still the last row
 _WITHIN = re.compile(r"\[\d{1,9}\](?=\s{2})")  # a launcher's mark inside a row that was printed in pieces
 _DEVICE = re.compile(
     r"#?\s{0,9}Rank\s{1,9}(\d{1,9})\s.{0,120}? on\s{1,40}(\S{0,120}) {0,9}device\s{1,9}\d{1,4} \[[^\]]{1,40}\] (.{1,80})"
 )
 _PID = re.compile(r"\bPid\s{1,20}(\d{1,12})")
-_SAID = re.compile(r"device|Avg bus|-tests|\d[ \t]++\d")  # one of which stands in every line that is read here
+_HEADER = re.compile(r"nThread:? \d{1,9} .{0,200}?minBytes:? (\d{1,18}) maxBytes:? (\d{1,18}) step: (\d{1,18})\((factor|bytes)\)")
+_ENDED = re.compile(r"# Out of bounds values|# Avg bus bandwidth|test concluded")
+MOST_SIZES = 100_000
+_SAID = re.compile(
+    r"device|Avg bus|-tests|nThread|Out of bounds|concluded|\d[ \t]++\d"
+)  # one of which stands in every line that is read here
 _ROW = re.compile(r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}[ \t]{1,20}(?:float|half|bfloat16|double|u?int\d{1,2})[ \t]", re.M)
 _AVERAGE = re.compile(r"Avg bus bandwidth\s{0,20}:\s{0,9}(\d{1,15}(?:\.\d{1,15})?)")
 _VERSION = re.compile(r"((?:nccl|rccl)-tests:? [vV]ersion \S{1,60})")
@@ -31,6 +37,8 @@ class CollectiveTests:
     average_Bps: float = 0.0
     version: str = ""
     alone: int = 0  # processes of one table that all call themselves the same rank
+    asked: int = 0  # sizes that its headers announce; 0 where there is none
+    cut: bool = False  # a table that was begun has no last row and no end
 
 
 def looks_like(text: str) -> bool:
@@ -43,18 +51,40 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
     devices: dict[int, tuple[str, str]] = {}
     average, version = 0.0, ""
     namesakes, alone = dict[str, set[tuple[str, str]]](), 0  # since the last row
+    asked, last, ended, headed = 0, 0.0, True, 0.0
     for line in lines_with(_SAID, text, LINE_CHARS):
         if "device" in line and (found := _DEVICE.search(line)) and len(devices) < MOST_DEVICES:
             devices[int(found[1])] = (found[2], found[3].strip())
             pid = _PID.search(line)
             namesakes.setdefault(found[1], set()).add((found[2], pid[1] if pid else ""))
             alone = max(alone, len(namesakes[found[1]]))
-        elif _ROW.match(line):
+        elif row := _ROW.match(line):
             namesakes.clear()
+            last = float(row[0].split()[0])
+        elif "nThread" in line and (found := _HEADER.search(line)):
+            asked += 0 if alone > 1 else _sizes(int(found[1]), int(found[2]), int(found[3]), found[4] == "factor")
+            headed, last, ended = float(found[2]), 0.0, False
         elif "Avg bus" in line and (found := _AVERAGE.search(line)):
             average = float(found[1]) * 1e9
         elif not version and "-tests" in line and (found := _VERSION.search(line)):
             version = found[1]
+        ended = ended or _ENDED.search(line) is not None
     runs = nccl_tests.parse_all(text, name, lambda line: _WITHIN.sub(" ", line))
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
-    return CollectiveTests(runs, names, hosts, len(devices), average, version, alone if alone > 1 else 0)
+    return CollectiveTests(
+        runs, names, hosts, len(devices), average, version, alone if alone > 1 else 0, asked, not ended and last < LAST * headed
+    )
+
+
+def _sizes(least: int, most: int, step: int, factor: bool) -> int:
+    """How many sizes a header announces.
+
+    >>> _sizes(8, 128, 2, True), _sizes(1024, 4096, 1024, False), _sizes(8, 8, 1, True)
+    (5, 4, 1)
+    """
+    if not factor:
+        return min(MOST_SIZES, (most - least) // step + 1) if step and most >= least else 1
+    count, size = 1, max(1, least)
+    while step > 1 and (size := size * step) <= most:
+        count += 1
+    return count

@@ -14,14 +14,17 @@ from commtax.readers import (
     bench,
     chrome,
     collective_tests,
+    crashes,
     flight,
     kineto,
+    matrices,
     nccl_log,
     nsys,
     prefixes,
     rocprof,
     sglang_log,
     smi,
+    smi_query,
     training_log,
     trtllm_log,
     unknown,
@@ -29,16 +32,32 @@ from commtax.readers import (
 )
 from commtax.readers.benches.record import Bench
 from commtax.readers.collective_tests import CollectiveTests
+from commtax.readers.crashes import Crash
 from commtax.readers.flight import Dump
+from commtax.readers.matrices import Matrices
 from commtax.readers.nccl_log import NcclLog
 from commtax.readers.smi import Links, Monitor
-from commtax.readers.startup import StartupLog
+from commtax.readers.smi_query import States
+from commtax.readers.startup import StartupLog, lines
 from commtax.readers.trace import Trace
 from commtax.readers.training_log import TrainingLog
 from commtax.statement import Refusal
 
 HEAD_BYTES = 65536  # of a file, in which what it is shows
-Left = Trace | StartupLog | NcclLog | Dump | TrainingLog | CollectiveTests | Links | Monitor | tuple[Bench, ...]
+Left = (
+    Trace
+    | StartupLog
+    | NcclLog
+    | Dump
+    | TrainingLog
+    | CollectiveTests
+    | Links
+    | Monitor
+    | Matrices
+    | States
+    | Crash
+    | tuple[Bench, ...]
+)
 """What one format finds in a file."""
 Found = Left | list[Trace]
 """… of which a file of several ranks holds several."""
@@ -71,15 +90,27 @@ class Source:
         """All of it as its program wrote it."""
         return prefixes.plain(self.raw)
 
+    @cached_property
+    def crash(self) -> Crash | None:
+        """The error with which it ended, of other programs than engines, whose readers tell theirs themselves."""
+        if not crashes.may(self.raw) or any(engine.looks_like(self.text) for engine in (vllm_log, sglang_log, trtllm_log)):
+            return None
+        return crashes.find(lines(self.raw))
+
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """``fits`` looks at a file, ``read`` takes what it says."""
 
-    kind: str  # log | trace | flight | bench | training | collectives | links | monitor
+    kind: str  # log | trace | flight | bench | training | collectives | links | monitor | topology | state | crash
     described: str
     fits: Callable[[Source], bool]
     read: Callable[[Source], Found]
+
+
+def _crash(source: Source) -> Crash:
+    assert source.crash is not None  # or it would not fit
+    return source.crash
 
 
 DATA = (
@@ -194,13 +225,32 @@ TEXTS = (
         lambda source: smi.looks_like_monitor(source.text),
         lambda source: smi.parse_monitor(source.text),
     ),
+    Format(
+        "crash",
+        "a log that ends in an error (a traceback, a signal, an exit code)",
+        lambda source: source.crash is not None,
+        _crash,
+    ),
+    Format(
+        "state",
+        "the output of nvidia-smi -q",
+        lambda source: smi_query.looks_like(source.text),
+        lambda source: smi_query.parse(source.text),
+    ),
+    Format(
+        "topology",
+        "a matrix of GPUs (nvidia-smi topo -m, topo -p2p; rocm-smi --showtopo)",
+        lambda source: matrices.looks_like(source.text),
+        lambda source: matrices.parse(source.text),
+    ),
 )
 """Of which a text has all that fit."""
 
 
 def formats_of(source: Source) -> list[Format]:
     """The format of a file's data, or all those of its text."""
-    fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in TEXTS if f.fits(source)]
+    texts = TEXTS if unknown.is_text(source.head) else ()
+    fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in texts if f.fits(source)]
     if not fitting:
         *others, last = (f.described for f in (*TEXTS, *DATA))
         raise Refusal(f"'{source.path}' is not recognised: {unknown.found(source.head)}; looked for {', '.join(others)} and {last}")

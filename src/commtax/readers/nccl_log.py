@@ -45,6 +45,7 @@ _PROGRESS = re.compile(
     r".{0,120}?\bwork(?: sequence id)?: (\d{1,15})"
     r".{0,60}?last enqueued (?:NCCL )?work: (-?\d{1,15}), last completed (?:NCCL )?work: (-?\d{1,15})"
 )
+_HEARD = re.compile(r"\[rank(\d{1,7})\]:|\bRank (\d{1,7})\]")
 _COUNTED = [(name, re.compile(wording)) for name, wordings in _TABLE["counted"].items() for wording in wordings]
 _FAILED = [re.compile(wording) for wording in _TABLE["failed"]]
 
@@ -70,6 +71,7 @@ class Communicator:
     size: int
     nodes: int = 0
     hosts: dict[int, str] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)  # that said so and went no further
     complete: set[int] = field(default_factory=set)
 
 
@@ -118,6 +120,8 @@ class NcclLog:
     issued: dict[tuple[int, int], dict[Who, tuple[str, ...]]] = field(default_factory=dict)  # by size and number of the call
     timeouts: list[Timeout] = field(default_factory=list)
     progress: dict[tuple[str, int], Progress] = field(default_factory=dict)  # by group and rank
+    starting: dict[str, tuple[str, int]] = field(default_factory=dict)  # each process's last start: communicator and rank
+    heard: set[int] = field(default_factory=set)  # ranks that PyTorch's own lines name
     warnings: Counter[str] = field(default_factory=Counter)
     tuned: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # by algorithm: how often, the least and the most bytes
 
@@ -179,6 +183,7 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
         _tuned(log, _named("algorithms", match[2]), _named("protocols", match[3]), int(match[1]))
     if "coll channels" in message and (match := _WIDTH.search(message)):
         log.widths.add((int(match[1]), int(match[2] or 0), int(match[3])))
+        _went_on(log, process)
     if message.startswith("Using network "):
         log.networks[message[14:80].strip()] += 1
     if " set " in message and (match := _ENVIRONMENT.search(message)):
@@ -251,6 +256,17 @@ def _communicator(log: NcclLog, host: str, process: str, match: re.Match[str], m
         comm.nodes = int(nodes[1])
     if "Init COMPLETE" in message:
         comm.complete.add(rank)
+        comm.begun.discard(rank)
+    elif "Init START" in message:
+        _went_on(log, process)
+        log.starting[process] = key, rank
+        comm.begun.add(rank)
+
+
+def _went_on(log: NcclLog, process: str) -> None:
+    """What a process does after a start shows that it finished it, whether or not the text has the line."""
+    if process and (last := log.starting.pop(process, None)):
+        log.comms[last[0]].begun.discard(last[1])
 
 
 def _called(log: NcclLog, process: str, match: re.Match[str]) -> None:
@@ -259,6 +275,7 @@ def _called(log: NcclLog, process: str, match: re.Match[str]) -> None:
     dtype, size, who = int(match[4]), int(match[6]), (process, match[5])
     if not op or dtype >= len(ELEMENT_BYTES) or (len(log.calls) >= MOST and (who, op, size) not in log.calls):
         return
+    _went_on(log, process)
     nbytes = float(match[3]) * ELEMENT_BYTES[dtype] * (size if op in GATHERED else 1)
     count, total = log.calls.get((who, op, size), (0, 0.0))
     log.calls[who, op, size] = count + 1, total + nbytes
@@ -269,6 +286,8 @@ def _called(log: NcclLog, process: str, match: re.Match[str]) -> None:
 
 def _watched(log: NcclLog, line: str) -> None:
     """PyTorch's watchdog."""
+    if "ank" in line and len(log.heard) < MOST and (match := _HEARD.search(line)):
+        log.heard.add(int(match[1] or match[2]))
     if "Watchdog caught" in line and len(log.timeouts) < MOST_TIMEOUTS and (match := _TIMEOUT.search(line)):
         elements = int(match[4]) if match[4] else None
         log.timeouts.append(Timeout(int(match[1]), int(match[2]), match[3], elements, int(match[6]) / 1e3, int(match[7]) / 1e3))
@@ -291,6 +310,7 @@ def joined(logs: Iterable[NcclLog]) -> NcclLog:
             mine.nodes = max(mine.nodes, comm.nodes)
             mine.hosts |= comm.hosts
             mine.complete |= comm.complete
+            mine.begun = (mine.begun | comm.begun) - mine.complete
         for route, mask in log.routes.items():
             whole.routes[route] = whole.routes.get(route, 0) | mask
         for number, calls in log.issued.items():
@@ -299,5 +319,6 @@ def joined(logs: Iterable[NcclLog]) -> NcclLog:
             before = whole.tuned.get(name, (0, least, most))
             whole.tuned[name] = before[0] + times, min(before[1], least), max(before[2], most)
         whole.widths |= log.widths
+        whole.heard |= log.heard
         whole.timeouts += log.timeouts
     return whole

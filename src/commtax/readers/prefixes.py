@@ -29,7 +29,8 @@ _WHO = re.compile(
     r"|([\w.-]{1,200}+ [\w.@-]{1,100}+\[\d{1,9}\]): "  # journald: host unit[pid]
     r"|([A-Za-z0-9][\w.-]{0,100}[-_]\d{1,4}) {1,60}+\| "  # docker compose: service-1
     r"|([A-Za-z0-9][\w.-]{0,100}+) {2,60}+\| (?=[^|\n]{0,9999}+$)"  # … and a name of one's own, before a line without bars
-    r"|[ ]{0,9}([A-Za-z0-9][\w.-]{0,252}+):(?: |$))"  # srun, pdsh, clush
+    r"|[ ]{0,9}(?![\w.]{0,100}(?:Error|Exception|Exit|Interrupt|Failure|Timeout):)"  # a program's last words, and no host
+    r"([A-Za-z0-9][\w.-]{0,252}+):(?: |$))"  # srun, pdsh, clush
 )
 _BEFORE = re.compile(rf"^(?=[\[<> A-Za-z0-9])(?:{_WHEN.pattern}|{_WHO.pattern}){{1,{MOST_PREFIXES}}}", re.M)
 _BLOCK = 1 << 20  # signs of a text that are looked at together

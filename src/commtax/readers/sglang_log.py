@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
+from commtax.readers import crashes
 from commtax.readers.startup import MOST_MOMENTS, Heard, Moment, Rank, StartupLog, Wordings, axes_of, lines, number, since_last
 from commtax.units import GiB
 
@@ -35,7 +36,8 @@ def parse(text: str) -> StartupLog:
     (46611, 2.84)
     """
     heard, pools, resumed = Heard(), dict[str, dict[int, float]](), set[str]()
-    for line in islice(lines(text), since_last(lambda: _introduced(text)), None):
+    first = since_last(lambda: _introduced(text))
+    for line in islice(lines(text), first, None):
         if not _WORDINGS.says(line):
             continue
         match = _WORKER.match(line)
@@ -44,6 +46,7 @@ def parse(text: str) -> StartupLog:
         _cache(pools, worker, line)
         _served(heard, line, worker, resumed)
     _summed(heard, pools)
+    heard.fail(islice(lines(text), first, None) if crashes.may(text) else ())
     return heard.record("sglang")
 
 

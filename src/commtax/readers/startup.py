@@ -5,15 +5,15 @@ A table (``vllm_log.toml``, ``sglang_log.toml``, ``trtllm_log.toml``) has ``sign
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from commtax.files import table
-from commtax.readers import filled
+from commtax.readers import crashes, filled
 from commtax.units import GiB
 
+FAILURE, READY = "failure", "ready"  # settings: why it did not start or did not go on, and that it was ready to serve
 MOST_SIGNS = 65536  # of a line: a configuration has ten thousand, and what runs on beyond says nothing
 MOST_SETTINGS = 600
 MOST_VALUE = 200  # signs of a setting that are kept
@@ -48,6 +48,15 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class Claimed:
+    """What one worker on a CPU claims of the memory of its node, and how much the node has."""
+
+    node: int
+    nbytes: float
+    node_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class StartupLog:
     """What one start says: what the engine was told, how its ranks lie, and the memory of the tightest rank.
 
@@ -69,7 +78,6 @@ class StartupLog:
     world_size: int = 0
     ranks: tuple[Rank, ...] = ()
     backend: str = ""
-    nccl_version: str = ""
     allreduce_backends: tuple[str, ...] = ()
     custom_allreduce_disabled: str = ""  # the reason given
     weights_bytes: tuple[tuple[str, float], ...] = ()  # worker and what it loaded
@@ -79,6 +87,7 @@ class StartupLog:
     kv_blocks: int | None = None
     max_concurrency: float | None = None
     moments: tuple[Moment, ...] = ()
+    claims: tuple[Claimed, ...] = ()  # of workers on CPUs
 
     def said(self, name: str) -> str:
         """A setting; "" where it was not printed, or left to the engine."""
@@ -96,6 +105,15 @@ class StartupLog:
     @property
     def kv_cache_dtype(self) -> str:
         return self.said("kv_cache_dtype")
+
+    @property
+    def nccl_version(self) -> str:
+        return self.said("nccl_version")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it was ready to serve, whatever came later."""
+        return bool(self.moments) or READY in self.settings
 
     @property
     def prefix_caching(self) -> str:
@@ -118,6 +136,12 @@ class Heard:
         if len(noted := self.figures.setdefault(name, [])) < MOST_MOMENTS:
             noted.append((worker, value))
 
+    def fail(self, lines: Iterable[str]) -> None:
+        """Why it ended, where its lines end in an error: the root of it, rather than what the engine says last."""
+        crash = crashes.find(lines)
+        if crash and (crash.ended or not (self.moments or READY in self.settings)):  # a server outlives the error of a request
+            self.settings[FAILURE] = crash.said
+
     def record(self, engine: str) -> StartupLog:
         """All of it by field; of figures the least over the workers."""
         facts = self.facts | {name: min(value for _, value in values) for name, values in self.figures.items()}
@@ -131,14 +155,9 @@ class Heard:
         if facts.get("switched_off") and self.settings.get("device_config") != "cpu":  # CPUs never have it, and say so
             facts.setdefault("custom_allreduce_disabled", "disable_custom_all_reduce=True")
         facts |= {"ranks": tuple(self.ranks[r] for r in sorted(self.ranks)), "weights_bytes": tuple(sorted(weights.items()))}
-        facts |= {"engine": engine, "settings": self.settings | self._sharing(), "moments": tuple(self.moments)}
+        facts["claims"] = tuple(self.facts.get("claims", {}).values())
+        facts |= {"engine": engine, "settings": self.settings, "moments": tuple(self.moments)}
         return filled(StartupLog, facts | {"kv_fixed": "fixed" in self.figures, "max_concurrency": concurrency})
-
-    def _sharing(self) -> dict[str, str]:
-        """How many workers take their memory from the fullest node of a host, where more than one does."""
-        nodes = Counter(node for node, _ in {(node, worker) for worker, node in self.figures.get("memory_node", ())})
-        most = max(nodes.values(), default=0)
-        return {"workers_of_a_node": str(most)} if most > 1 else {}
 
 
 class Wordings:

@@ -30,9 +30,10 @@ _PCIE = {"volta": "pcie3", "turing": "pcie3", "hopper": "pcie5", "blackwell": "p
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """``links[i][j]`` joins GPU i and j (X on the diagonal)."""
+    """``links[i][j]`` joins GPU i and j (X on the diagonal), ``nics[i]`` GPU i and each network card."""
 
     links: tuple[tuple[str, ...], ...]
+    nics: tuple[tuple[str, ...], ...] = ()
 
     @property
     def num_gpus(self) -> int:
@@ -102,10 +103,11 @@ def parse(text: str) -> Topology:
     if not gpus or any(len(rows.get(name, [])) < len(gpus) for name in gpus):
         raise Refusal("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)", "topo")
     links = tuple(tuple(rows[name][: len(gpus)]) for name in gpus)
+    nics = tuple(tuple(rows[name][len(gpus) : len(columns)]) for name in gpus)
     for i, j in combinations(range(len(gpus)), 2):
         if links[i][j] != links[j][i]:
             raise Refusal(f"topo: GPU{i} to GPU{j} is {links[i][j]}, and back {links[j][i]}", "topo")
-    return Topology(links)
+    return Topology(links, nics if all(len(row) == len(columns) - len(gpus) for row in nics) else ())
 
 
 def describe(matrix: Topology) -> str:

@@ -11,7 +11,7 @@ from commtax.catalog.hf import from_config
 from commtax.readers.launch import parse
 from commtax.readers.launch.flags import dialect
 from commtax.readers.launch.shapes import model_with
-from commtax.readers.published.spellings import chip_named
+from commtax.readers.published.spellings import device_named
 from commtax.readers.published.training_rows import model_key
 from commtax.readers.training_log import TrainingLog, mesh
 from commtax.spec import AXES, Model
@@ -87,7 +87,7 @@ def _chip(log: TrainingLog) -> str:
     if "device" not in log.facts:
         return ""
     name, reported = log.facts["device"][0], float(log.facts["device"][1]) * GiB
-    key = chip_named(name)
+    key = device_named(name)
     if not key:
         return ""
     first = key.partition("-")[0]

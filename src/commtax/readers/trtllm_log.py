@@ -6,6 +6,7 @@ The cache is allocated twice, small while memory is profiled and then for good: 
 import re
 from itertools import islice
 
+from commtax.readers import crashes
 from commtax.readers.startup import MOST_MOMENTS, Heard, Moment, StartupLog, Wordings, lines, number, since_last
 from commtax.units import GiB
 
@@ -32,8 +33,8 @@ def parse(text: str) -> StartupLog:
     >>> log.kv_tokens, round(log.available_kv_bytes / 2**30, 2)
     (8256, 1.01)
     """
-    heard = Heard()
-    for line in islice(lines(text), _last_start(text), None):
+    heard, first = Heard(), _last_start(text)
+    for line in islice(lines(text), first, None):
         if not _WORDINGS.says(line):
             continue
         match = _RANK.search(line)
@@ -45,6 +46,7 @@ def parse(text: str) -> StartupLog:
         if match := _WORLD.search(line):
             heard.facts["world_size"] = int(match[1])
         _served(heard, line)
+    heard.fail(islice(lines(text), first, None) if crashes.may(text) else ())
     return heard.record("trtllm")
 
 

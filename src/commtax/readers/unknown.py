@@ -5,6 +5,7 @@ import re
 from commtax.files import decoded
 
 MOST_KEYS, MOST_SIGNS = 8, 60
+MOST_ZEROS = 4  # of so many bytes of a text at most one is zero
 _TOKEN = re.compile(r'"((?:[^"\\]|\\.){0,200}+)"|[{}\[\]:]')
 
 
@@ -23,6 +24,15 @@ def found(head: bytes) -> str:
     if keys or text[0] == "{":
         return f"found JSON with the keys {', '.join(keys)}" if keys else "found JSON without keys"
     return f"found a text that begins with '{_in_a_line(text.splitlines()[0].strip())}'"
+
+
+def is_text(head: bytes) -> bool:
+    """Whether a file's beginning may be a text: some logs hold a few zero bytes, and UTF-16 says that it is.
+
+    >>> is_text(b"a log\\0\\n" * 9), is_text("log".encode("utf-16")), is_text(bytes(64) + b"a log")
+    (True, True, False)
+    """
+    return head[:2] in (b"\xff\xfe", b"\xfe\xff") or head.count(0) * MOST_ZEROS <= len(head)
 
 
 def _in_a_line(text: str) -> str:

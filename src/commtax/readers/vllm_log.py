@@ -7,7 +7,21 @@ ranks surround them.
 import re
 from itertools import islice
 
-from commtax.readers.startup import MOST_MOMENTS, Heard, Moment, Rank, StartupLog, Wordings, axes_of, lines, number, since_last
+from commtax.readers import crashes
+from commtax.readers.startup import (
+    MOST_MOMENTS,
+    Claimed,
+    Heard,
+    Moment,
+    Rank,
+    StartupLog,
+    Wordings,
+    axes_of,
+    lines,
+    number,
+    since_last,
+)
+from commtax.units import GiB
 
 _BRACKETS = re.compile(r"\(([^()]{0,200}+)\)")
 _WORKER = re.compile(r"\w*Worker|EngineCore|APIServer|MainProcess")
@@ -22,6 +36,9 @@ _START = re.compile(r"Initializing an? (?:V[01] )?LLM engine|vLLM API server ver
 _MOMENT = re.compile(
     r"Avg generation throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s, Running: (\d{1,9}) reqs,.{0,40}? "
     r"(?:Waiting|Pending): (\d{1,9}) reqs"
+)
+_CLAIM = re.compile(
+    r"set \([\d.]{1,15}/([\d.]{1,15})\) GiB for KV cache on node (\d{1,6}), with ([\d.]{1,15}) GiB requested memory for the worker"
 )
 _USAGE = re.compile(r"KV cache usage: (\d{1,15}(?:\.\d{1,15})?)%")
 _WORDINGS = Wordings("readers/vllm_log.toml")
@@ -39,14 +56,16 @@ def parse(text: str) -> StartupLog:
     >>> log.weights_bytes[0][0], round(log.weights_bytes[0][1] / 2**30, 2)
     ('TP1', 7.51)
     """
-    heard = Heard()
-    for line in islice(lines(text), since_last(lambda: map(_introduced, lines(text))), None):
+    heard, first = Heard(), since_last(lambda: map(_introduced, lines(text)))
+    for line in islice(lines(text), first, None):
         if not _WORDINGS.says(line):
             continue
         who, pid = _process(line)
         _WORDINGS.hear(heard, _label(who, pid), line)
+        _claimed(heard, _label(who, pid), line)
         _layout(heard, line)
         _served(heard, line)
+    heard.fail(islice(lines(text), first, None) if crashes.may(text) else ())
     return heard.record("vllm")
 
 
@@ -88,6 +107,14 @@ def _layout(heard: Heard, line: str) -> None:
         facts |= {"world_size": int(match[1]), "backend": backend[1]}
     if (match := _BACKENDS.search(line)) and (group := _GROUP.search(line, match.end() - 1)) and group[1] == "tp":
         facts["allreduce_backends"] = tuple(re.findall(r"[\w.]+", match[1]))
+
+
+def _claimed(heard: Heard, worker: str, line: str) -> None:
+    """What a CPU's worker takes of its node, each for itself."""
+    if "requested memory" in line and (match := _CLAIM.search(line)) and all(x.count(".") < 2 for x in match.group(1, 3)):
+        claims = heard.facts.setdefault("claims", {})
+        if len(claims) < MOST_MOMENTS:
+            claims[worker] = Claimed(int(match[2]), float(match[3]) * GiB, float(match[1]) * GiB)
 
 
 def _served(heard: Heard, line: str) -> None:

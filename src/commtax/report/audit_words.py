@@ -28,6 +28,8 @@ KINDS = {
     "flight": "flight record",
     "links": "record of links",
     "monitor": "record of clocks",
+    "state": "state of GPUs",
+    "topology": "map of GPUs",
     "collectives": "test of collectives",
 }
 """What sections are called whose kind says too little."""
@@ -211,7 +213,12 @@ def binding(used: Usage, words: Mapping[str, str]) -> str:
 
 
 def _ended(audited: Audit) -> str:
-    """How a run went that nobody made a claim about."""
+    """How a run went that nobody made a claim about, and whether a file of it ends too early."""
+    cut = any(n.code == "partial" for s in audited.sections for n in s.notes)
+    return f"partial, {_went(audited)}" if cut else _went(audited)
+
+
+def _went(audited: Audit) -> str:
     if audited.culprit:
         return _blamed(audited.culprit)
     if audited.count(DISAGREE):

@@ -30,8 +30,36 @@ def chip_named(text: str) -> str:
     >>> [chip_named(name) for name in ("NVIDIA A100-PCIE-40GB", "RTX PRO 6000 Blackwell Server Edition", "MI300X_VF")]
     ['a100-40-pcie', 'rtx-pro-6000-server', 'mi300x']
     """
-    if known := matched("chips", text.lower().replace("_", " "), "(?<![a-wyz0-9])"):
-        return known
+    return matched("chips", text.lower().replace("_", " "), "(?<![a-wyz0-9])") or _by_words(text)
+
+
+@lru_cache(maxsize=4096)
+def device_named(text: str) -> str:
+    """The catalogue's key of the chip that a driver calls so; "" where one word of the name is of no chip that is known.
+
+    Tables are read more freely (``chip_named``), and let a chip stand for another of its generation.
+
+    >>> [device_named(f"NVIDIA {name}") for name in ("A100-SXM4-80GB", "GeForce RTX 2080 Ti", "GeForce RTX 3090 Ti", "L40S")]
+    ['a100-80-sxm', '', '', 'l40s']
+    """
+    key = _by_words(text)
+    if not key:
+        return ""
+    known = {_without_socket(word) for name in (key, chip(key).name, *chip(key).aliases) for word in _words(name)}
+    return key if {_without_socket(word) for word in _words(text)} <= known | set(names()["device_words"]) else ""
+
+
+def _without_socket(word: str) -> str:
+    """``sxm`` of any generation.
+
+    >>> _without_socket("sxm4"), _without_socket("pcie")
+    ('sxm', 'pcie')
+    """
+    return re.sub(r"^sxm\d$", "sxm", word)
+
+
+def _by_words(text: str) -> str:
+    """The chip of whose names most words stand in a text."""
     words = _words(text)
     if spelled := _squeezed_chips().get(_squeezed(COUNT.sub("", text.lower()))):
         return spelled

@@ -1,0 +1,147 @@
+"""How a host's GPUs are joined: one that is off the fast links of the others, pairs without P2P, and cards that are far off."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
+
+from commtax.audit.finding import Cause, Claim, Finding, Section
+from commtax.audit.nvidia_smi import counted_gpus
+from commtax.readers.matrices import FABRIC, PEERS, Matrices
+from commtax.readers.topology import MEANS, Topology, describe, distance
+from commtax.statement import Note
+from commtax.units import plural
+
+NAMED = 8
+FAR = ("NODE", "SYS")  # ways to a network card that cross the host's processor
+LOOK = "nvidia-smi nvlink -s, dmesg for Xid, and the fabric manager; reset the GPU or reseat its bridge"
+LOOK_AMD = "rocm-smi --showxgmierr and dmesg; reset the GPU"
+NONE_LISTED = "the legend lists no NV#: topo -mp prints PCIe paths alone"
+
+
+def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topology") -> Section:
+    """The matrices of one host."""
+    links = matrices.links
+    findings = [counted_gpus(matrices.num_gpus, claim)]
+    causes: list[Cause] = []
+    notes = []
+    if links and links.num_gpus > 1:
+        findings += [*_off(links), *_lacking(matrices, links, claim), *_fewer(links)]
+        causes += [*_lonely(links), *_thin(links), *_far(links)]
+        notes.append(Note("topology", _described(links)))
+    if apart := _apart(matrices):
+        findings.append(Finding("pairs without P2P", 0, len(apart), reason=_why(matrices)).judged())
+        causes += _no_peers(matrices)
+    return Section("topology", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(matrices))
+
+
+def _fast(kind: str) -> bool:
+    return kind.startswith("NV") or kind == FABRIC
+
+
+def _described(links: Topology) -> str:
+    kinds = Counter(links.links[i][j] for i, j in combinations(range(links.num_gpus), 2))
+    if kinds.keys() & {FABRIC, "PCIE"}:
+        return f"{links.num_gpus} GPUs: " + ", ".join(f"{plural(n, 'pair')} over {kind}" for kind, n in kinds.most_common())
+    return describe(links)
+
+
+def _alone(links: Topology) -> list[int]:
+    """GPUs without any fast link, where more of them have one."""
+    off = [i for i, row in enumerate(links.links) if not any(map(_fast, row))]
+    return off if 0 < len(off) < links.num_gpus - len(off) else []
+
+
+def _word(links: Topology) -> str:
+    return FABRIC if any(FABRIC in row for row in links.links) else "NVLink"
+
+
+def _off(links: Topology) -> Iterator[Finding]:
+    """How many GPUs are off the links that the others have."""
+    if off := _alone(links):
+        yield Finding(Note("off", f"GPUs off {_word(links)}"), 0, len(off), reason=_gpus(off)).judged()
+
+
+def _gpus(gpus: list[int]) -> str:
+    more = f" and {len(gpus) - NAMED} more" if len(gpus) > NAMED else ""
+    return f"GPU {', '.join(map(str, gpus[:NAMED]))}{more}"
+
+
+def _lonely(links: Topology) -> Iterator[Cause]:
+    for gpu in _alone(links):
+        row = links.links[gpu]
+        way = max((kind for at, kind in enumerate(row) if at != gpu), key=distance)
+        rest = [i for i in range(links.num_gpus) if i not in _alone(links)]
+        said = f"GPU {gpu} has no {_word(links)}, which {len(rest)} others have: it reaches them over {way}"
+        said += f" ({MEANS[way]})" if way in MEANS else ""
+        look, shown = (LOOK_AMD, "HIP") if _word(links) == FABRIC else (LOOK, "CUDA")
+        yield Cause("off", said, change=f"{look}; until then {shown}_VISIBLE_DEVICES={','.join(map(str, rest))}")
+
+
+def _lacking(matrices: Matrices, links: Topology, claim: Claim | None) -> Iterator[Finding]:
+    """No NVLink at all, where the claimed chip has it."""
+    own = claim.question.cluster.intra if claim else None
+    if own is None or own.kind != "nvlink" or any(_fast(kind) for row in links.links for kind in row):
+        return
+    item = Note("off", "GPUs off NVLink")
+    finding = Finding(item, 0, links.num_gpus, reason=f"{own.name} was said, and no pair has it").judged()
+    yield finding if matrices.lists_nvlink else finding.undecided(NONE_LISTED)
+
+
+def _widths(links: Topology) -> list[int]:
+    """The most NVLinks that each GPU has to another, where every pair has some and there are three GPUs at least."""
+    pairs = [links.links[i][j] for i, j in combinations(range(links.num_gpus), 2)]
+    if len(pairs) < 3 or not all(kind.startswith("NV") for kind in pairs):
+        return []
+    return [max(int(kind[2:] or 1) for at, kind in enumerate(row) if at != i) for i, row in enumerate(links.links)]
+
+
+def _fewer(links: Topology) -> Iterator[Finding]:
+    widths = _widths(links)
+    if few := [i for i, width in enumerate(widths) if width < max(widths)]:
+        why = f"{_gpus(few)}: the others have {max(widths)}"
+        yield Finding(Note("fewer", "GPUs with fewer NVLinks than the others"), 0, len(few), reason=why).judged()
+
+
+def _thin(links: Topology) -> Iterator[Cause]:
+    widths = _widths(links)
+    for gpu, width in enumerate(widths):
+        if width < max(widths):
+            said = f"GPU {gpu} has {plural(width, 'NVLink')} to each other GPU, the others have {max(widths)}"
+            yield Cause("fewer", said, change=LOOK)
+
+
+def _far(links: Topology) -> Iterator[Cause]:
+    """GPUs whose nearest network card is beyond the processor, where others have one on their own switch."""
+    nearest = [min(row, key=distance) for row in links.nics if row]
+    far = [i for i, kind in enumerate(nearest) if kind in FAR]
+    if far and 2 * len(far) < len(nearest):
+        said = f"{_gpus(far)}: the nearest network card is beyond {MEANS[nearest[far[0]]]} ({nearest[far[0]]})"
+        yield Cause("far-nic", said, change="a network card under the same PCIe switch, or ranks between hosts on the other GPUs")
+
+
+def _apart(matrices: Matrices) -> list[tuple[int, int]]:
+    return [(i, j) for i, j in combinations(range(len(matrices.peers)), 2) if matrices.peers[i][j] in PEERS]
+
+
+def _why(matrices: Matrices) -> str:
+    kinds = Counter(matrices.peers[i][j] for i, j in _apart(matrices))
+    return "; ".join(f"{kind}: {PEERS[kind]}" for kind, _ in kinds.most_common())
+
+
+def _no_peers(matrices: Matrices) -> Iterator[Cause]:
+    apart = _apart(matrices)
+    if apart:
+        total = len(matrices.peers) * (len(matrices.peers) - 1) // 2
+        shown = ", ".join(f"{i}+{j}" for i, j in apart[:NAMED]) + (" …" if len(apart) > NAMED else "")
+        said = f"{len(apart)} of {plural(total, 'pair')} cannot read each other's memory ({shown}; {_why(matrices)})"
+        change = (
+            "collectives go through the host's memory: IOMMU and PCIe ACS off, containers with --ipc=host, a driver that allows it"
+        )
+        yield Cause("no-p2p", said, change=change)
+
+
+def _facts(matrices: Matrices) -> dict[str, str]:
+    links = matrices.links
+    kinds = Counter(links.links[i][j] for i, j in combinations(range(links.num_gpus), 2)) if links else Counter[str]()
+    said = {"gpus": str(matrices.num_gpus)} | {f"pairs over {kind}": str(n) for kind, n in sorted(kinds.items())}
+    return said | ({"network cards": str(len(links.nics[0]))} if links and links.nics and links.nics[0] else {})

@@ -1,0 +1,183 @@
+"""What a run that failed says first: the root error, whatever echoes of it stand below and whoever speaks between."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commtax.audit import audit
+from commtax.readers import crashes, vllm_log
+
+VLLM = """\
+(APIServer pid=11) INFO 11-18 13:43:00 [api_server.py:1977] vLLM API server version 0.11.0
+(EngineCore_DP0 pid=22) INFO 11-18 13:43:20 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='Qwen/Qwen3-8B'
+(Worker_TP0 pid=32) WARNING 11-18 13:43:30 [utils.py:368] Failed to create oneDNN linear, fallback. RuntimeError: no primitive
+(Worker_TP1 pid=33) ERROR 11-18 13:44:07 [multiproc_executor.py:597] WorkerProc failed to start.
+(Worker_TP1 pid=33) ERROR 11-18 13:44:07 [multiproc_executor.py:597] Traceback (most recent call last):
+(Worker_TP1 pid=33) ERROR 11-18 13:44:07 [multiproc_executor.py:597]   File "/opt/vllm/executor.py", line 571, in worker_main
+(Worker_TP1 pid=33) ERROR 11-18 13:44:07 [multiproc_executor.py:597]     worker = WorkerProc(*args, **kwargs)
+(Worker_TP0 pid=32) ERROR 11-18 13:44:07 [multiproc_executor.py:597]   File "/opt/vllm/executor.py", line 571, in worker_main
+(Worker_TP1 pid=33) ERROR 11-18 13:44:08 [multiproc_executor.py:597]   File "/opt/vllm/pynccl_wrapper.py", line 272, in NCCL_CHECK
+(Worker_TP1 pid=33) ERROR 11-18 13:44:08 [multiproc_executor.py:597] RuntimeError: NCCL error: unhandled cuda error
+(EngineCore_DP0 pid=22) ERROR 11-18 13:44:09 [core.py:708] EngineCore failed to start.
+(EngineCore_DP0 pid=22) ERROR 11-18 13:44:09 [core.py:708] Traceback (most recent call last):
+(EngineCore_DP0 pid=22) ERROR 11-18 13:44:09 [core.py:708]   File "/opt/vllm/core.py", line 699, in run_engine_core
+(EngineCore_DP0 pid=22) ERROR 11-18 13:44:09 [core.py:708] Exception: WorkerProc initialization failed. See root cause.
+(APIServer pid=11) Traceback (most recent call last):
+(APIServer pid=11)   File "/opt/vllm/utils.py", line 964, in wait_for_engine_startup
+(APIServer pid=11) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+SGLANG = """\
+[2025-08-08 09:08:00] server_args=ServerArgs(model_path='a/b', tp_size=2)
+[2025-08-08 09:09:08 TP1] Scheduler hit an exception: Traceback (most recent call last):
+  File "/sglang/scheduler.py", line 3130, in run_scheduler_process
+    scheduler = Scheduler(
+                ^^^^^^^^^^
+  File "/sglang/memory.py", line 12, in init_pool
+    raise RuntimeError(
+RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
+
+[2025-08-08 09:09:09] Received sigquit from a child process. It usually means the child failed.
+"""
+TORCHRUN = """\
+[rank1]: Traceback (most recent call last):
+[rank2]: Traceback (most recent call last):
+[rank2]:   File "/w/train.py", line 60, in main
+[rank1]:   File "/w/net.py", line 7, in wait
+[rank2]:     data = open(path)
+[rank2]: FileNotFoundError: [Errno 2] No such file or directory: '/data/shard-17.bin'
+[rank1]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error
+Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  rank      : 2 (local_rank: 2)
+  exitcode  : 1 (pid: 1236)
+"""
+SUMMARY = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  host      : n20
+  rank      : 4 (local_rank: 4)
+  exitcode  : 1 (pid: 24321)
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+"""
+KILLED = SUMMARY.replace("exitcode  : 1", "exitcode  : -9").replace(
+    "To enable traceback see:", "Signal 9 (SIGKILL) received by PID 24321"
+)
+CHAIN = """\
+Traceback (most recent call last):
+  File "/t/config.py", line 1202, in from_pretrained
+    config_class = CONFIG_MAPPING[config_dict["model_type"]]
+KeyError: 'qwen9'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/t/config.py", line 1204, in from_pretrained
+    raise ValueError(
+ValueError: The checkpoint has model type `qwen9` but Transformers does not recognize this architecture.
+"""
+CAUSED = """\
+Traceback (most recent call last):
+  File "/t/gpu.py", line 3, in compile
+RuntimeError: Failed to find C compiler.
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/t/inductor.py", line 9, in run
+torch._inductor.exc.InductorError: backend='inductor' raised
+"""
+NCCL_BELOW = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/w/train.py", line 60, in main
+[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356, unhandled cuda error, NCCL version 2.26.2
+[rank0]: ncclUnhandledCudaError: Call to CUDA function failed.
+[rank0]: Last error:
+[rank0]: Cuda failure 2 'out of memory'
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "who", "where"),
+    [
+        (VLLM, "RuntimeError: NCCL error: unhandled cuda error", "Worker_TP1 pid=33", "pynccl_wrapper.py:272"),
+        (SGLANG, "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "TP1", "memory.py:12"),
+        (TORCHRUN, "FileNotFoundError: [Errno 2] No such file or directory: '/data/shard-17.bin'", "rank2", "train.py:60"),
+        (SUMMARY, "rank 4 ended first, with exit code 1; what it wrote itself is not in this text", "", ""),
+        (CHAIN, "ValueError: The checkpoint has model type `qwen9` but Transformers does not recog", "", "config.py:1204"),
+        (CAUSED, "RuntimeError: Failed to find C compiler.", "", "gpu.py:3"),
+    ],
+    ids=["vllm", "sglang", "torchrun", "summary", "lookup", "caused"],
+)
+def test_the_root_error(text, error, who, where):
+    found = crashes.find(text.splitlines())
+    assert found.error.startswith(error)
+    assert (found.who, found.where) == (who, where)
+
+
+def test_more_of_an_error():
+    assert "Cuda failure 2 'out of memory'" in crashes.find(NCCL_BELOW.splitlines()).error
+    assert "for want of memory" in crashes.find(KILLED.splitlines()).error
+    assert crashes.find(CAUSED.splitlines()).then.startswith("torch._inductor.exc.InductorError")
+
+
+HEALTHY = 'Traceback (most recent call last):\n  File "/a.py", line 3, in f\nValueError: a client sent nonsense\n' + "step\n" * 40
+
+
+@pytest.mark.parametrize(
+    "text", [HEALTHY, "loss 2.3\n" * 30, "KeyboardInterrupt\n", HEALTHY.replace("ValueError", "KeyboardInterrupt")]
+)
+def test_what_a_run_went_on_after_is_no_crash(text):
+    assert crashes.find(text.splitlines()) is None
+
+
+@pytest.mark.parametrize(("text", "kind"), [(VLLM, "log"), (SGLANG, "log"), (TORCHRUN, "crash"), (SUMMARY, "crash")])
+def test_a_run_that_failed_is_off(text, kind, tmp_path):
+    path = tmp_path / "x.log"
+    path.write_text(text)
+    found = audit([path])
+    assert found.verdict == "disagree"
+    assert [s.kind for s in found.sections] == [kind]
+    assert found.sections[0].causes[0].code == "failure"
+    assert "initialization failed" not in found.sections[0].causes[0].said
+
+
+def test_a_server_that_failed_later_had_started(tmp_path):
+    path = tmp_path / "x.log"
+    path.write_text(VLLM.replace("(Worker_TP1 pid=33) ERROR", "INFO: Application startup complete.\n(Worker_TP1 pid=33) ERROR", 1))
+    section = audit([path]).sections[0]
+    assert "failed later" in section.causes[0].said
+    assert [f.code for f in section.findings if f.verdict == "disagree"] == ["runs that ended in an error"]
+
+
+def test_a_server_outlives_the_error_of_a_request():
+    ready = (
+        "INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='a'\nINFO:     Application startup complete.\n"
+    )
+    request = (
+        'Traceback (most recent call last):\n  File "/vllm/serving_chat.py", line 200, in create\nValueError: no chat template\n'
+    )
+    assert "failure" not in vllm_log.parse(ready + request).settings
+    assert "no chat template" in vllm_log.parse(ready.partition("\n")[0] + "\n" + request).settings["failure"]
+
+
+@settings(max_examples=15)
+@given(st.sampled_from([VLLM, SGLANG, TORCHRUN, CHAIN, CAUSED]), st.lists(st.integers(0, 30), max_size=6), st.data())
+def test_lines_that_are_lost_or_doubled_break_nothing(text, places, data):
+    lines = text.splitlines()
+    for place in places:
+        at = place % len(lines)
+        lines[at:at] = data.draw(st.sampled_from([[], [lines[at]], [""], ["x" * 500], ['  File "', "Error: "]]))
+    found = crashes.find(lines)
+    assert found is None or found.error
+
+
+@pytest.mark.parametrize(
+    "piece", ['  File "a", line 1, in f ', "Error: ", "a.b.c.", "Traceback (most recent call last)", "T12:00:00.1"]
+)
+def test_one_endless_line(piece):
+    crashes.find([piece * 20_000] * 3)
