@@ -22,7 +22,13 @@ def expanded(row: Row) -> Table:
     family, (key, name, counts, values, others) = row
     url = f"https://huggingface.co/{name}"
     source = {"title": f"config.json of {name} on the Hugging Face Hub", "url": f"{url}/blob/main/config.json", "date": ""}
-    return {"key": key, "aliases": [name, *others], "config": _config(family, values), "source": source, "published": [*_published(counts, url)]}
+    return {
+        "key": key,
+        "aliases": [name, *others],
+        "config": _config(family, values),
+        "source": source,
+        "published": [*_published(counts, url)],
+    }
 
 
 def _config(family: Table, values: list[Json]) -> Table:

@@ -20,7 +20,7 @@ def _granite_moe(c: Fields) -> Model:
 
 @family("GraniteMoeHybridForCausalLM", plain_residual=True)
 def _granite_hybrid(c: Fields) -> Model:
-    """State-space layers with a few of attention between; all widen, by experts and an MLP that all tokens take, or by that alone."""
+    """State-space layers with a few of attention between; all widen, by experts and an MLP of all tokens, or by that alone."""
     attention, ffn = heads(c, bias=False), _granite_ffn(c)
     kinds = c.pattern("layer_types", c.layers("num_hidden_layers"))
     if unknown := next((kind for kind in kinds if kind not in ("attention", "mamba", None)), None):
