@@ -75,15 +75,18 @@ class Meaning:
 
 
 @lru_cache(maxsize=1)
+def _releases() -> dict[str, Meaning]:
+    """Ids whose configs are known to have a bundled model's layers."""
+    every: list[Table] = _file()["releases"]
+    return {normal(name): Meaning(one["of"], one.get("longest", 0), "release") for one in every for name in one["ids"]}
+
+
+@lru_cache(maxsize=1)
 def _known() -> dict[str, Meaning]:
     """Bundled models and their releases by what their names end in, with and without the type that it says."""
     names = {**{alias.rpartition("/")[2]: key for alias, key in aliases("models").items()}, **{key: key for key in stems("models")}}
     usual = {**{name.removesuffix("-bf16"): key for name, key in names.items()}, **names}
-    released = {
-        normal(name).rpartition("/")[2]: Meaning(release["of"], release.get("longest", 0), "release")
-        for release in _file()["releases"]
-        for name in release["ids"]
-    }
+    released = {name.rpartition("/")[2]: known for name, known in _releases().items()}
     return {**released, **{name: Meaning(key) for name, key in usual.items()}}
 
 
@@ -144,13 +147,10 @@ def released(name: str) -> Meaning | None:
     A copy that somebody else keeps has a release's name, and a config that is not known.
     """
     wanted = normal(name.rstrip("/"))
+    if known := _releases().get(wanted):
+        return known
     known = meaning(wanted.rpartition("/")[2])
-    return replace(known, by="name") if known and known.by == "release" and wanted not in _released_ids() else known
-
-
-@lru_cache(maxsize=1)
-def _released_ids() -> frozenset[str]:
-    return frozenset(normal(name) for release in _file()["releases"] for name in release["ids"])
+    return replace(known, by="name") if known and known.by == "release" else known
 
 
 def taken_as(name: str, base: Model, known: Meaning, rule: Rule | None = None) -> Model:

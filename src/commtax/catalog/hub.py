@@ -154,6 +154,7 @@ class _Redirects(HTTPRedirectHandler):
     ) -> Request | None:
         new = urljoin(req.full_url, newurl)
         if urlsplit(new).scheme not in {"https", urlsplit(self.place).scheme}:
+            fp.close()
             raise LookupError(f"{self.place} sends us to {new[:200]}, which is not https")
         request = super().redirect_request(req, fp, code, msg, headers, new)  # without what is not to be sent along
         if request and urlsplit(new)[:2] == urlsplit(self.place)[:2]:
@@ -175,7 +176,8 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
         with build_opener(_Redirects(place, token)).open(request, timeout=READ_SECONDS) as answer:
             body, commit = answer.read(CONFIG_BYTES + 1), answer.headers.get("X-Repo-Commit") or ""
     except HTTPError as error:
-        raise LookupError(_refused(place, file_name, error.code, bool(token))) from None
+        with error:
+            raise LookupError(_refused(place, file_name, error.code, bool(token))) from None
     except HTTPException as error:
         raise LookupError(f"{place} answers no HTTP ({type(error).__name__})") from None
     if len(body) > CONFIG_BYTES:

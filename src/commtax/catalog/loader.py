@@ -132,8 +132,9 @@ def suggest(name: str, choices: Iterable[str]) -> str:
     import difflib  # not for those who spell names right
 
     wanted, known = normal(name), sorted(set(choices))
+    alike = 0.8 if "/" in wanted else 0.5  # ids of the Hub have owners and endings in common
     longer = [choice for choice in known if len(wanted) > 2 and choice.startswith(wanted)]
     likely = list(
-        dict.fromkeys([*(longer if len(longer) <= 3 else []), *difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)])
+        dict.fromkeys([*(longer if len(longer) <= 3 else []), *difflib.get_close_matches(wanted, known, n=3, cutoff=alike)])
     )[:3]
     return f"; did you mean {' or '.join(likely)}?" if likely else ""
