@@ -232,7 +232,9 @@ def test_offline_nobody_is_asked_and_what_to_do_is_told(monkeypatch, silent, tmp
     assert not taken
 
 
-@pytest.mark.parametrize("endpoint", ["file:///", "huggingface.co", "ftp://x"])
+@pytest.mark.parametrize(
+    "endpoint", ["file:///", "huggingface.co", "ftp://x", "http://[", "https://me:secret@x", "http://a b", "http://x:999999"]
+)
 def test_an_endpoint_that_is_no_address(monkeypatch, endpoint):
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     assert "is no address: write https://HOST" in refused("acme/tiny")

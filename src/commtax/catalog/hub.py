@@ -24,6 +24,7 @@ READ_SECONDS = 5.0  # to find the Hub, and between two pieces of its answer
 FETCH_SECONDS = 20.0  # for all of a small file
 FORGET_SECONDS = 60.0  # what failed is tried again after this: a notebook lives longer than a lost network
 ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?(/[\w./~-]*)?", re.ASCII)
 COMMIT = re.compile(r"[0-9A-Za-z]{1,64}")
 YES = ("1", "on", "yes", "true")
 DENIED = {401: "it is private, gated or misspelt", 403: "it is private or gated"}
@@ -72,10 +73,10 @@ def _found(name: str, file_name: str) -> bytes:
         return read_bytes(path, "model", most=CONFIG_BYTES)
     place = endpoint()
     by_hand = f"save {place}/{name}/raw/main/{file_name} in a folder and name that, as in ./{name.partition('/')[2]}"
-    if _set("HF_HUB_OFFLINE") or _set("TRANSFORMERS_OFFLINE"):
-        raise LookupError(f"HF_HUB_OFFLINE is set, and {_cache()} does not hold it: unset it; or {by_hand}")
-    if urlsplit(place).scheme not in ("http", "https") or not urlsplit(place).hostname:
-        raise LookupError(f"HF_ENDPOINT '{place}' is no address: write https://HOST")
+    if offline := next(filter(_set, ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")), ""):
+        raise LookupError(f"{offline} is set, and {_cache()} does not hold it: unset it; or {by_hand}")
+    if not ADDRESS.fullmatch(place):
+        raise LookupError("HF_ENDPOINT is no address: write https://HOST")
     try:
         body, commit = _once(place, OSError, lambda: _within(FETCH_SECONDS, lambda: _get(place, name, file_name)))
     except OSError as error:
@@ -95,13 +96,13 @@ def _set(name: str) -> bool:
 
 def _home() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("HF_HOME") or f"{cache}/huggingface").expanduser()
+    return Path(os.path.expanduser(os.environ.get("HF_HOME") or f"{cache}/huggingface"))
 
 
 def _cache() -> Path:
     """Where the Hub's client keeps repositories."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    return Path(named).expanduser() if named else _home() / "hub"
+    return Path(os.path.expanduser(named)) if named else _home() / "hub"
 
 
 def _token() -> str:
@@ -109,7 +110,7 @@ def _token() -> str:
     told = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or ""
     if not told and not _set("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         with suppress(OSError, ValueError):
-            told = Path(os.environ.get("HF_TOKEN_PATH") or _home() / "token").expanduser().read_text(encoding="ascii")[:1024]
+            told = Path(os.environ.get("HF_TOKEN_PATH") or _home() / "token").read_text(encoding="ascii")[:1024]
     told = told.strip()
     return told if told.isascii() and told.isprintable() else ""
 
@@ -178,7 +179,7 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
     except HTTPError as error:
         with error:
             raise LookupError(_refused(place, file_name, error.code, bool(token))) from None
-    except HTTPException as error:
+    except (HTTPException, ValueError) as error:  # ValueError: an address that nobody can have
         raise LookupError(f"{place} answers no HTTP ({type(error).__name__})") from None
     if len(body) > CONFIG_BYTES:
         raise LookupError(f"{place} has a {file_name} larger than {CONFIG_BYTES // 2**20} MiB, which is more than is read")

@@ -1,4 +1,4 @@
-"""Llama's layers with a turn of their own: OLMo, Granite, Command R, GLM-4, StableLM, StarCoder2, Seed-OSS."""
+"""Llama's layers with a turn of their own: OLMo, Granite, Command R, GLM-4, InternLM, StableLM, StarCoder2, Seed-OSS."""
 
 from dataclasses import replace
 
@@ -93,6 +93,19 @@ def _glm(c: Fields) -> Model:
 def _glm4(c: Fields) -> Model:
     """GLM's with a norm after each half of a layer too."""
     return decoder(c, layers(c, replace(heads(c), qkv_bias=c.flag("attention_bias")), mlp(c), norms=4))
+
+
+@family("InternLM2ForCausalLM")
+def _internlm2(c: Fields) -> Model:
+    bias = c.flag("bias")
+    return decoder(c, layers(c, replace(heads(c), qkv_bias=bias, out_bias=bias), mlp(c)))
+
+
+@family("InternLM3ForCausalLM")
+def _internlm3(c: Fields) -> Model:
+    bias = c.flag("bias")
+    attention = replace(heads(c), qkv_bias=c.flag("qkv_bias"), out_bias=bias)
+    return decoder(c, layers(c, attention, Mlp(c.need("intermediate_size"), bias=bias)))
 
 
 @family("SeedOssForCausalLM")
