@@ -15,6 +15,9 @@ from commtax.records import dataclass
 from commtax.spec import Citation, Model, Quant
 from commtax.statement import Note
 
+LONGEST_NAME = 200
+"""Signs of a name without its owner; the Hub allows 96."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -120,7 +123,7 @@ def meaning(name: str) -> Meaning | None:
     >>> meaning("qwen3-4b-thinking-2507"), meaning("qwen3-5b"), meaning("mistral-7b-v0.9")
     (Meaning(key='qwen3-4b', longest=262144, by='release'), None, None)
     """
-    for short in _shorter(name):
+    for short in _shorter(name) if len(name) <= LONGEST_NAME else ():
         if (known := _known().get(short)) and short == name:
             return known
         if known:
