@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cli_run import run_here as run
 from commtax import catalog
 from commtax.catalog import checkpoints, loader
+from commtax.catalog.hf import from_config
 from commtax.catalog.models import bundled, origin, variant
 from commtax.cost.inventory import num_params
 
@@ -177,6 +178,29 @@ def test_releases_are_of_bundled_models_and_say_what_differs():
         base = catalog.model(release["of"])
         assert base.key == release["of"]
         assert release.get("longest", 0) != base.max_len
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "rule"),
+    [
+        ("phi-2", {"qk_layernorm": True}, "qk_layernorm"),
+        ("stablelm-3b", {"use_parallel_residual": True}, "use_parallel_residual"),
+        ("granite-4.0-h-tiny", {"layer_types": ["mamba", "attention", "hyena"] * 14}, "layer_types"),
+        ("opt-125m", {"word_embed_proj_dim": 512}, "projected embedding"),
+        ("falcon3-7b", {"architectures": ["FalconForCausalLM"]}, "architecture FalconForCausalLM is not supported"),
+    ],
+)
+def test_what_a_family_does_not_model_is_refused(key, changes, rule):
+    with pytest.raises(ValueError, match=rule):
+        from_config({**catalog.config(key), **changes}, "x")
+
+
+def test_sizes_that_a_config_may_spell_in_two_ways():
+    """Granite's heads share the widened state out where "auto" says so; Command R's length is not that of its positions."""
+    tiny = catalog.config("granite-4.0-h-tiny")
+    assert from_config({**tiny, "mamba_d_head": "auto", "mamba_expand": 2}, "x").blocks == from_config(tiny, "x").blocks
+    command = {**catalog.config("command-r-35b"), "model_max_length": None}
+    assert (catalog.model("command-r-35b").max_len, from_config(command, "x").max_len) == (131072, 8192)
 
 
 @pytest.mark.parametrize(
