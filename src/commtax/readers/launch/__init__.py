@@ -13,12 +13,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from commtax.files import read_text
+from commtax.files import ELSEWHERE, read_text
 from commtax.readers.launch.flags import COMMON, ENGINES, IMAGES, STARTS, Reading, Value, dialect, plain
-from commtax.readers.launch.meaning import BENCHMARKS, LOAD, Place, launched
-from commtax.readers.launch.meaning import Launch as Launch
 from commtax.readers.launch.manifest import Served, is_manifest, settled
 from commtax.readers.launch.manifest import read as read_manifest
+from commtax.readers.launch.meaning import BENCHMARKS, LOAD, Place, launched
+from commtax.readers.launch.meaning import Launch as Launch
 from commtax.statement import Note, Refusal
 
 PROGRAMS = "vllm serve, sglang.launch_server, trtllm-serve, trtllm-bench, torchrun … pretrain_gpt.py or torchtitan.train"
@@ -28,7 +28,6 @@ ASKING = tuple(variable for engine in ENGINES for variable in dialect(engine).li
 """Variables that choose an engine's collectives; scripts export them above the command."""
 TORCHRUN_SWITCHES = ("standalone", "no-python", "m", "module")
 NO_FILES: Mapping[str, str] = {}
-ELSEWHERE = ("/", ".", "~", "$")  # what a model's name begins with where only its owner knows it
 Wanted = Callable[[str], bool]
 """Whether a model of this name is the one that was asked for."""
 MAX_SIGNS = 65_536  # of what is pasted, variables put in
@@ -70,24 +69,26 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
 def _described(text: str, source: str, wanted: Wanted | None, choice: str) -> Launch:
     """The servers of YAML: those of one model, prompts and decoding together."""
     served, files, looked = read_manifest(text, source)
-    found = [(s.name, launch) for s in served if s.replicas and (launch := _server(s, files))]
+    read = [(s, _server(s, files)) for s in served if s.replicas]
+    found = [(s.name, launch) for s, launch in read if launch]
     if not found:
-        seen = f"YAML with {looked} container{'s' * (looked != 1)}" if looked else "YAML without a container"
-        raise Refusal(f"from{source}: {seen}, and none that starts a server that is understood ({PROGRAMS})", "from")
+        seen = f"{looked} container{'s' * (looked != 1)} looked at" if looked else "it has no container"
+        raise Refusal(f"from{source}: YAML that starts no server that is understood; {seen} ({PROGRAMS})", "from")
     names = [name for name, _ in found]
     if choice and choice not in names:
         raise Refusal(f"from{source}: no server '{choice}'; it has {', '.join(dict.fromkeys(names))}", "from", names)
-    first = next(
-        (launch for name, launch in found if (name == choice if choice else wanted and wanted(launch.model))), found[0][1]
-    )
+    first = next((launch for name, launch in found if (name == choice if choice else wanted and wanted(launch.model))), found[0][1])
     taken = [launch for _, launch in found if launch.model == first.model]
     if any(x.servers.role == "prefill" for x in taken):  # those beside them decode, whether they say so or not
         taken = [replace(x, servers=replace(x.servers, role=x.servers.role or "decode")) for x in taken]
-    others = [f"{name or launch.engine} ({launch.model or 'no model named'})" for name, launch in found if launch.model != first.model]
+    unlike = [(name, launch) for name, launch in found if launch.model != first.model]
+    others = [f"{name or launch.engine} ({launch.model or 'no model named'})" for name, launch in unlike]
     joined = _joined(taken if not choice else [launch for name, launch in found if name == choice])
     if others:
         more = f"servers of other models in the file are not in the answer: {', '.join(others)}; --from FILE#NAME takes one of them"
         joined = replace(joined, notes=(*joined.notes, Note("other models", more)))
+    missed = [f"what starts {s.name or 'a container'} on {s.gpus} GPUs" for s, launch in read if s.gpus and not launch]
+    joined = replace(joined, unread=(*joined.unread, *dict.fromkeys(missed)))
     return replace(joined, place=Place()) if joined.servers.prefill_workers else joined
 
 
@@ -106,7 +107,7 @@ def _server(served: Served, files: Mapping[str, str]) -> Launch | None:
 def _placed(launch: Launch, served: Served) -> Launch:
     """A server on its hosts: a job of several may be one replica of a set that counts hosts."""
     nnodes = launch.place.nnodes or served.hosts
-    count = served.replicas if served.hosts > 1 else -(-served.replicas // nnodes)
+    count = -(-served.replicas // nnodes) if served.ordered else served.replicas
     here = replace(launch.place, nnodes=nnodes if nnodes > 1 and count == 1 else None)
     launch = replace(launch, servers=replace(launch.servers, count=count), place=here)
     used, asked = launch.num_gpus // count, served.gpus * nnodes
@@ -124,7 +125,7 @@ def _command(args: list[str], written: Mapping[str, str], served: Served | None 
     last = max((at for at in range(len(args)) if _program(args, at)[1]), default=-1)
     for at, word in enumerate(args):
         engine, skip = _program(args, at)
-        if not skip and word == image and at > last:
+        if not skip and official and word == image and at > last:
             engine, skip = next(e for i, e in IMAGES.items() if i in image), 1  # the image's entry point is the server
         if skip:
             return _read(engine, args[at + skip :], args[:at], version[1] if version else "", written, served)

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from commtax.files import Document, table
-from commtax.readers.launch.flags import ENGINES, dialect
+from commtax.readers.launch.flags import dialect
 from commtax.readers.launch.wording import assignments, script_of, split, substituted
 from commtax.records import dataclass
 from commtax.statement import Refusal
@@ -21,12 +21,18 @@ Yaml = Any
 MAX_SIGNS = 262_144
 MAX_NODES = 50_000  # aliases may name each other many times over
 MAX_DEPTH = 60
-OPENS = re.compile(r"(?:\s*+(?:#[^\n]*+)?\n)*+\s*+(?:---|%YAML|[\"']?[A-Za-z_][\w./-]*+[\"']?[ \t]*+:(?:\s|$)|\{\s*\"|- +[\w\"']+ *:\s)")
+OPENS = re.compile(
+    r"(?:\s*+(?:#[^\n]*+)?\n)*+\s*+(?:---|%YAML|\{\s*\"|- +[\w\"']+ *:\s|[\"']?[A-Za-z_][\w./-]*+[\"']?[ \t]*+:(?:\s|$))"
+)
+PLACE = re.compile(r"(?<![\"'`\w])\{\{[^{}\n]{0,200}\}\}")  # of a value that somebody is to fill in; no YAML has it bare
 ROLES = ("prefill", "decode")
 GPUS = re.compile(r"(?:nvidia\.com/(?:gpu|mig-\S+)|amd\.com/gpu|gpu\.intel\.com/\S+|habana\.ai/gaudi|google\.com/tpu|gpu)")
 COUNTS = ("replicas", "replicaCount", "num_replicas", "minReplicas", "scale")
 NAMES = ("name", "container_name", "model_id")
 MODELS = ("modelURL", "model_source", "model_id", "storageUri", "uri", "url")
+VLLM_ALONE = ("vllmConfig", "modelURL", "engine_kwargs")
+"""Keys that only charts and operators of vLLM have."""
+NO_FLAGS = (*COUNTS, *NAMES, *MODELS, "image", "repository", "tag", "apiVersion", "kind", "v1", "v0", "role", "type", "run")
 ENVS = ("env", "envs", "environment", "extraEnvs", "containerEnv")
 
 
@@ -42,6 +48,7 @@ class Served:
     env: Mapping[str, str] = field(default_factory=dict)
     told: Mapping[str, str] = field(default_factory=dict)  # fields of ours that its words may leave out
     replicas: int = 1
+    ordered: bool = False  # replicas that know their number, so that they may be hosts of one server
     hosts: int = 1
     gpus: int = 0  # of a host
 
@@ -82,7 +89,7 @@ def _loaded(text: str, source: str) -> list[Yaml]:
         raise Refusal(f"from{source}: longer than {MAX_SIGNS:,} signs of YAML; hand over the part that starts the server", "from")
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
-        return list(yaml.load_all(text, Loader=loader))
+        return list(yaml.load_all(PLACE.sub("$TEMPLATED", text), Loader=loader))
     except RecursionError:
         raise Refusal(f"from{source}: YAML nested deeper than is read", "from") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -124,10 +131,12 @@ def _walk(node: Yaml, around: Served, key: str, looked: list[Yaml]) -> Iterator[
         if found := _server(node, around):
             yield found
             return
-    below = [s for name in _parts(node) for s in _walk(node[name], around, name, looked)]
-    if not below and node.get("parallelism") and around.engine:  # an operator's own container, without a word of ours
-        below = [replace(around, words=("serve",))]
-    yield from below
+    found = {name: list(_walk(node[name], around, name, looked)) for name in _parts(node)}
+    own = any(found[name] for name in found if name not in ROLES)
+    if around.engine and not own and (node.get("parallelism") or isinstance(node.get("model"), dict)):
+        yield replace(around, words=("serve",))  # an operator's own container, without a word of ours
+    for served in found.values():
+        yield from served
 
 
 def _parts(node: Document) -> list[str]:
@@ -146,7 +155,7 @@ def _is_container(node: Document, key: str) -> bool:
     return (
         key in ("containers", "mainContainer", "container", "vllmConfig", "engine_kwargs")
         or (words and any(name in node for name in ("image", "modelFormat", "engine", "repository")))
-        or any(name in node for name in ("vllmConfig", "engine_kwargs"))
+        or any(name in node for name in VLLM_ALONE)
         or (isinstance(node.get("image"), dict) and any(name in node["image"] for name in ("command", "args")))
         or (isinstance(node.get("run"), str) and "resources" in node)
         or _is_settings(node)
@@ -179,8 +188,8 @@ def _inside(node: Document, around: Served, key: str) -> Served:
     told = {**around.told, **_sizes(node), **({"role": role} if role else {})}
     if model := _model(node):
         told["model"] = model
-    engine = facts()["kinds"].get(node.get("kind"), "") or _engine(node) or around.engine
-    env = around.env | {k: v for name in ENVS for k, v in assignments(node.get(name)).items()}
+    engine = facts()["kinds"].get(str(node.get("kind")), "") or _engine(node) or around.engine
+    env = {**around.env, **{k: v for name in ENVS for k, v in assignments(node.get(name)).items()}}
     hosts = _number(node, "size") if key == "leaderWorkerTemplate" else _number(node.get("multinode"), "nodeCount")
     counted = [_number(node, name) for name in COUNTS if str(node.get(name, "")).isdigit()]
     deploy = node.get("deploy")
@@ -192,6 +201,7 @@ def _inside(node: Document, around: Served, key: str) -> Served:
         env=env,
         told=told,
         replicas=counted[0] if counted else around.replicas,
+        ordered=around.ordered or node.get("kind") == "StatefulSet",
         hosts=hosts or around.hosts,
         gpus=_gpus(node) or around.gpus,
     )
@@ -206,8 +216,9 @@ def _name(node: Document, key: str) -> str:
 
 def _role(node: Document, key: str) -> str:
     """Prompts or decoding, by a key, a name, a label or a type that says so."""
-    labels = node.get("labels") if isinstance(node.get("labels"), dict) else {}
-    said = [v for k, v in (labels or {}).items() if k.rpartition("/")[2] == "role"]
+    above = node.get("metadata")
+    held = [part.get("labels") for part in (node, above) if isinstance(part, dict)]
+    said = [v for labels in held if isinstance(labels, dict) for k, v in labels.items() if k.rpartition("/")[2] == "role"]
     said += [node.get(name) for name in ("subComponentType", "componentType", "type", "role", "name")] + [key]
     cache_settings = node.get("lmcacheConfig")
     if isinstance(cache_settings, dict):
@@ -219,12 +230,10 @@ def _role(node: Document, key: str) -> str:
 
 def _sizes(node: Document) -> dict[str, str]:
     """Sizes that stand beside a container instead of in its words; in scripts they have names of their own."""
-    sizes: dict[str, str] = {}
-    for name in ("parallelism", "workerSpec"):
-        part = node.get(name)
-        if isinstance(part, dict):
-            sizes |= {ours: str(part[theirs]) for theirs, ours in facts()["parallelism"].items() if isinstance(part.get(theirs), str)}
-    return {ours: value for ours, value in sizes.items() if value.lower() not in ("", "false")}
+    known = facts()["parallelism"]
+    parts = [part for name in ("parallelism", "workerSpec") if isinstance(part := node.get(name), dict)]
+    sizes = {known[theirs]: str(value).lower() for part in parts for theirs, value in part.items() if theirs in known}
+    return {ours: value for ours, value in sizes.items() if value not in ("", "false")}
 
 
 def _model(node: Document) -> str:
@@ -243,7 +252,7 @@ def _engine(node: Document) -> str:
     said = [node.get(k) for k in ("engine", "modelCommand", "backendFramework")]
     said += [form.get("name")] if isinstance(form, dict) else []
     named = [facts()["engines"].get(str(word).lower(), "") for word in said if isinstance(word, str)]
-    return next((n for n in named if n), "") or ("vllm" if "vllmConfig" in node else "")
+    return next((n for n in named if n), "vllm" if any(k in node for k in VLLM_ALONE) else "")
 
 
 def _image(node: Document) -> str:
@@ -294,8 +303,9 @@ def _words(node: Document) -> list[str]:
     """The words of a container: of its program, of its arguments, of settings that become such."""
     words: list[str] = []
     for key in ("entrypoint", "command", "args"):
-        value = node.get(key)
-        words += [w for w in value if isinstance(w, str)] if isinstance(value, list) else split(value) if isinstance(value, str) else []
+        value = node.get(key, "")
+        listed = [w for w in value if isinstance(w, str)] if isinstance(value, list) else []
+        words += split(value) if isinstance(value, str) else listed
     for settings in (node.get("vllmConfig"), node.get("engine_kwargs"), node if _is_settings(node) else None):
         if isinstance(settings, dict):
             words += _flags(settings)
@@ -305,15 +315,13 @@ def _words(node: Document) -> list[str]:
 
 
 def _flags(settings: Document) -> list[str]:
-    """Settings as flags; switches that are off are not there."""
+    """Settings as flags, known or not; switches that are off are not there."""
     words: list[str] = []
     for name, value in settings.items():
         if name in ("extraArgs", "args") and isinstance(value, list):
             words += [w for w in value if isinstance(w, str)]
-        elif isinstance(value, str) and value.lower() not in ("false", "") and any(dashed(name) in dialect(e).flags for e in ENGINES[:3]):
+        elif isinstance(value, str) and name not in NO_FLAGS and value.lower() not in ("false", ""):
             words += [f"--{dashed(name)}"] if value.lower() == "true" else [f"--{dashed(name)}={value}"]
-        elif isinstance(value, str) and value.lower() == "true":
-            words += [f"--{dashed(name)}"]
     return words
 
 
@@ -351,5 +359,5 @@ def _gpus(node: Document) -> int:
     reserved = resources.get("reservations")
     for device in reserved.get("devices", []) if isinstance(reserved, dict) and isinstance(reserved.get("devices"), list) else []:
         ids = device.get("device_ids") if isinstance(device, dict) else None
-        asked += [len(ids)] if isinstance(ids, list) else [_number(device, "count")]
+        asked += [len(",".join(map(str, ids)).split(","))] if isinstance(ids, list) else [_number(device, "count")]
     return next((n for n in asked if n), 0)

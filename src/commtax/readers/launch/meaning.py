@@ -64,6 +64,7 @@ class Launch:
     version: str = ""
     phase: str = "serve"  # or train
     model: str = ""
+    called: str = ""  # the name that clients call it
     shape: tuple[tuple[str, int], ...] = ()
     servers: Servers = Servers()
     place: Place = Place()
@@ -104,7 +105,8 @@ def launched(engine: str, reading: Reading, loose: list[str], env: Mapping[str, 
     values = reading.values
     shape = tuple((name, reading.number(name)) for name in SHAPE if name in values)
     said = {name: values[name] for name in OPTIONS if values.get(name, "") != "" and values[name] is not False}
-    what = Launch(engine, said, "", "serve" if engine in SERVING else "train", reading.text("model"), shape)
+    phase = "serve" if engine in SERVING else "train"
+    what = Launch(engine, said, "", phase, reading.text("model"), reading.text("called"), shape)
     where = replace(what, servers=filled(Servers, values), place=filled(Place, values))
     where = replace(where, stage_layers=reading.number("stage_layers"), slots=reading.number("slots"))
     return replace(where, notes=tuple(reading.notes), unread=tuple(reading.unread))

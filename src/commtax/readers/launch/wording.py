@@ -44,8 +44,8 @@ def script_of(words: list[str]) -> tuple[str, list[str]]:
             continue
         flag = next((i for i in range(at + 1, len(words)) if re.fullmatch(r"-[a-z]*c", words[i])), -1)
         if flag > 0 and flag + 1 < len(words) and all(w.startswith("-") for w in words[at + 1 : flag]):
-            given = shlex.join(words[flag + 3 :])
-            return re.sub(r"\"\$@\"|\$@|\"\$\*\"", lambda _: given, words[flag + 1]), []
+            script, given = words[flag + 1], shlex.join(words[flag + 3 :])
+            return script.replace('"$@"', given).replace("$@", given), []
     return "", words
 
 
