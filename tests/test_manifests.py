@@ -94,7 +94,8 @@ def test_beside_a_model_a_manifest_is_no_longer_tp_1(tmp_path):
         "&a [*a]: 1",
         "a: &a [1,1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
         "d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]",
-        "a: " + "[" * 3000,
+        "a: " + "[" * 200_000,
+        "a:\n" + "- " * 100_000,
     ],
 )
 def test_what_starts_no_known_server_is_refused(text, tmp_path):

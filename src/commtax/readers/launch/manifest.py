@@ -87,16 +87,27 @@ def _loaded(text: str, source: str) -> list[Yaml]:
 
     if len(text) > MAX_SIGNS:
         raise Refusal(f"from{source}: longer than {MAX_SIGNS:,} signs of YAML; hand over the part that starts the server", "from")
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    loader, text = getattr(yaml, "CBaseLoader", yaml.BaseLoader), PLACE.sub("$TEMPLATED", text)
     try:
-        return list(yaml.load_all(PLACE.sub("$TEMPLATED", text), Loader=loader))
-    except RecursionError:
-        raise Refusal(f"from{source}: YAML nested deeper than is read", "from") from None
+        _judge_depth(yaml.parse(text, Loader=loader), source)
+        return list(yaml.load_all(text, Loader=loader))
+    except Refusal:
+        raise
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
         advice = "; render a template first (helm template)" if "{{" in text else ""
         raise Refusal(f"from{source}: not valid YAML{where}{advice}", "from") from None
+
+
+def _judge_depth(events: Iterator[Any], source: str) -> None:
+    """Refuse what is nested too deep before anything is made of it: the parser's own stack has an end, and no guard."""
+    depth = 0
+    for event in events:
+        kind = type(event).__name__
+        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
+        if depth > MAX_DEPTH:
+            raise Refusal(f"from{source}: YAML nested deeper than {MAX_DEPTH}; hand over the part that starts the server", "from")
 
 
 def _plain(node: Yaml, seen: list[int], depth: int) -> Yaml:

@@ -37,7 +37,7 @@ def script_of(words: list[str]) -> tuple[str, list[str]]:
     """The script that a shell among the words is given, with its own arguments put in, and no words; else "" and the words.
 
     >>> script_of(["/bin/sh", "-c", "exec vllm serve \\"$@\\"", "--", "x"])
-    ("exec vllm serve x", [])
+    ('exec vllm serve x', [])
     """
     for at, word in enumerate(words):
         if word.rsplit("/", 1)[-1] not in SHELLS:
