@@ -22,11 +22,11 @@ from commtax.planner.layouts import candidates
 from commtax.planner.trials import SURE, _each_alone, _first_pair, _trial, all_requests, capacity, ran, rate_of, too_slow, worst
 from commtax.report.planning import shortened
 
-SHORT = {"num_prompts": 150, "max_num_seqs": 16, "output_len": 32}
+SHORT = {"num_prompts": 150, "max_num_seqs": 16, "input_len": 512, "output_len": 32}
 QUICK = {**SHORT, "disaggregated": False, "processes": 1}
 SLO = {"p95_ttft": 0.5, "p99_itl": 0.05}
 ASKED = ("plan", "llama-3.1-8b", "--cluster", "2xh100-sxm", "--request-rate", "20", "--p95-ttft", "1s")
-FAST = ("--num-prompts", "150", "--max-num-seqs", "16", "--output-len", "32")
+FAST = ("--num-prompts", "150", "--max-num-seqs", "16", "--input-len", "512", "--output-len", "32")
 
 
 @pytest.fixture(autouse=True)

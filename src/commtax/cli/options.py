@@ -154,7 +154,9 @@ OPTIONS: Mapping[str, Option] = {
     "nics": Option("Where", COUNT, None, "NICs a host has."),
     "engine": Option("Where", "NAME", "", ENGINES, ("--engine", "-e")),
     "read_as": Option("Where", "FAMILY", "", "An unknown architecture's config, read as a family's: llama, qwen3moe …", ("--as",)),
-    "pasted": Option("Where", "COMMAND|FILE", "", "A launch command: vllm serve … -tp 8, torchrun …", ("--from",)),
+    "pasted": Option(
+        "Where", "COMMAND|FILE", "", "vllm serve … -tp 8, torchrun …; FILE: shell, Kubernetes, compose or Helm YAML.", ("--from",)
+    ),
     "topo": Option("Where", "FILE", "", "nvidia-smi topo -m: which GPUs to take, and the link they have."),
     "profile": Option("Where", "FILE", "", "A machine's own constants (commtax calibrate, commtax measure calibrate)."),
     **{axis.name: Option("Plan", Kind("N", _ep) if axis.name == "ep" else COUNT, 1, axis.help) for axis in PARALLEL.values()},
