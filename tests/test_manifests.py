@@ -181,6 +181,21 @@ def test_gpus_that_no_plan_uses_are_said():
     assert parse(two + "\n" + opaque).unread == ("--foo 1", "what starts a on 8 GPUs")
 
 
+def test_settings_alone_are_taken_for_vllm_and_it_is_said():
+    found = parse(f"# of vllm serve --config\nmodel: {MODEL}\ntensor-parallel-size: 4\nmax-model-len: 8192\nenforce-eager: true\n")
+    assert (found.model, found.options) == (MODEL, {"tp": 4, "max_model_len": 8192, "eager": True})
+    assert [note.code for note in found.notes] == ["assumed engine"]
+
+
+def test_a_kserve_predictor_of_several_hosts():
+    found = parse(
+        "kind: InferenceService\nspec:\n  predictor:\n    model:\n      modelFormat: {name: huggingface}\n"
+        f"      args: [--model_name=a, --model_id={MODEL}]\n      resources: {{limits: {{nvidia.com/gpu: '4'}}}}\n"
+        "    workerSpec: {pipelineParallelSize: 2, tensorParallelSize: 4}\n"
+    )
+    assert (found.model, found.options, found.place.nnodes, found.notes) == (MODEL, {"tp": 4, "pp": 2}, 2, ())
+
+
 LEAVES = st.sampled_from(["", "1", "8", "vllm", "-c", "sh", "--tp=2", "$(A)", "${A:-2}", "prefill", MODEL, "x/vllm:1", "{{ x }}"])
 WORDS = (
     "kind spec containers name image args command env value replicas size prefill decode parallelism tensor model uri resources",

@@ -110,6 +110,9 @@ def _placed(launch: Launch, served: Served) -> Launch:
     count = -(-served.replicas // nnodes) if served.ordered else served.replicas
     here = replace(launch.place, nnodes=nnodes if nnodes > 1 and count == 1 else None)
     launch = replace(launch, servers=replace(launch.servers, count=count), place=here)
+    if served.guessed:
+        guess = f"settings named as {launch.engine}'s flags, and no command that says so: taken for {launch.engine}"
+        launch = replace(launch, notes=(*launch.notes, Note("assumed engine", guess)))
     used, asked = launch.num_gpus // count, served.gpus * nnodes
     if not served.gpus or used == asked:
         return launch

@@ -42,6 +42,7 @@ class Served:
 
     name: str = ""
     engine: str = ""  # as its image or its kind tells it; "" where only its words can
+    guessed: bool = False  # … or only the names of its settings
     image: str = ""
     words: tuple[str, ...] = ()
     script: str = ""
@@ -142,11 +143,11 @@ def _walk(node: Yaml, around: Served, key: str, looked: list[Yaml]) -> Iterator[
         if found := _server(node, around):
             yield found
             return
-    found = {name: list(_walk(node[name], around, name, looked)) for name in _parts(node)}
-    own = any(found[name] for name in found if name not in ROLES)
+    below = {name: list(_walk(node[name], around, name, looked)) for name in _parts(node)}
+    own = any(below[name] for name in below if name not in ROLES)
     if around.engine and not own and (node.get("parallelism") or isinstance(node.get("model"), dict)):
         yield replace(around, words=("serve",))  # an operator's own container, without a word of ours
-    for served in found.values():
+    for served in below.values():
         yield from served
 
 
@@ -202,6 +203,7 @@ def _inside(node: Document, around: Served, key: str) -> Served:
     engine = facts()["kinds"].get(str(node.get("kind")), "") or _engine(node) or around.engine
     env = {**around.env, **{k: v for name in ENVS for k, v in assignments(node.get(name)).items()}}
     hosts = _number(node, "size") if key == "leaderWorkerTemplate" else _number(node.get("multinode"), "nodeCount")
+    hosts = hosts or _number(node.get("workerSpec"), "pipelineParallelSize")
     counted = [_number(node, name) for name in COUNTS if str(node.get(name, "")).isdigit()]
     deploy = node.get("deploy")
     counted += [_number(deploy, "replicas")] if isinstance(deploy, dict) and "replicas" in deploy else []
@@ -299,9 +301,10 @@ def _server(node: Document, around: Served) -> Served | None:
     if not words and not script and not _is_settings(inner) and not around.told.get("model"):
         return None
     engine = _imaged(image) or ("" if facts()["beside"].search(f"{node.get('name', '')} {image}") else around.engine)
-    if _is_settings(inner) and not engine:
-        engine = "vllm"
-    return replace(around, engine=engine, image=image, words=tuple(words), script=script, env=env)
+    guessed = not engine and _is_settings(inner)
+    return replace(
+        around, engine="vllm" if guessed else engine, guessed=guessed, image=image, words=tuple(words), script=script, env=env
+    )
 
 
 def _told_in_scripts(told: Mapping[str, str]) -> dict[str, str]:
