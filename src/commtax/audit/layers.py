@@ -1,4 +1,4 @@
-"""How many layers a step's collectives tell of, where nobody says which model ran."""
+"""What a step's collectives are of, by counts of other events: layers, shards or gradients, where nobody says which model ran."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from statistics import median
 from commtax.audit.accounts import Job
 from commtax.audit.happened import named_work
 from commtax.readers.repetition import WHOLE
+from commtax.readers.trace import Trace
 from commtax.statement import Note
 from commtax.units import plural
 
 _ATTENTION = re.compile(r"flash|fmha|attention|attn|mha_", re.I)
 _NOT_ATTENTION = re.compile(r"reduce|combine|prepare|merge|schedul|metadata|gemm|elementwise", re.I)
 _NORM = re.compile(r"rms_?norm|layer_?norm", re.I)
-FEW_BUCKETS = 64
+FEW_OTHERS, OTHERS = 4, 0.02  # all-reduces of a step, or of all, that are no gradient's
 
 
 def layer_notes(job: Job) -> Iterator[Note]:
@@ -29,21 +30,40 @@ def layer_notes(job: Job) -> Iterator[Note]:
     if gathers and scatters and gathers >= 1.5 * scatters:
         whose = f"weights of {_near(scatters, layers)} gathered for both passes, and their gradients scattered"
         yield Note("layers", f"{gathers} all-gathers and {scatters} reduce-scatters a step = {whose}")
-    elif trace.training and 0 < reduces <= FEW_BUCKETS and not layers:
-        pairs = "" if reduces % 2 else ", or two a layer and pass"
-        yield Note("layers", f"{plural(reduces, 'all-reduce')} a step: as many buckets of gradients{pairs}")
-    elif reduces > 2:
-        yield Note("layers", f"{reduces} all-reduces a step{_decomposed(reduces, layers)}")
+    elif reduces and trace.gradients:
+        yield Note("gradients", _of_gradients(reduces, round(trace.gradients / len(trace.steps)), unbucketed(trace)))
+    elif reduces > 2 or (reduces and trace.training):
+        yield Note("layers", f"{plural(reduces, 'all-reduce')} a step{_decomposed(reduces, layers, trace.training)}")
 
 
-def _decomposed(count: int, layers: int) -> str:
-    """The ways in which two a layer make a count, and whether another count tells of as many layers."""
+def unbucketed(trace: Trace) -> bool:
+    """Whether there is an all-reduce for each gradient that was accumulated, but for a few of a loss or a norm in each step."""
+    reduces = sum(c.op == "all-reduce" for c in trace.collectives)
+    others = max(FEW_OTHERS * len(trace.steps), OTHERS * trace.gradients)
+    return trace.gradients > FEW_OTHERS * len(trace.steps) and 0 <= reduces - trace.gradients <= others
+
+
+def _of_gradients(reduces: int, gradients: int, each: bool) -> str:
+    """All-reduces of a step beside the gradients that it accumulates."""
+    if each:
+        return f"{reduces} all-reduces a step, one for each of {gradients} gradients (AccumulateGrad): they are not put in buckets"
+    said = f"{plural(reduces, 'all-reduce')} and {plural(gradients, 'gradient')} (AccumulateGrad) a step"
+    if reduces > gradients:
+        return f"{said}: not all of them are of gradients"
+    return f"{said}: {'one bucket' if reduces == 1 else f'at most {reduces} buckets'} of gradients"
+
+
+def _decomposed(count: int, layers: int, training: bool) -> str:
+    """Whether two a layer make a count, by another count that tells of layers."""
+    if not layers and training:
+        return ": buckets of gradients, or two a layer and pass; neither gradients (AccumulateGrad) nor attention kernels are told"
     rest = count - 2 * layers if layers else count % 2
     if layers and rest not in (0, 1):
         return f": not two for each of the {layers} attention kernels"
-    number = (count - rest) // 2
-    told = " (attention kernels: as many)" if layers == number else ""
-    return f" = 2 x {number} layers{told}{' + 1 of the vocabulary-parallel embedding' if rest else ''}"
+    embedding = " + 1 of the vocabulary-parallel embedding" if rest else ""
+    if layers:
+        return f" = 2 x {layers} layers (attention kernels: as many){embedding}"
+    return f": 2 x {count // 2} layers{embedding}, if each has two; no attention kernel counts them"
 
 
 def _near(scatters: int, layers: int) -> str:
