@@ -234,9 +234,10 @@ class Run:
         made = list(self._on_host(holding([s.host for s in steps] if named else ran, host_begins)))
         if self.on_device:
             within = holding(ran, self.device["start"][self.kernels_sent])
-            if named:
+            if named:  # what is launched between two steps is part of the one that it runs in
                 launched = self.launched_s[self.kernels_sent]
-                within = np.where(np.isnan(launched), within, holding([s.host for s in steps], launched))
+                inside = holding([s.host for s in steps], launched)
+                within = np.where((inside < 0) & ~(launched < steps[0].host[0]), within, inside)
             made += self._on_kernels(within)
         return sorted(made, key=lambda c: c.start_s)
 
