@@ -201,6 +201,7 @@ def trained(gradients, reduces, steps=5, reduce_us=(11,)):
     [
         (44, 44, "44 all-reduces a step, one for each of 44 gradients (AccumulateGrad): they are not put in buckets"),
         (44, 45, "45 all-reduces a step, one for each of 44 gradients (AccumulateGrad): they are not put in buckets"),
+        (12, 10, "10 all-reduces and 12 gradients (AccumulateGrad) a step: at most 10 buckets of gradients"),
         (44, 5, "5 all-reduces and 44 gradients (AccumulateGrad) a step: at most 5 buckets of gradients"),
         (22, 44, "44 all-reduces and 22 gradients (AccumulateGrad) a step: not all of them are of gradients"),
     ],
@@ -211,6 +212,14 @@ def test_gradients_are_counted(gradients, reduces, says):
     assert [str(n) for n in section.notes if n.code in ("layers", "gradients")] == [says]
     (exposed,) = [c for c in section.causes if c.code == "exposed"]
     assert ("buckets" in exposed.change) == (abs(gradients - reduces) <= 1)
+
+
+def test_what_crosses_hosts_is_not_always_tensor_parallel():
+    """44 all-reduces a step over two hosts were advised to stay inside one, as if each were a layer's."""
+    device = {"name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 84990623744, "numSms": 108}
+    section = told({**trained(44, 44), "deviceProperties": [{**device, "id": i} for i in range(2)]})
+    (crossing,) = [c for c in section.causes if c.code == "crosses hosts"]
+    assert "buckets" in crossing.change
 
 
 def test_a_median_far_from_its_mean_stands_beside_it():

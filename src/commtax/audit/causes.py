@@ -9,7 +9,7 @@ import numpy as np
 from commtax.audit.accounts import Job
 from commtax.audit.fabrics import crossing, utilisation
 from commtax.audit.finding import Cause, Culprit
-from commtax.audit.layers import unbucketed
+from commtax.audit.layers import BUCKETS, unbucketed
 from commtax.audit.stages import is_pipeline, stages
 from commtax.readers.meeting import MESSAGE, spans
 from commtax.readers.repetition import WHOLE
@@ -111,7 +111,7 @@ def _exposed(job: Job) -> Iterator[Cause]:
     change = "a faster library path or link, fewer or smaller messages, or overlap with compute"
     if op == "all-reduce" and unbucketed(trace):
         said += f", one for each gradient ({trace.gradients:,} of both in the trace)"
-        change = "put gradients in buckets before they are reduced (DDP's bucket_cap_mb), and reduce them under the backward pass"
+        change = BUCKETS
     absent = trace.world - len(job.traces)
     waits = f"; waiting for the {plural(absent, 'rank')} that are not here included" if absent > 1 else ""
     waits = waits if len(job.traces) > 1 else "; one rank alone: waiting included"

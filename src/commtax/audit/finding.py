@@ -209,7 +209,7 @@ class Section:
     files: tuple[str, ...]
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...] = ()
-    usage: tuple[tuple[int, Usage], ...] = ()  # rank, and how its mean step was spent
+    usage: tuple[tuple[int, Usage], ...] = ()  # rank, and how its typical step was spent
     causes: tuple[Cause, ...] = ()  # dearest first
     culprit: Culprit | None = None
     steps: tuple[StepRow, ...] = ()

@@ -16,6 +16,8 @@ from commtax.units import plural
 _ATTENTION = re.compile(r"flash|fmha|attention|attn|mha_", re.I)
 _NOT_ATTENTION = re.compile(r"reduce|combine|prepare|merge|schedul|metadata|gemm|elementwise", re.I)
 _NORM = re.compile(r"rms_?norm|layer_?norm", re.I)
+BUCKETS = "put gradients in buckets before they are reduced (DDP's bucket_cap_mb), and reduce them under the backward pass"
+TWICE = 1.5  # gathers for each scatter: the last layers' weights may stay from the one pass to the other
 FEW_OTHERS, OTHERS = 4, 0.02  # all-reduces of a step, or of all, that are no gradient's
 
 
@@ -27,7 +29,7 @@ def layer_notes(job: Job) -> Iterator[Note]:
     counts = per_step(job)
     layers = _attention_layers(job)
     reduces, gathers, scatters = (counts.get(op, 0) for op in ("all-reduce", "all-gather", "reduce-scatter"))
-    if gathers and scatters and gathers >= 1.5 * scatters:
+    if sharded(counts):
         whose = f"weights of {_near(scatters, layers)} gathered for both passes, and their gradients scattered"
         yield Note("layers", f"{gathers} all-gathers and {scatters} reduce-scatters a step = {whose}")
     elif reduces and trace.gradients:
@@ -36,11 +38,17 @@ def layer_notes(job: Job) -> Iterator[Note]:
         yield Note("layers", f"{plural(reduces, 'all-reduce')} a step{_decomposed(reduces, layers, trace.training)}")
 
 
+def sharded(counts: Mapping[str, int]) -> bool:
+    """Whether a step's collectives are those of sharded weights: gathered in both passes, gradients scattered once."""
+    gathers, scatters = counts.get("all-gather", 0), counts.get("reduce-scatter", 0)
+    return bool(scatters) and gathers >= TWICE * scatters
+
+
 def unbucketed(trace: Trace) -> bool:
     """Whether there is an all-reduce for each gradient that was accumulated, but for a few of a loss or a norm in each step."""
     reduces = sum(c.op == "all-reduce" for c in trace.collectives)
-    others = max(FEW_OTHERS * len(trace.steps), OTHERS * trace.gradients)
-    return trace.gradients > FEW_OTHERS * len(trace.steps) and 0 <= reduces - trace.gradients <= others
+    few, cut = FEW_OTHERS * len(trace.steps), OTHERS * trace.gradients  # a file may end within a step
+    return trace.gradients > few and -cut <= reduces - trace.gradients <= max(few, cut)
 
 
 def _of_gradients(reduces: int, gradients: int, each: bool) -> str:
@@ -69,7 +77,7 @@ def _decomposed(count: int, layers: int, training: bool) -> str:
 def _near(scatters: int, layers: int) -> str:
     if layers and scatters in (layers, layers + 1):
         return f"{layers} layers{' and the embedding' if scatters > layers else ''}"
-    return f"{scatters} shards, a layer each"
+    return f"{scatters} shards"
 
 
 def per_step(job: Job) -> Mapping[str, int]:
