@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commtax.audit.compared import both_means
 from commtax.audit.differing import difference
 from commtax.audit.finding import Audit
 from commtax.audit.traces import audit_traces
@@ -52,6 +53,18 @@ def test_kernels_behind_a_pause_of_the_host_belong_to_the_step_that_launched_the
     assert not any(n.code == "strays" for n in section.notes)
     (stall,) = [c for c in section.causes if c.code == "stall"]
     assert "pauses of up to 6.61 ms" in stall.said
+
+
+@pytest.mark.parametrize(
+    ("inside", "microseconds"), [("hipModuleLoadData", 7000), ("hipMalloc", 7000), ("hipStreamSynchronize", 400)]
+)
+def test_kernels_ahead_of_the_first_step_s_others(inside, microseconds):
+    """Code that is loaded between them is the host's own time; while it waits, the device may run what is not in the trace."""
+    events = [event("user_annotation", "ProfilerStep#0", 0, 7100), event("cuda_runtime", inside, 3, 6590, correlation=9)]
+    for number, (at, lasts) in enumerate([(0, 2), (6600, 200), (6800, 200)]):
+        events += [launch(at, number), kernel("void gemm(float)", at, lasts, number)]
+    (step,) = kineto.parse(document(events)).steps
+    assert step.seconds == pytest.approx(microseconds * 1e-6)
 
 
 def test_a_kernel_that_was_launched_long_before_it_ran_is_still_a_stray():
@@ -229,6 +242,7 @@ def test_a_median_far_from_its_mean_stands_beside_it():
     assert both == {"one all-reduce, median": pytest.approx(11e-6), "one all-reduce, mean": pytest.approx(177e-6)}
     even = told(trained(0, 10, reduce_us=(11, 12)))
     assert [f.item.split(" (")[0] for f in even.findings if f.of == "all-reduce" and f.unit == "s"] == ["one all-reduce"]
+    assert both_means("all-reduce", "none", [])[1] is None
 
 
 # Waiting on a device

@@ -209,7 +209,7 @@ def _seconds(job: _Steps, priced: StepBill, claim: Claim) -> Iterator[Finding]:
 def both_means(op: str, how: str, seconds: Sequence[float]) -> tuple[Note, Finding | None]:
     """What the median of a kind of collectives is called, and their mean beside it where a few take far longer than the others."""
     mean, usual = float(np.mean(seconds or [0.0])), float(np.median(seconds or [0.0]))
-    if max(mean, usual) < UNEVEN * min(mean, usual):
+    if max(mean, usual) <= UNEVEN * min(mean, usual):
         return Note("collective", f"one {op} ({how})"), None
     return Note("collective", f"one {op}, median ({how})"), Finding(
         Note("collective mean", f"one {op}, mean ({how})"), None, mean, "s", of=op

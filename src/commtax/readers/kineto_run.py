@@ -14,7 +14,7 @@ import numpy as np
 
 from commtax.readers import trace
 from commtax.readers.collective_names import UNNAMED, algorithm_of, call_op, kernel_op, shared_memory_op
-from commtax.readers.columns import CALL, COPY_KERNELS, OWN, RECORD, SHARED, STEP, TORCH_CALL, WAIT_KERNELS, Columns
+from commtax.readers.columns import CALL, COPY_KERNELS, OWN, RECORD, SHARED, STEP, TORCH_CALL, WAIT_KERNELS, WAITING_CALLS, Columns
 from commtax.readers.kineto_facts import Facts
 from commtax.readers.trace import Collective, Span, Step
 from commtax.timeline import Column, Timeline, merged, pairs
@@ -187,8 +187,10 @@ class Run:
 
     @cached_property
     def _in_driver(self) -> Callable[[Sequence[Span]], float]:
-        """How long the host was inside calls of the driver, in given windows."""
-        return trace.measure(merged(self.launches["start"], self.launches["end"]))
+        """How long the host was inside calls of the driver that may wait for the device, in given windows."""
+        small = (name.lower() for name in self.names)
+        waits = np.array([any(word in name for word in WAITING_CALLS) for name in small], dtype=bool)[self.launches["name"]]
+        return trace.measure(merged(self.launches["start"][waits], self.launches["end"][waits]))
 
     def _on_device(self, steps: list[Step]) -> list[Step]:
         """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""
