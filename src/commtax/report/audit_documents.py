@@ -9,7 +9,7 @@ from commtax.report.audit_words import causes, culprit_sentence, summary
 from commtax.report.documents import Record, facts
 
 SCHEMA = "commtax.audit/2"
-FINDING = ("code", "of", "item", "unit", "predicted", "measured", "difference", "base", "tolerance", "verdict", "reason")
+FINDING = ("code", "item", "unit", "predicted", "measured", "difference", "base", "tolerance", "verdict", "reason")
 
 STEP = tuple(f.name for f in fields(StepRow))
 
