@@ -152,6 +152,15 @@ def test_what_lies_between_steps_is_theirs_where_the_host_is_in_them():
     assert of_all(asking).idle_s == pytest.approx(0, abs=1e-9)
 
 
+def test_one_rank_s_rest_is_part_of_its_step_while_the_others_work():
+    engine = {"name": "execute_context_0(0)_generation_1({})", "hosted": False}
+    rests, works = steps_of([400] * 6, gap=700, **engine), steps_of([1100] * 6, **engine)
+    works["distributedInfo"] = {"rank": 1, "world_size": 2}
+    mixed, resting = told(rests, works), told(rests, {**rests, "distributedInfo": works["distributedInfo"]})
+    assert [used.total_s for _, used in mixed.usage] == pytest.approx([1100e-6, 1100e-6])
+    assert [used.total_s for _, used in resting.usage] == pytest.approx([400e-6, 400e-6])
+
+
 # Two runs
 
 
