@@ -271,6 +271,13 @@ def test_neither_ranks_nor_folders_outlive_the_launcher(signs, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_ranks_killed_while_they_meet_in_shared_memory_leave_no_name():
+    """Two signals end ranks at once, wherever they are: the launcher takes what they left along."""
+    with pytest.raises(launch.RankError, match="SIGKILL"):
+        launch.run("live_targets:dies_with_a_name", {}, 1, timeout_s=60)
+    assert not list(launch.SHARED.glob("commtax-map-*-dieddied"))
+
+
 def test_a_stopped_rank_is_lost_and_named():
     pids, stopped = [], []
 
@@ -310,8 +317,14 @@ def test_leavings_of_dead_runs_are_swept_and_nothing_else(tmp_path):
     shared = tmp_path / "shm"
     shared.mkdir()
     old = [shared / "commtax-map-ab12_x9z", shared / "sem.commtax-sem-0a1b2c3d-1"]
-    kept = [shared / "commtax-8-gpus.json", shared / "commtax-map-newnewne", shared / "sem.other-1"]
-    for path in (*old, *kept):
+    space = launch.owner().partition("-")[2]
+    dead = [
+        shared / f"{name.format(f'{holders[0].pid:x}-{space}')}"
+        for name in ("commtax-map-{}-newnewne", "sem.commtax-sem-{}-0a1b2c-1")
+    ]
+    alive = [shared / f"commtax-map-{who}-newnewne" for who in (launch.owner(), f"{holders[0].pid:x}-1")]  # of another container
+    kept = [shared / "commtax-8-gpus.json", shared / "commtax-map-newnewne", shared / "sem.other-1", *alive]
+    for path in (*old, *dead, *kept):
         path.write_text("")
     for path in (*old, kept[0], kept[2]):
         os.utime(path, (1, 1))

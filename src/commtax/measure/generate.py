@@ -33,7 +33,9 @@ class Run:
     order: list[Sent] = field(default_factory=list)  # what a decode step sends, one after the other …
     comm_s: list[list[float]] = field(default_factory=list)  # … and of each step the seconds inside each
     prefill_lines: dict[str, float] = field(default_factory=dict)
-    decode_lines: list[dict[str, float]] = field(default_factory=list)  # of each decode step
+    decode_lines: list[dict[str, float]] = field(
+        default_factory=list
+    )  # of each decode step, time off the core in a line of its own
 
     def line_medians(self) -> dict[str, float]:
         """Each line's seconds in the median decode step."""
