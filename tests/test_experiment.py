@@ -242,7 +242,7 @@ def test_a_dataset_in_sharegpts_form(tmp_path):
     ("words", "told"),
     [
         (["--model", "x", "--random", "y"], "--model FOLDER, or --random"),
-        (["--engine", "vllm"], "--model FOLDER, or --random"),
+        (["--engine", "vllm", "--vllm", "/no/such"], "no such program"),
         (["--random", "llama-3.2-1b", "--lost-after", "soon"], "lost_after: 'soon'"),
         (["--random", "llama-3.2-1b", "--recipe", "no"], "recipe 'no'"),
         (["--random", "llama-3.2-1b", "--engine", "no"], "builtin, vllm"),
