@@ -14,7 +14,7 @@ from commtax.files import Document
 from commtax.measure import machine
 from commtax.measure.comm import Sent
 from commtax.measure.engine import OFF_CORE
-from commtax.measure.generate import Measured, Part, Run, Turn, turns
+from commtax.measure.generate import Measured, Part, Run, Turn, quiet, turns
 from commtax.measure.job import Job
 from commtax.question import Question, workload
 from commtax.verbs.billing import StepBill, price, sent, with_link
@@ -170,7 +170,7 @@ def _bill(job: Job, asked: Question, answer: Document, all_turns: Sequence[Turn]
     if "tp1" in answer:
         predicted["tp1_ms"] = float(predicted_step(job, asked, 1).step_s) * 1e3
     return {
-        "weight_read": _weight_read(job, asked, answer["tp"]["ms_per_token"]),
+        "weight_read": _weight_read(job, asked, answer["tp"]["own_ms"]),
         "bill": rows,
         "predicted": predicted if job.priced else None,
         "notes": [*filter(None, said), *([] if job.priced else [UNCALIBRATED])],
@@ -183,7 +183,8 @@ def _row(kind: str, what: str, predicted_s: float | None, measured_s: float | No
 
 
 def _measured_lines(all_turns: Sequence[Turn], slow: tuple[int, float] = (-1, 1.0)) -> dict[Line, float]:
-    """Each line's seconds a step, median over turns: of computing the slowest rank's on its core, of collectives the wire alone.
+    """Each line's seconds a step, median over turns: of computing the slowest rank's on its core, of collectives the wire alone,
+    when others leave the machine alone.
 
     A rank that is slow on purpose toils between its lines: they are stretched here as its computing is there.
     """
@@ -194,7 +195,7 @@ def _measured_lines(all_turns: Sequence[Turn], slow: tuple[int, float] = (-1, 1.
             own = [rank.get(name, 0.0) * (slow[1] if index == slow[0] else 1.0) for index, rank in enumerate(ranks)]
             lines.setdefault(FOR_A_CORE if name == OFF_CORE else (COMPUTE, name), []).append(max(own))
         for what, seconds in by_collective([turn]).items() if turn.inside_s.size else ():
-            lines.setdefault((COMM, what), []).append(median(seconds) * len(seconds) / len(turn.wire_s))
+            lines.setdefault((COMM, what), []).append(quiet(seconds) * len(seconds) / len(turn.wire_s))
     return {line: median(values) for line, values in lines.items()}
 
 

@@ -95,7 +95,7 @@ def _weight_read(console: Console, d: Document) -> None:
         say(console, f"a token reads {format_bytes(w['bytes'])} of weights on each rank")
         return
     bound = f"reading {format_bytes(w['bytes'])} of weights at {w['memory_Bps'] / 1e9:,.1f} GB/s takes {w['bound_ms']:.3g} ms"
-    say(console, f"{bound}: TP={d['tp_size']} runs at {w['attained']:.0%} of that bound")
+    say(console, f"{bound}: TP={d['tp_size']} without waiting runs at {w['attained']:.0%} of that bound")
 
 
 def _bill(console: Console, d: Document) -> None:
