@@ -515,7 +515,7 @@ def test_sizes_double():
 
 def test_calibration_gives_a_profile_that_bill_takes(tmp_path):
     shapes = [{**box.SHAPES[1], "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 512}]
-    work = box.Work("fp32", ("gloo",), shapes, ((1, 8), (4, 32)), 2**22)
+    work = box.Work("fp32", machine.CPU_CARRIERS, shapes, ((1, 8), (4, 32)), 2**22)
     seen = launch.run(box.TARGET, work, 2, timeout_s=120)
     file = tmp_path / "here.json"
     file.write_text(json.dumps(box.profile(seen, "fp32", "here")))
@@ -526,7 +526,9 @@ def test_calibration_gives_a_profile_that_bill_takes(tmp_path):
     assert any("calibrated: here" in item["source"] for item in bill["items"])
     found = json.loads(file.read_text())
     assert list(found["chip"]["flops_per_s"]) == ["fp32"], "the type that runs, and no other"
-    assert [library["name"] for library in found["libraries"]] == ["gloo"]
+    assert [library["name"] for library in found["libraries"]] == ["shm", "gloo"]
+    assert "comm: assumed" not in bill["weakest_source"]
+    assert {item["algorithm"] for item in bill["items"] if item["kind"] == "comm"} == {"shm"}, "what ranks take unless told"
 
 
 def test_attention_is_priced_at_the_rate_of_its_own_type(tmp_path):
