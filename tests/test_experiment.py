@@ -319,6 +319,15 @@ def test_equal_times_with_a_log_that_proves_the_degree_are_told_differently():
     assert "probably not applied" not in text
 
 
+def test_a_prompt_of_no_time_is_not_told():
+    """On a busy machine the tokens of one run may take longer than another run as a whole."""
+    nothing = {"prefill_s": [], "decode_s": []}
+    first = (Run("first", 2, 1, 128, 1, 3), {"latency_s": [0.2], **nothing})
+    runs = [(Run("latency", 2, 1, i, o, 3), {"latency_s": [s], **nothing}) for i, o, s in ((128, 32, 3.5), (512, 8, 0.3))]
+    (row,) = analyse(FACTS, [first, *runs], PRICES)["degrees"]
+    assert [one["input_len"] for one in row["prefill"]] == [128]
+
+
 def test_faster_than_physics():
     run, x = latency(1, 1, 0.5, 128, "latency")
     fast = [(run, {**x, "decode_s": [3e-3], "prefill_s": [0.02]})]  # 16 GB cannot be read in 3 ms at 3.35 TB/s
