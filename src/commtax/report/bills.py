@@ -74,10 +74,10 @@ def _pictures(q: Question) -> str:
 
 
 def weakest(b: StepBill) -> str:
-    """The least certain kind of source among the lines, and which lines rest on it."""
-    kinds = {x.source.kind for x in b.lines}
+    """The least certain kind of source among the lines that cost something, and which lines rest on it."""
+    kinds = {x.source.kind for x in b.items}
     least = next((kind for kind in WEAKEST_FIRST if kind in kinds), None)
-    return "; ".join(dict.fromkeys(f"{x.kind}: {x.source}" for x in b.lines if x.source.kind == least)) or "none"
+    return "; ".join(dict.fromkeys(f"{x.kind}: {x.source}" for x in b.items if x.source.kind == least)) or "none"
 
 
 def _show_served(console: Console, step: Explained) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class StepBill(Bill):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in self.lines if x.source))
+        return tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in self.items if x.source))
 
     @property
     def async_axes(self) -> tuple[str, ...]:
