@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax.sim.serving.book import Rules, book_of
-from commtax.sim.serving.figures import columns, gaps, seconds, segments
+from commtax.sim.serving.figures import columns, gaps, late_tokens, seconds, segments
 from commtax.sim.serving.fleet import ROUND_TRIP_S, Clients, alone
 from commtax.sim.serving.pipeline import Pipeline
 from commtax.sim.serving.replica import Replica
@@ -60,8 +60,20 @@ def test_tokens_and_blocks_are_conserved(case, ranks):
         assert pool.running == 0
         assert not pool.waiting
     assert not any(lane.busy or lane.cached or any(lane.phases) for lane in engine.lanes)
-    _, counts = gaps(log)
-    assert counts.sum() == decoded
+    _, counts = gaps(log, late_tokens([engine]))
+    assert counts.sum() == decoded + again
+
+
+@few
+@given(case=cases(), kind=st.sampled_from([(Replica, 1), (Replica, 3), (Pipeline, 2)]))
+def test_gaps_between_tokens_add_up_whoever_waits_or_is_thrown_out(case, kind):
+    """ITL and TPOT weighted by tokens are one figure: every second from a first to a last token lies between two tokens."""
+    book, engine = case.run(*kind)
+    times, counts = gaps(segments([engine]), late_tokens([engine]))
+    assert counts.sum() == case.stream.output_len.sum() - len(case.stream)
+    assert np.all(times[counts > 0] > -EXACT)
+    passed = sum(done - first for done, first in zip(book.done_s, book.first_s, strict=True))
+    assert times @ counts == pytest.approx(passed, rel=1e-6, abs=EXACT)
 
 
 @few

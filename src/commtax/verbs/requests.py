@@ -71,12 +71,18 @@ class Outcome:
         return figures.segments(self.ran.engines)
 
     @cached_property
+    def late(self) -> dict[str, Array]:
+        """Tokens that came more than a step after those before them."""
+        return figures.late_tokens(self.ran.engines)
+
+    @cached_property
     def gaps(self) -> tuple[Array, Array]:
         """Times between tokens, and how many tokens came so, from the first request on that counts."""
-        begin, warmup = self.log["begin_s"], self.question.offered.warmup
+        warmup = self.question.offered.warmup
         if not 0 < warmup < len(self.stream):
-            return figures.gaps(self.log)
-        return figures.gaps({name: column[begin >= self.stream.arrival_s[warmup]] for name, column in self.log.items()})
+            return figures.gaps(self.log, self.late)
+        since = self.stream.arrival_s[warmup]
+        return figures.gaps(*(figures.rows(log, log["begin_s"] >= since) for log in (self.log, self.late)))
 
     @cached_property
     def _ordered_gaps(self) -> tuple[Array, Array]:
@@ -286,7 +292,8 @@ def stream_of(asked: Question) -> Stream:
 def _lengths(mean: object, spread: object) -> Lengths:
     """Lengths that vary by a share of their mean to either side."""
     mean, spread = float(mean), float(spread)  # type: ignore[arg-type]
-    low, high = max(1.0, round(mean * (1 - spread))), max(1.0, round(mean * (1 + spread)))
+    low = max(1.0, round(mean * (1 - spread)))
+    high = round(2 * mean - low)  # as far above as below: none is shorter than 1 token, and the mean is what was asked
     return Lengths("uniform", mean, low, high) if high > low else Lengths("constant", mean)
 
 
