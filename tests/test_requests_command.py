@@ -175,6 +175,7 @@ def test_each_option_is_refused_in_one_line(words, names):
         ({"request_rate": 1, "num_prompts": 10**7}, "num_prompts=10000000"),
         ({"request_rate": 1000, "duration": 1e6}, "duration=1e+06"),
         ({"request_rate": 1, "spread": 2}, "spread=2"),
+        ({"request_rate": 1, "pp": 2, "input_len": 9000, "max_num_batched_tokens": 3}, "max_num_batched_tokens=3"),
         ({"request_rate": 1, "slow_rank": 2.0}, "slow_rank: not an option here"),
         ({"trace": "none.csv"}, "trace 'none.csv': no such file"),
         ({"trace": "none.csv", "request_rate": 1}, "request_rate: the trace says"),

@@ -37,6 +37,8 @@ Array = np.ndarray
 PROMPTS = 1000  # requests of a run, where nobody says
 RANGED = 3000  # requests that a range is simulated with at most
 LONGEST = 2048  # tokens that a table of steps reaches at least
+CUTS = 64  # steps that a mean prompt is cut into; where they are more, ranges and capacity are found with fewer requests
+MOST_STEPS = 300_000  # that prompts are cut into, of engines whose steps are followed one by one
 SURE = 1.02  # times the capacity: a run of some thousand requests tells that to two per cent
 
 
@@ -132,7 +134,7 @@ class Outcome:
     @cached_property
     def ends(self) -> tuple["Outcome", "Outcome", "Outcome"]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are."""
-        part = first(self.stream, RANGED)
+        part = first(self.stream, _fewer(RANGED, self.stream, self.fleet))
         factor = float(np.exp(Z80 * self.sigma))
         same = self if len(part) == len(self.stream) else self._again(part, 1.0)
         return self._again(part, 1 / factor), same, self._again(part, factor)
@@ -234,12 +236,19 @@ def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int 
     """
     rules, workers = fleet.workers.rules, fleet.workers
     each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) + rules.states * rules.block
-    at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
-    count = min(20_000, max(least, int(5 * at_once)))
+    seqs = rules.seqs if rules.prefill_first else min(rules.seqs, rules.tokens)
+    at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
+    count = min(20_000, max(_fewer(least, stream, fleet), int(5 * at_once)))
     quarter = count // 4
     ran = run(_repeated(stream, count), fleet, hit_rate, enough=count - quarter, prompted=prompted)
     done = np.sort(ran.book.done_s)  # those who are not, last
     return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
+
+
+def _fewer(count: int, stream: Stream, fleet: Fleet) -> int:
+    """So many requests, fewer where each takes very many steps."""
+    cuts = float(np.mean(stream.input_len)) / fleet.workers.rules.tokens
+    return count if cuts <= CUTS else max(200, int(count * CUTS / cuts))
 
 
 def serve(put: Question, watch: Callable[[Run], None] | None = None) -> Outcome:
@@ -247,9 +256,20 @@ def serve(put: Question, watch: Callable[[Run], None] | None = None) -> Outcome:
     asked = settled(put)
     stream = stream_of(asked)
     fleet = fleet_of(asked, longest_of(stream))
+    _check_steps(stream, fleet)
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
     notes = (*asked.notes, *stream.notes)
     return _answered(Outcome(asked, stream, fleet, ran, notes)) if ran.stopped else Outcome(asked, stream, fleet, ran, notes)
+
+
+def _check_steps(stream: Stream, fleet: Fleet) -> None:
+    """Pipelines and ranks that wait for each other are followed step by step: prompts may not be cut into too many."""
+    tokens, total = fleet.workers.rules.tokens, int(stream.input_len.sum())
+    if total > MOST_STEPS * tokens and (fleet.workers.stages > 1 or fleet.workers.ranks > 1):
+        nearest = ceil(total / MOST_STEPS)
+        cut = f"{len(stream):,} prompts of {total / len(stream):,.0f} tokens are cut into {total / tokens:,.0f} steps"
+        rule = f"{cut}, and {MOST_STEPS:,} are simulated at most; fewer requests, or nearest valid: {nearest}"
+        raise Refusal(f"max_num_batched_tokens={tokens}: {rule}", "max_num_batched_tokens", (nearest,))
 
 
 def _answered(cut: Outcome) -> Outcome:

@@ -176,6 +176,17 @@ class Lane:
         beside = 0 if self.pool.rules.prefill_first else self.seqs
         return surface.mixing(beside, self.cached, tokens, len(chunks), surface.prompts_s(chunks))
 
+    def prompt_pace(self, chunks: list[Chunk]) -> tuple[float, float, int]:
+        """What ``pace`` tells, of steps with these chunks: several only where one prompt fills each and has more to come."""
+        rules, (i, new, past) = self.pool.rules, chunks[0]
+        left = self.pool.book.goal[i] - past
+        if len(chunks) > 1 or left <= 2 * new or rules.stint > 1:
+            return self.seconds(chunks), 0.0, 1
+        beside = 0 if rules.prefill_first else self.seqs
+        first, more, holds = self.surface.prompting(beside, self.cached, new, past)
+        steps = min((left - 1) // new, self.ends[0][0] - self.step) if beside else (left - 1) // new
+        return first, more, steps if holds >= steps else max(1, ceil(holds))
+
     def pace(self) -> tuple[float, float, int]:
         """Of steps of decodes alone: seconds of the first, by how much each is longer than the one before, and for how many
         steps that and the batch stay as they are."""

@@ -55,7 +55,7 @@ class Pipeline(Replica):
         """What a batch has computed becomes true when it leaves the last stage."""
         chunks, begin, seconds = batch
         if chunks:
-            self.finish(turn, lane, chunks, begin, seconds)
+            self.finish(turn, lane, chunks, (begin, begin + seconds), 1, seconds, 0.0)
         else:
             self._tokens(turn, lane, (begin, begin + seconds), 1, seconds, 0.0, 0)
 

@@ -28,7 +28,7 @@ class Segment(NamedTuple):
     more_s: float  # … and by how much each is longer than the one before
     late: int  # of the decodes: those that had to wait before the first
     stretch: float  # tokens reach clients so many times as far apart as steps are: the front end falls behind, or catches up
-    tokens: int  # of prompts
+    tokens: int  # of prompts in each
     waiting: int
     free: int  # blocks
     lane: int
@@ -147,10 +147,7 @@ class Replica:
         if rules.stint > 1:
             self.undecided = rules.stint
         if chunks:
-            self.passed = 0
-            seconds = lane.seconds(chunks)
-            self._pass(begin, begin + seconds)
-            self.finish(0, lane, chunks, begin, seconds)
+            self._prompt_alone(begin, until, lane, chunks)
             return
         if rules.prefill_first:
             lane.secure(begin)
@@ -196,19 +193,30 @@ class Replica:
         seconds -= self.rules.spread * (seconds - sum(each) / len(self.lanes))
         self._pass(begin, begin + seconds)
         for number, (lane, own) in enumerate(zip(self.lanes, chunks, strict=True)):
-            self.finish(number, lane, own, begin, seconds)
+            self.finish(number, lane, own, (begin, begin + seconds), 1, seconds, 0.0)
 
-    def finish(self, number: int, lane: Lane, chunks: list[Chunk], begin: float, seconds: float) -> None:
-        """One lane's part of a step with prompts."""
-        tokens, end = sum([new for _, new, _ in chunks]), begin + seconds
+    def _prompt_alone(self, begin: float, until: float, lane: Lane, chunks: list[Chunk]) -> None:
+        """Steps with prompts: one, or as many as pass before something changes while one prompt takes what each has room for."""
+        self.passed = 0
+        first, more, steps = lane.prompt_pace(chunks)
+        if steps > 1:
+            steps = min(steps, self._undisturbed(begin, until, first, more))
+            steps = steps if self.rules.prefill_first else lane.fits(steps)
+        end = begin + (steps * first + more * steps * (steps - 1) / 2)
+        self._pass(end - first - more * (steps - 1) if steps > 1 else begin, end)
+        self.finish(0, lane, chunks, (begin, end), steps, first, more)
+
+    def finish(self, number: int, lane: Lane, chunks: list[Chunk], time: Span, steps: int, first: float, more: float) -> None:
+        """One lane's part of steps with prompts, each of which computes as much of them."""
+        tokens, (begin, end) = sum([new for _, new, _ in chunks]), time
         if self.rules.prefill_first or not lane.seqs:
-            self.log.append((begin, 1, 0, seconds, 0.0, 0, 1.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
+            self.log.append((begin, steps, 0, first, more, 0, 1.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
             if self.streams:
                 self._stream(begin, 0)
         else:
-            self._tokens(number, lane, (begin, end), 1, seconds, 0.0, tokens)
+            self._tokens(number, lane, time, steps, first, more, tokens)
         first_s, seen = self.book.first_s, end if end > self.streamed else self.streamed
-        for i in lane.prompted(chunks):
+        for i in lane.prompted(chunks if steps == 1 else [(i, steps * new, past) for i, new, past in chunks]):
             if first_s[i] != first_s[i]:  # not a number yet
                 first_s[i] = seen
             else:
