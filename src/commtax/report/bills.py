@@ -132,16 +132,20 @@ def how_sent(x: Line) -> str:
 
 def _served_totals(console: Console, b: StepBill, fits: bool) -> None:
     kv = "fits" if fits else "does not fit in memory with this batch and context (see commtax fit)"
-    q = b.question
-    prompts = {"prefill": float(q.batch), "mixed": 1.0}.get(q.phase, 0.0) * float(q.plan.dp * q.plan.replicas)
-    rate = f", {prompts * float(q.context) / float(b.step_s):,.0f} prompt tokens/s" if prompts else ""
     say(
         console,
         f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)} = compute and host {format_seconds(b.compute_s)} + exposed "
-        f"communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%}); {b.tokens_per_s:,.1f} output tokens/s{rate}; "
-        f"{kv}",
+        f"communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%}); {_rates(b)}; {kv}",
         "bold",
     )
+
+
+def _rates(b: StepBill) -> str:
+    """What the step brings in a second: of prompts, and when their first tokens are there, or of outputs."""
+    prompts = f"{b.prompt_tokens_per_s:,.0f} prompt tokens/s"
+    if b.question.phase == "prefill":
+        return f"{prompts}, TTFT {format_seconds(b.ttft_s)} where nobody is before them"
+    return f"{b.tokens_per_s:,.1f} output tokens/s{f', {prompts}' if b.question.phase == 'mixed' else ''}"
 
 
 def _show_trained(console: Console, step: Explained, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:

@@ -76,6 +76,18 @@ class StepBill(Bill):
         return str(names[worst]) if np.ndim(worst) == 0 else names[worst]
 
     @property
+    def prompt_tokens_per_s(self) -> Number:
+        """Tokens of prompts over all replicas: of the batch in prefill, of one prompt beside decodes in a mixed step."""
+        q = self.question
+        prompts = {"prefill": q.batch, "mixed": 1.0}.get(q.phase, 0.0)
+        return prompts * q.context * q.plan.dp * q.plan.replicas / self.step_s
+
+    @property
+    def ttft_s(self) -> Number:
+        """Of prompts that nobody is before: their step, the way to the engine and that of the first token back."""
+        return self.step_s + self.question.engine.host.request_s
+
+    @property
     def num_gpus(self) -> Number:
         return self.question.plan.num_gpus
 
