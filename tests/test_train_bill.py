@@ -244,7 +244,7 @@ BAD = [
     ({"hsdp": 2, "dp": 8}, "belongs to ZeRO 3"),
     ({"cp": 2, "context": 1001}, "divisible by 2 x cp"),
     ({"schedule": "zb-h2", "pp": 4, "batch": 4}, "at least 7"),
-    ({"schedule": "interleaved", "pp": 4, "batch": 8}, "at least 2 chunks"),
+    ({"schedule": "interleaved", "chunks": 0, "pp": 4, "batch": 8}, "at least 1 chunk"),
     ({"schedule": "fill-drain"}, "schedule 'fill-drain'"),
     ({"tp": 2, "async_axes": ("tp",)}, "add sequence_parallel"),
     ({"async_axes": ("xp",)}, "axes are dp, tp, pp, ep, cp"),

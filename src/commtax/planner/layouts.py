@@ -202,7 +202,8 @@ def _moved_s(copy: Question) -> float:
 
 
 def _load(one: Question) -> Load:
-    return Load(1.0, float(one.requests.input_len), float(one.requests.output_len), spread=one.requests.spread)
+    tokens, hit = float(one.requests.input_len), one.offered.prefix_hit_rate
+    return Load(1.0, tokens, float(one.requests.output_len), spread=one.requests.spread, cached=hit * tokens)
 
 
 def _decoded_per_s(one: Question, tp: int, kv_tokens: float) -> float:

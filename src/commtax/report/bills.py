@@ -27,6 +27,8 @@ PASSES = ("forward", "recompute", "backward", "update")
 def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
     """Sentence first, then the picture, the lines that sum to the step, and the what-ifs."""
     b, q = step.bill, step.bill.question
+    if not step.memory.fits:
+        say(console, step.lacking, "bold red")
     headline(console, q)
     modes = [text for text, on in _modes(q) if on]
     say(console, ", ".join([_trained_step(q) if q.trains else served_step(q), *modes]), "dim")
@@ -145,7 +147,11 @@ def _rates(b: StepBill) -> str:
     prompts = f"{b.prompt_tokens_per_s:,.0f} prompt tokens/s"
     if b.question.phase == "prefill":
         return f"{prompts}, TTFT {format_seconds(b.ttft_s)} where nobody is before them"
-    return f"{b.tokens_per_s:,.1f} output tokens/s{f', {prompts}' if b.question.phase == 'mixed' else ''}"
+    outputs = f"{b.tokens_per_s:,.1f} output tokens/s"
+    if drafts := b.question.speculative:
+        most = float(b.tokens_per_s) * (drafts + 1)
+        outputs = f"{b.tokens_per_s:,.1f} to {most:,.1f} output tokens/s, as none or all {drafts} drafts are accepted"
+    return f"{outputs}{f', {prompts}' if b.question.phase == 'mixed' else ''}"
 
 
 def _show_trained(console: Console, step: Explained, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:
@@ -308,7 +314,7 @@ def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float 
     common: dict[str, object] = {
         "fits": step.memory.fits,
         "items": [{"kind": x.kind, "axis": x.item.whole_axis} | facts(x.item, *item) | facts(x, *LINE) for x in b.items],
-        "verdict": step.sentence,
+        "verdict": step.sentence if step.memory.fits else f"{step.lacking} {step.sentence}",
         "counterfactuals": [facts(c, "what", "step_s", "delta_s", "note") for c in step.what_ifs],
         "weakest_source": weakest(b),
         "imbalance": q.what_if.imbalance or LEFT_OUT,

@@ -222,8 +222,8 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
         yield Note("chunks", f"{q.engine.key} would run these {wanted:,.0f} tokens in {cut}; one step is priced")
     yield from _spread_notes(q, rows)
     if q.speculative:
-        most_tokens = f"up to {q.speculative + 1} times as many if every draft is accepted"
-        yield Note("drafts", f"tokens/s count one token a sequence: {most_tokens}")
+        missing = "how many drafts are accepted is not modelled, nor the time that drafting takes"
+        yield Note("drafts", f"{missing}: with a mean of a accepted drafts, a step makes 1 + a tokens a sequence")
 
 
 def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:

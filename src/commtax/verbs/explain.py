@@ -170,7 +170,8 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
         except ValueError:
             continue
         step, held = float(other.step_s), "does not fit in memory" if q.trains and not fits(other) else ""
-        note = "; ".join(x for x in (one.note, held) if x)
+        pays = f"drafts pay from a mean of {now / step - 1:.2f} accepted a step" if one.code == "plain" else ""
+        note = "; ".join(x for x in (one.note, held, pays) if x)
         answers.append(replace(one, note=note, step_s=step, delta_s=step - now))
     return answers
 
@@ -191,6 +192,8 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
         yield Counterfactual("graphs", "CUDA graphs", {"eager": False})
     if not q.plan.weights_dtype and not q.model.quant:
         yield Counterfactual("fp8", "fp8 weights", {"weights_dtype": "fp8"})
+    if q.speculative:
+        yield Counterfactual("plain", "no drafted tokens", {"speculative": 0})
     other = "prefill" if q.phase == "decode" else "decode"
     note = f"the same batch and length as a {other} step"
     plain = {"images": 0} if q.pictures.images else {}
