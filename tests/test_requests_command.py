@@ -25,6 +25,7 @@ from commtax.verbs.lanes import timeline_of
 from commtax.verbs.loads import split
 from commtax.verbs.offering import put
 from commtax.verbs.requests import _lengths, serve
+from commtax.verbs.serving import serve as closed_loop
 from commtax.verbs.sweeping import at, points, sweep
 from commtax.verbs.tails import first_tokens, gaps
 from commtax.verbs.usage import usage_of
@@ -400,3 +401,16 @@ def test_a_closed_loop_of_many_is_the_closed_form():
     assert timed.statistic("tpot_mean") == pytest.approx(closed.tpot_s, rel=0.02)
     assert not timed.overloaded
     assert timed.offered_rate == inf
+
+
+def test_a_closed_loop_knows_what_is_cached():
+    """In closed form as in time: prompts that are found in the cache are not computed, but read."""
+    words = {"concurrency": 32, "input_len": 4096, "output_len": 128}
+    loops = []
+    for hit in (0.0, 0.5, 0.95):
+        told = run_here("simulate", MODEL, "-c", PLACE, "--concurrency", "32", "--prefix-cache", str(hit))
+        assert told.returncode == 0, told.stderr
+        loops.append(closed_loop(put(MODEL, PLACE, {**words, "prefix_cache": hit})))
+        timed = commtax.serve(MODEL, PLACE, **words, num_prompts=1000, warmup=100, prefix_cache=hit)
+        assert float(loops[-1].tpot_s) == pytest.approx(timed.statistic("tpot_mean"), rel=0.05)
+    assert loops[0].ttft_s > loops[1].ttft_s > loops[2].ttft_s

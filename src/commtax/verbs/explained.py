@@ -109,7 +109,9 @@ class Explained:
         if q.trains:
             usable = f"{format_bytes(m.capacity_bytes)} ({USABLE:.0%} of them usable)"
             return f"Does not fit in memory: a rank would hold {format_bytes(m.used_bytes)} of {usable}."
-        return f"Does not fit in memory: a rank would hold {format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)}; {m.note}."
+        return (
+            f"Does not fit in memory: a rank would hold {format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)}; {m.note}."
+        )
 
     @cached_property
     def thresholds(self) -> Thresholds | None:
