@@ -21,6 +21,7 @@ WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured"
 """Kinds of source, a step as a whole being as sure as its weakest line."""
 WIDTH = 96
 COMPUTE, LATENCY, WIRE = "█", "░", "▓"
+ALIKE = 0.005  # share by which times may differ that are called the same
 PASSES = ("forward", "recompute", "backward", "update")
 
 
@@ -90,7 +91,9 @@ def _show_served(console: Console, step: Explained) -> tuple[str, ...]:
     columns = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
     show_table(console, columns, [_line_cells(x, float(b.step_s)) for x in by_cost(b)])
     _served_totals(console, b, step.memory.fits)
-    return (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *b.notes)
+    alone = f"commtax expect --library {step.library.partition('@')[0]} prices one alone"
+    whose = [f"collectives as {step.library} runs them (--library); {alone}"] if b.comm_s else []
+    return (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *whose, *b.notes)
 
 
 def _drawn_layer(bill: StepBill) -> list[Text]:
@@ -337,8 +340,8 @@ def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float 
     )
 
 
-def show_expectation(console: Console, e: Expectation, measured_s: float | None) -> None:
-    """One line that a job's prolog can log."""
+def show_expectation(console: Console, e: Expectation, measured_s: float | None, nccl: Expectation | None = None) -> None:
+    """One line that a job's prolog can log; what ``nccl`` alone would take, which its tests measure, where that is another."""
     own = f"; profile {e.profile}" if e.profile else ""
     say(
         console,
@@ -350,6 +353,9 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None)
     )
     parts = f"latency {format_seconds(e.latency_s)} + wire {format_seconds(e.wire_s)}"
     say(console, f"  {parts}; {e.fabric.name}, {e.source}{own}", "dim")
+    if nccl and abs(float(nccl.seconds) / float(e.seconds) - 1) > ALIKE:
+        figures = f"{format_seconds(nccl.seconds)}, busbw {format_rate(nccl.busbw_Bps)} ({nccl.algorithm})"
+        say(console, f"  {nccl.fabric.name} alone, which nccl-tests measure: {figures}; --library nccl", "dim")
     if measured_s is not None:
         _show_measured(console, e, measured_s)
 
@@ -391,7 +397,7 @@ class ExpectationDocument:
     pass_: bool | None = LEFT_OUT
 
 
-def expectation_document(e: Expectation, measured_s: float | None) -> ExpectationDocument:
+def expectation_document(e: Expectation, measured_s: float | None, _: Expectation | None = None) -> ExpectationDocument:
     """``expect --json``."""
     verdict = LEFT_OUT if measured_s is None else e.verdict(measured_s)
     measured = {} if measured_s is None else {"measured_s": measured_s, "pass_": PASSED[verdict]}
