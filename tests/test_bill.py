@@ -275,3 +275,25 @@ def test_drafted_tokens_are_counted_as_far_as_is_known():
     assert "how many drafts are accepted is not modelled" in told
     pays = drafted["step_s"] / plain["step_s"] - 1
     assert f"drafts pay from a mean of {pays:.2f} accepted a step" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "words"),
+    [
+        ("deepseek-r1", "2x8xh100-sxm", {"dp": 16, "ep": 16}),
+        ("deepseek-r1", "2x8xh100-sxm", {"dp": 16, "ep": 16, "ep_backend": "deepep_low_latency"}),
+        ("llama-3.1-8b", "8xh100-sxm", {"tp": 8}),
+    ],
+)
+def test_launches_belong_to_the_host(model, cluster, words):
+    """Without graphs nothing is sent otherwise: what is late is the host's, and where nobody waits for it that is said."""
+    graphs, eager = (commtax.bill(model, cluster, batch=64, eager=e, **words) for e in (False, True))
+    assert [float(x.total_s) for x in eager.items if x.kind != "host"] == [
+        float(x.total_s) for x in graphs.items if x.kind != "host"
+    ]
+    hosts = [next(float(x.total_s) for x in b.lines if x.kind == "host") for b in (graphs, eager)]
+    assert float(eager.step_s - graphs.step_s) == pytest.approx(hosts[1] - hosts[0], abs=1e-12)
+    assert float(eager.exposed_comm_s) == float(graphs.exposed_comm_s)
+    note = next(x.why for x in eager.lines if x.kind == "host")
+    assert "launches without graphs take" in note
+    assert (hosts[1] > hosts[0]) == ("start" in note)

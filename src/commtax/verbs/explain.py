@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from commtax.cost.inventory import num_active_params, num_params
 from commtax.cost.training import dp_token_threshold, tp_tax
-from commtax.ledger import LAUNCH_FLOOR, Line
+from commtax.ledger import Line
 from commtax.question import Changes, Question
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, TAXES, Cluster
@@ -49,7 +49,6 @@ def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     top = max(lines, key=lambda x: float(x.exposed_s))
     whole = f"{head}: {share:.0%} of the step is communication"
     kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
-    kind = "launch" if top.why.code == LAUNCH_FLOOR.code else kind
     biggest = f"{top.item.what} {top.item.op}, {kind}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"
     return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, share, what_ifs)}."
 

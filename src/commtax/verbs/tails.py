@@ -139,7 +139,7 @@ def gaps(o: Outcome) -> Gaps:
     usual = figures.rows(o.late, o.late["thrown"] == 0)
     parts = [[figures.rows(log, (log["tokens"] > 0) == prompts) for log in (o.log, usual)] for prompts in (True, False)]
     slow = [float(counts[seconds >= limit].sum()) for seconds, counts in (figures.gaps(*part) for part in parts)]
-    total = max(1.0, sum(slow) + float(late["count"][again].sum()))
+    total = max(1.0, sum(slow) + float(late["requests"][again].sum()))
     heavy = mixed & (o.log["first_s"] >= limit) & (o.log["decodes"] > 0)
     thrown = o.columns["preemptions"] > 0
     return Gaps(
@@ -148,8 +148,8 @@ def gaps(o: Outcome) -> Gaps:
         with_prompts=slow[0] / total,
         tokens=float(np.mean(o.log["tokens"][heavy])) if heavy.any() else 0.0,
         behind=float(o.log["decodes"][_behind(o, limit)].sum()) / total,
-        stalled=float(late["count"][~again & (late["step_s"] < limit)].sum()) / total,
-        thrown=float(late["count"][again].sum()) / total,
+        stalled=float(late["requests"][~again & (late["step_s"] < limit)].sum()) / total,
+        thrown=float(late["requests"][again].sum()) / total,
         preempted=int(thrown.sum()),
         lost_s=float(np.mean(o.columns["preempted_s"][thrown])) if thrown.any() else 0.0,
     )

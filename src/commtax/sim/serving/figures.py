@@ -89,7 +89,7 @@ def gaps(log: Columns, late: Columns) -> tuple[Array, Array]:
     times = np.repeat(first, pieces) + np.repeat(more, pieces) * place
     counts = np.repeat(tokens * each, pieces)
     counts[begin] -= log["late"][decoding]
-    return np.concatenate([times, late["gap_s"]]), np.concatenate([counts, late["count"]])
+    return np.concatenate([times, late["gap_s"]]), np.concatenate([counts, late["requests"]])
 
 
 def weighted_quantile(values: Array, weights: Array, share: float) -> float:

@@ -40,7 +40,7 @@ class Late(NamedTuple):
     begin_s: float  # of the step that made them …
     step_s: float  # … and its length
     gap_s: float
-    count: int
+    requests: int
     tokens: int  # of prompts in that step
     thrown: bool  # their requests had been thrown out of the cache, and were computed again
 
