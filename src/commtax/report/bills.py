@@ -33,7 +33,7 @@ def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measur
     headline(console, q)
     modes = [text for text, on in _modes(q) if on]
     say(console, ", ".join([_trained_step(q) if q.trains else served_step(q), *modes]), "dim")
-    say(console, step.sentence, "bold yellow")
+    say(console, step.verdict, "bold yellow")
     remarks = _show_trained(console, step, num_tokens, measured_mfu) if q.trains else _show_served(console, step)
     changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
     show_table(console, ("what if", ">step", ">change", ""), changes)
@@ -317,7 +317,7 @@ def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float 
     common: dict[str, object] = {
         "fits": step.memory.fits,
         "items": [{"kind": x.kind, "axis": x.item.whole_axis} | facts(x.item, *item) | facts(x, *LINE) for x in b.items],
-        "verdict": step.sentence if step.memory.fits else f"{step.lacking} {step.sentence}",
+        "verdict": step.sentence,
         "counterfactuals": [facts(c, "what", "step_s", "delta_s", "note") for c in step.what_ifs],
         "weakest_source": weakest(b),
         "imbalance": q.what_if.imbalance or LEFT_OUT,

@@ -86,8 +86,13 @@ class Explained:
         return counterfactuals(self.bill)
 
     @cached_property
-    def sentence(self) -> str:
+    def verdict(self) -> str:
         return verdict(self.bill, [] if self.bill.question.trains else self.what_ifs)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict, after what the step lacks."""
+        return self.verdict if self.memory.fits else f"{self.lacking} {self.verdict}"
 
     @cached_property
     def library(self) -> str:
