@@ -432,3 +432,8 @@ def test_a_shorter_step_is_no_reason_to_lose():
     lost = {r.family: r.reason for r in plan("llama-3.1-70b", "2x8xh100-sxm", **asked).rejected}
     assert "does best with" in lost["TP 2"]
     assert not any("a decode step of" in lost[family] for family in ("TP 2", "TP 8"))
+
+
+def test_limits_that_no_load_holds_leave_nothing_to_refine():
+    """A model with states, whose places are counted for each plan that is left: here for none."""
+    assert not plan("qwen3-next-80b-a3b", "8xh100-sxm", ttft_s=0.02, tpot_s=0.003).plans

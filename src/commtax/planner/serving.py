@@ -155,7 +155,7 @@ def search(of: Roomy) -> Columns:
     gaps = np.where(open_ & near, ahead - load - 1, 0).clip(0)
     inner = np.repeat(np.arange(len(load)), gaps)
     step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
-    return Columns.joined([coarse, of.at(rows[inner], load[inner] + step)])
+    return Columns.joined([coarse, of.at(rows[inner], load[inner] + step)]) if len(inner) else coarse
 
 
 def _scores(q: Question, c: Columns, ahead: Array) -> Iterator[tuple[Array, Array, int]]:
