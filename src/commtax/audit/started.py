@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from commtax.audit.finding import Cause, Claim, Finding
+from commtax.audit.held_up import FEW_MOMENTS, FULL_CACHE, behind_cache, held_up, served
 from commtax.catalog.models import bundled
 from commtax.files import table
 from commtax.readers.startup import FAILURE, READY, Claimed, StartupLog, axes_of
@@ -16,7 +17,6 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
-FULL_CACHE, FEW_MOMENTS = 0.95, 3  # a cache that full makes requests wait; fewer lines make no rate
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
@@ -86,6 +86,18 @@ def told(log: StartupLog) -> Iterator[Finding]:
         yield Finding(FULL_LENGTH, None, log.max_concurrency)
     if usual := typical(log):
         yield Finding(Note("served", f"tokens a second, {plural(usual[0], 'request')} running"), None, usual[1])
+    yield from started_with(log)
+    yield from served(log)
+
+
+def started_with(log: StartupLog) -> Iterator[Finding]:
+    """What a start took besides weights and cache."""
+    if log.graph_bytes is not None:
+        yield Finding("memory of CUDA graphs, a rank", None, log.graph_bytes, "bytes")
+    if log.unused_bytes is not None:
+        yield Finding("memory left free, a rank", None, log.unused_bytes, "bytes")
+    if log.loading_s is not None:
+        yield Finding("loading the weights", None, log.loading_s, "s")
 
 
 def broken(log: StartupLog) -> Iterator[Finding]:
@@ -99,6 +111,8 @@ def begun(log: StartupLog) -> str:
     if log.settings.get(FAILURE):
         return "started, and failed later" if log.is_ready else "did not start"
     came = log.is_ready or log.weights_bytes or log.kv_tokens or log.kv_blocks or log.available_kv_bytes or log.max_concurrency
+    if log.moments and not (log.weights_bytes or log.kv_tokens or log.version):
+        return "served"
     return "started" if came else "began to start, and the log tells no more"
 
 
@@ -146,6 +160,7 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
             said = f"kernels are launched one by one ({name}={value})"
             yield _priced("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
     yield from _queue(log)
+    yield from held_up(log)
 
 
 def to_change(why: str) -> str:
@@ -174,15 +189,16 @@ def _on_cpu(log: StartupLog) -> bool:
 def _queue(log: StartupLog) -> Iterator[Cause]:
     moments = [m for m in log.moments if m.running]
     waits = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= FULL_CACHE]
-    if len(waits) >= FEW_MOMENTS:
+    if behind_cache(waits, moments):
         share, most = len(waits) / len(moments), max(m.waiting for m in waits)
-        said = f"the KV cache is full in {plural(len(waits), 'line')} of {len(moments)}, and up to {plural(most, 'request')} wait"
+        said = f"overloaded: the KV cache is full in {plural(len(waits), 'line')} of {len(moments)}, and up to {plural(most, 'request')} wait"
         change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
         yield Cause("cache full", said, share=share, change=change)
     launched = [m for m in moments if m.graph is False]
-    if len(launched) >= FEW_MOMENTS and len(launched) * 2 > len(moments):
-        said = f"{plural(len(launched), 'decode line')} of {len(moments)} ran without a CUDA graph"
-        yield Cause("no graph", said, share=len(launched) / len(moments), change="capture larger batches (--cuda-graph-max-bs)")
+    decoded = sum(m.graph is not None or m.tokens_per_s > 0 for m in moments)
+    if len(launched) >= FEW_MOMENTS and len(launched) * 2 > decoded:
+        said = f"{plural(len(launched), 'decode line')} of {decoded} ran without a CUDA graph"
+        yield Cause("no graph", said, share=len(launched) / decoded, change="capture larger batches (--cuda-graph-max-bs)")
 
 
 def _cost(claim: Claim | None, **changes: Any) -> tuple[float, float] | None:

@@ -164,7 +164,7 @@ DATA = (
     ),
     Format(
         "bench",
-        "a benchmark result (vllm bench, sglang.bench_serving, AIPerf, GenAI-Perf, GuideLLM)",
+        "a benchmark result (vllm bench, sglang.bench_serving, AIPerf, GenAI-Perf, GuideLLM, InferenceX)",
         lambda source: source.begins in ("{", "[") and bench.looks_like_data(source.head),
         lambda source: bench.parse(source.text, str(source.path)),
     ),

@@ -21,6 +21,7 @@ MOST_MOMENTS = 100_000  # lines of one kind that are kept: figures, ranks, and w
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
 _SETTING = re.compile(r"(?:['\"]([a-z][a-z_]{1,60})['\"]\s{0,4}:|\b([a-z][a-z_]{1,60})=)\s{0,4}('[^']*+'|\"[^\"]*+\"|[\w./+-]++)")
+_DRAFTER = re.compile(r"['\"]?speculative_config['\"]?\s{0,4}[:=]\s{0,4}(?:\w{1,60}\(|\{)[^(){}]{0,4000}")  # another model's
 _PLAIN_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?")
 
 
@@ -45,6 +46,7 @@ class Moment:
     cache_share: float | None = None
     cached_tokens: int | None = None
     graph: bool | None = None  # whether the step replayed a CUDA graph
+    prompt_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,9 @@ class StartupLog:
     allreduce_backends: tuple[str, ...] = ()
     custom_allreduce_disabled: str = ""  # the reason given
     weights_bytes: tuple[tuple[str, float], ...] = ()  # worker and what it loaded
+    graph_bytes: float | None = None  # of CUDA graphs
+    unused_bytes: float | None = None  # free when the start was over
+    loading_s: float | None = None  # of the weights
     available_kv_bytes: float | None = None
     kv_fixed: bool = False  # the KV memory was asked for, not what was left
     kv_tokens: int | None = None
@@ -111,6 +116,11 @@ class StartupLog:
         return self.said("nccl_version")
 
     @property
+    def counts_waiting(self) -> bool:
+        """Whether its lines tell how many requests wait."""
+        return self.engine != "trtllm"
+
+    @property
     def is_ready(self) -> bool:
         """Whether it was ready to serve, whatever came later."""
         return bool(self.moments) or READY in self.settings
@@ -135,6 +145,11 @@ class Heard:
     def note(self, name: str, worker: str, value: float) -> None:
         if len(noted := self.figures.setdefault(name, [])) < MOST_MOMENTS:
             noted.append((worker, value))
+
+    def slowest(self, name: str) -> None:
+        """Of a time, keep the worker's that took longest: all others wait for it."""
+        if noted := self.figures.get(name):
+            self.figures[name] = [max(noted, key=lambda pair: pair[1])]
 
     def fail(self, lines: Iterable[str]) -> None:
         """Why it ended, where its lines end in an error: the root of it, rather than what the engine says last."""
@@ -165,6 +180,7 @@ class Wordings:
     def __init__(self, path: str) -> None:
         self.table = table(path)
         self.signs: tuple[str, ...] = tuple(self.table["signs"])
+        self.shapes = [re.compile(shape) for shape in self.table.get("shapes", ())]
         self.words: tuple[str, ...] = tuple(self.table["words"])
         self.figures = [
             (name, read, re.compile(wording.replace("{n}", _NUMBER)))
@@ -176,7 +192,7 @@ class Wordings:
 
     def fits(self, text: str) -> bool:
         """Whether a text holds such a start."""
-        return any(sign in text for sign in self.signs)
+        return any(sign in text for sign in self.signs) or any(shape.search(text) for shape in self.shapes)
 
     def says(self, line: str) -> bool:
         """Whether a line may say something: most of a long log do not, and are passed over."""
@@ -190,13 +206,15 @@ class Wordings:
         for name, pattern in self.texts:
             if match := pattern.search(line):
                 value = match[1].split(". To silence")[0].strip().rstrip(".")
-                (heard.facts if name in _FIELDS else heard.settings)[name] = value[:MOST_VALUE]
+                held = heard.facts if name in _FIELDS else heard.settings
+                if name not in held or name not in self.table.get("first", ()):
+                    held[name] = value[:MOST_VALUE]
         if any(sign in line for sign in self.table["configured"]):
             self._settings(heard, line)
 
     def _settings(self, heard: Heard, line: str) -> None:
         """A printed configuration; the first value of a key counts, and the last is kept to compare runs by."""
-        for quoted, bare, raw in _SETTING.findall(line):
+        for quoted, bare, raw in _SETTING.findall(_DRAFTER.sub("", line)):
             key = quoted or bare
             value = raw.strip("'\"").rstrip(".").removeprefix("torch.")[:MOST_VALUE]
             if (name := self.table["numbers"].get(key)) and _PLAIN_NUMBER.fullmatch(value):
@@ -221,6 +239,7 @@ _READ: Mapping[str, Callable[[str], float]] = {
     "count": lambda text: int(number(text)),
     "share": lambda text: number(text),
     "bytes": lambda text: number(text),
+    "seconds": lambda text: number(text),
 }
 """What a line's number is, and how it is read."""
 

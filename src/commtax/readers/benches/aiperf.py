@@ -15,6 +15,7 @@ LONGEST_LINE = 2000  # signs of a line that may be a row
 _UNIT = re.compile(r"([^()]{1,80})\(([^()]{1,40})\)\s*+$")
 _HEADER = re.compile(r"\s*(?:Metric|Statistic)\s*")
 _TITLE = re.compile(r"^[^\S\n]{0,200}(?:[^\n]{0,80}Perf \| )?LLM Metrics[^\S\n]{0,200}$", re.M)
+_HEAD = re.compile(r"^[^\S\n]{0,200}[│┃|][^\S\n]{0,200}(?:Metric|Statistic)[^\S\n]{0,200}[│┃|][^\S\n]{0,80}avg[^\S\n]{0,80}[│┃|]", re.M)
 _BOX = re.compile(r"[│┃|]")
 Blocks = Mapping[str, Mapping[str, Json]]
 
@@ -92,7 +93,8 @@ def from_text(text: str) -> Iterator[Bench]:
 
 
 def looks_printed(text: str) -> bool:
-    return _TITLE.search(text) is not None
+    """By a table's title, or by its header where the title is missing."""
+    return _TITLE.search(text) is not None or _HEAD.search(text) is not None
 
 
 def _rows(rows: Iterable[Sequence[str]]) -> Iterator[Bench]:
