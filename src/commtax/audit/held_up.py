@@ -1,4 +1,4 @@
-"""What the lines of a serving engine tell: how many requests ran and waited, how full the cache was, and what holds up those that wait."""
+"""What the lines of a serving engine tell: how many requests ran and waited, how full the cache was, and what holds others up."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -6,7 +6,7 @@ from statistics import median
 from commtax.audit.finding import Cause, Finding
 from commtax.readers.startup import Moment, StartupLog
 from commtax.statement import Note
-from commtax.units import plural
+from commtax.units import GiB, plural
 
 FULL_CACHE, FEW_MOMENTS = 0.95, 3  # a cache that full makes requests wait; fewer lines make no rate
 FULL_LENGTHS, LITTLE = 2.0, 0.05  # requests of full length at once, and KV memory beside the weights, below which little else fits
@@ -43,7 +43,7 @@ def _lines(values: Sequence[float]) -> str:
 def behind_cache(waits: Sequence[Moment], moments: Sequence[Moment]) -> bool:
     """Whether lines in which requests wait for a full cache are no chance: several, or as many wait as run in most of a few."""
     longer = [m for m in waits if m.waiting >= m.running]
-    return len(waits) >= FEW_MOMENTS or bool(longer) and 2 * len(longer) > len(moments)
+    return len(waits) >= FEW_MOMENTS or (bool(longer) and 2 * len(longer) > len(moments))
 
 
 def held_up(log: StartupLog) -> Iterator[Cause]:
@@ -81,6 +81,7 @@ def _narrow(log: StartupLog) -> Iterator[Cause]:
     if kv is None or not log.max_concurrency or log.max_concurrency >= FULL_LENGTHS or not 0 < kv < LITTLE * each:
         return
     length = f" of {log.max_model_len:,} tokens" if log.max_model_len else ""
-    said = f"almost no KV cache: {kv / 2**30:.2f} GiB beside {each / 2**30:.2f} GiB of weights hold {log.max_concurrency:.2f} requests"
+    held = f"{kv / GiB:.2f} GiB beside {each / GiB:.2f} GiB of weights"
+    said = f"almost no KV cache: {held} hold {log.max_concurrency:.2f} requests"
     change = "a larger share of memory, weights of fewer bits, an fp8 cache, more GPUs, or a shorter --max-model-len"
     yield Cause("little cache", f"{said}{length}", change=change)

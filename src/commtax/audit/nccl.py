@@ -60,7 +60,10 @@ def _layout(log: NcclLog, claim: Claim | None) -> Iterator[Finding]:
 
 
 def _ways(log: NcclLog) -> Iterator[Finding]:
-    """How many ranks reach how many over what, and how wide."""
+    """How long starts took, how many ranks reach how many over what, and how wide."""
+    if log.init_s:
+        size = max(log.init_s)
+        yield Finding(Note("init", f"start of a communicator of {size} ranks"), None, log.init_s[size], "s")
     for (transport, direct), pairs in _transports(log).items():
         yield Finding(Note("transport", f"ways over {_called_so(transport, direct)}"), None, pairs)
     if log.widths:

@@ -191,7 +191,8 @@ def _queue(log: StartupLog) -> Iterator[Cause]:
     waits = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= FULL_CACHE]
     if behind_cache(waits, moments):
         share, most = len(waits) / len(moments), max(m.waiting for m in waits)
-        said = f"overloaded: the KV cache is full in {plural(len(waits), 'line')} of {len(moments)}, and up to {plural(most, 'request')} wait"
+        full = f"{plural(len(waits), 'line')} of {len(moments)}"
+        said = f"overloaded: the KV cache is full in {full}, and up to {plural(most, 'request')} wait"
         change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
         yield Cause("cache full", said, share=share, change=change)
     launched = [m for m in moments if m.graph is False]

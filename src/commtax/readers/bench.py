@@ -1,8 +1,8 @@
 """Results of benchmarks, told apart by what they hold; seconds inside.
 
 JSON, JSON lines and CSV: ``vllm bench latency|throughput|serve`` and its sweeps, ``sglang.bench_serving``, ``bench_one_batch`` and
-``bench_one_batch_server``, AIPerf, GenAI-Perf, GuideLLM, InferenceX. Text: what those and trtllm-bench print, MLPerf's summary, a server's
-``/metrics``.
+``bench_one_batch_server``, AIPerf, GenAI-Perf, GuideLLM, InferenceX. Text: what those and trtllm-bench print, MLPerf's summary, a
+server's ``/metrics``.
 
 Which keys are there differs by tool and version; a key that is missing leaves None. TPOT is (E2E - TTFT) / (output - 1) in all of
 them; ITL is the list of gaps between chunks of a stream, which may hold several tokens.
@@ -31,7 +31,7 @@ MORE_KEYS = (b'"inter_token_latency"', b'"request_latency"', b'"benchmarks"', b'
 PER_GPU = tuple(f'"{key}"'.encode() for key in inferencex.KEYS)
 _LINE = re.compile(r'^\{"\w{1,60}": .{0,4000}?"(?:total_output_tokens|output_throughput)": ', re.M)  # with which a result begins
 COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of a sweep's table
-NOTHING = "none of the keys of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
+NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
 
 _PRINTED = (
     tables.looks_like,

@@ -173,13 +173,13 @@ DATA = (
 TEXTS = (
     Format(
         "log",
-        "a vLLM start-up log (model weights, KV cache size, rank lines)",
+        "a vLLM log (model weights, KV cache size, rank lines, throughput)",
         lambda source: vllm_log.looks_like(source.text),
         lambda source: vllm_log.parse(source.text),
     ),
     Format(
         "log",
-        "an SGLang log (ServerArgs, weights, KV cache, decode batches)",
+        "an SGLang log (ServerArgs, weights, KV cache, batches)",
         lambda source: sglang_log.looks_like(source.text),
         lambda source: sglang_log.parse(source.text),
     ),

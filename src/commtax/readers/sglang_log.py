@@ -9,10 +9,23 @@ from collections.abc import Iterator
 from itertools import islice
 
 from commtax.readers import crashes
-from commtax.readers.startup import MOST_MOMENTS, Heard, Moment, Rank, StartupLog, Wordings, axes_of, lines, number, since_last
+from commtax.readers.startup import (
+    FAILURE,
+    MOST_MOMENTS,
+    Heard,
+    Moment,
+    Rank,
+    StartupLog,
+    Wordings,
+    axes_of,
+    lines,
+    number,
+    since_last,
+)
 from commtax.units import GiB
 
 _WORKER = re.compile(r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?((?: [A-Z]{2,5}\d{1,6}){1,8})\]")
+_FAILED = "Scheduler hit an exception"
 _START = "server_args=ServerArgs("
 _NODE = re.compile(r"\bnode_rank=(\d{1,9})")
 _CACHE = re.compile(r"KV Cache is allocated\. (?:dtype: [\w.]{1,60}+, )?#tokens: (\d{1,15}+), (.{0,200})")
@@ -44,6 +57,8 @@ def parse(text: str) -> StartupLog:
         worker = match[1].strip().replace(" ", "_") if match else "rank 0"
         if "Load weight" in line and any(worker == who for who, _ in heard.figures.get("weights_bytes", ())):
             continue  # a drafter is loaded after the model that it helps
+        if _FAILED in line:
+            heard.settings[FAILURE] = f"{_FAILED} ({worker.replace('_', ' ')}), and {crashes.UNTOLD}"
         _WORDINGS.hear(heard, worker, line)
         _cache(pools, worker, line)
         _served(heard, line, worker, resumed)

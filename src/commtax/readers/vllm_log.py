@@ -34,7 +34,8 @@ _BACKENDS = re.compile(r"Using \[([^\[\]]{0,2000}+)\] all-reduce backends ")
 _GROUP = re.compile(r" for group '(\w{1,60}+):")
 _START = re.compile(r"Initializing an? (?:V[01] )?LLM engine|vLLM API server version")
 _MOMENT = re.compile(
-    r"(?:Avg prompt throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s, )?Avg generation throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s, Running: (\d{1,9}) reqs,.{0,40}? "
+    r"(?:Avg prompt throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s, )?"
+    r"Avg generation throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s, Running: (\d{1,9}) reqs,.{0,40}? "
     r"(?:Waiting|Pending): (\d{1,9}) reqs"
 )
 _CLAIM = re.compile(

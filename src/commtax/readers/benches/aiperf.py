@@ -15,7 +15,9 @@ LONGEST_LINE = 2000  # signs of a line that may be a row
 _UNIT = re.compile(r"([^()]{1,80})\(([^()]{1,40})\)\s*+$")
 _HEADER = re.compile(r"\s*(?:Metric|Statistic)\s*")
 _TITLE = re.compile(r"^[^\S\n]{0,200}(?:[^\n]{0,80}Perf \| )?LLM Metrics[^\S\n]{0,200}$", re.M)
-_HEAD = re.compile(r"^[^\S\n]{0,200}[│┃|][^\S\n]{0,200}(?:Metric|Statistic)[^\S\n]{0,200}[│┃|][^\S\n]{0,80}avg[^\S\n]{0,80}[│┃|]", re.M)
+_HEAD = re.compile(
+    r"^[^\S\n]{0,200}[│┃|][^\S\n]{0,200}(?:Metric|Statistic)[^\S\n]{0,200}[│┃|][^\S\n]{0,80}avg[^\S\n]{0,80}[│┃|]", re.M
+)
 _BOX = re.compile(r"[│┃|]")
 Blocks = Mapping[str, Mapping[str, Json]]
 

@@ -31,7 +31,9 @@ def from_document(d: Json) -> Bench:
     drafted = str(d.get("spec_decoding", d.get("spec_method", ""))).lower() not in UNDRAFTED
     accepted = _chunk(stats) if drafted else 1.0
     notes = (_drafts(accepted),) if drafted else ()
-    return result("inferencex", "serve", said, stats, lengths=lengths, spread=SPREAD, accepted=accepted, facts=_facts(d), notes=notes)
+    return result(
+        "inferencex", "serve", said, stats, lengths=lengths, spread=SPREAD, accepted=accepted, facts=_facts(d), notes=notes
+    )
 
 
 def _stats(d: Json) -> dict[str, dict[str, float]]:
@@ -70,6 +72,12 @@ def _facts(d: Json) -> dict[str, str]:
     engine = next((name for word, name in _ENGINES.items() if word in framework), framework)
     hardware = next((str(d[key]) for key in TABLE["hardware"] if isinstance(d.get(key), str)), "")
     rate = number(d.get("tput_per_gpu"))
-    named = {"tokens/s a GPU": f"{rate:.2f}" if rate else "", "hardware": hardware, "engine": engine, "precision": d.get("precision"), "drafts": d.get("spec_decoding")}
+    named = {
+        "tokens/s a GPU": f"{rate:.2f}" if rate else "",
+        "hardware": hardware,
+        "engine": engine,
+        "precision": d.get("precision"),
+        "drafts": d.get("spec_decoding"),
+    }
     sizes = {axis: str(int(n)) for axis in ("ep", "dp") if (n := number(d.get(axis)))}
     return {name: str(value)[:80] for name, value in {**named, **sizes}.items() if value}

@@ -89,7 +89,11 @@ def _statistic(said: str) -> str:
 
 def _notes(held: dict[str, str]) -> Iterator[Note]:
     if held.get("result is", "").upper().startswith("INVALID"):
-        missed = [label.replace(" satisfied", " not satisfied") for label, value in held.items() if label.endswith("satisfied") and value.upper() == "NO"]
+        missed = [
+            label.replace(" satisfied", " not satisfied")
+            for label, value in held.items()
+            if label.endswith("satisfied") and value.upper() == "NO"
+        ]
         yield Note("invalid", f"LoadGen calls the run INVALID{': ' if missed else ''}{', '.join(missed)}")
     if held.get("scenario", "").lower() not in _SCENARIOS:
         yield Note("partial", "the summary is cut off before its scenario: what load it was is not known")
