@@ -86,6 +86,11 @@ def test_a_table_of_genai_perf_needs_no_title(told):
     assert (findings["tpot_mean"].measured, findings["output_tokens_per_s"].measured) == (0.02, 810.0)
 
 
+def test_a_table_whose_frame_does_not_end_is_partial(told):
+    assert "partial" in told(TABLE)[2]
+    assert "partial" not in told(TABLE + "└──────┴─────┴─────┘\n")[2]
+
+
 SUMMARY = [
     "SUT name : MySUT",
     "Scenario : Server",
@@ -322,6 +327,16 @@ def test_the_time_of_a_start_of_nccl_is_that_of_its_slowest_rank(told):
     line = "n1:7:9 [{r}] NCCL INFO Init timings: rank {r} nranks 4 total {s} (kernels 0.5, bootstrap 0.2)\n"
     older = "n1:7:9 [2] NCCL INFO Init timings - ncclCommInitRank: rank 2 nranks 4 total 1.75 (kernels 0.5)\n"
     assert told(line.format(r=0, s=1.25) + older + line.format(r=1, s=1.5))[0]["init"].measured == 1.75
+
+
+def test_where_ranks_stood_when_the_watchdog_spoke_is_told(tmp_path):
+    stood = "[rank{r}]:[E] [PG ID 1 PG GUID 1 Rank {r}]  failure detected by watchdog at work sequence id: 3 PG status: "
+    path = tmp_path / "x.log"
+    gave_up = "[rank0]:[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=BROADCAST, "
+    gave_up += "NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600081 milliseconds before timing out.\n"
+    path.write_text(gave_up + "".join(f"{stood.format(r=r)}last enqueued work: 547, last completed work: 2\n" for r in (0, 1)))
+    (section,) = audit([path]).sections
+    assert "ranks 0, 1 of group 1 had enqueued up to number 547 and completed up to number 2" in section.notes
 
 
 # tests of collectives

@@ -31,7 +31,7 @@ def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str
         "log",
         tuple(names),
         (*_layout(log, claim), *_ways(log), *_unstarted(log), *_broken(log)),
-        tuple(_notes(log)),
+        (*_notes(log), *_stood(log)),
         causes=tuple(found),
         culprit=culprit,
         collectives=tuple(_called(log)),
@@ -155,6 +155,16 @@ def _notes(log: NcclLog) -> Iterator[Note]:
     if (first := next(iter(log.rings), ())) and len(first) > 1:
         order = " ".join(map(str, first[: 4 * NAMED])) + (" …" if len(first) > 4 * NAMED else "")
         yield Note("rings", f"{plural(len(log.rings), 'ring')}, the first {order}")
+
+
+def _stood(log: NcclLog) -> Iterator[Note]:
+    """Where ranks stood when the watchdog spoke: those that had come as far share a line."""
+    alike: dict[tuple[str, int, int], list[int]] = {}
+    for (group, rank), at in log.progress.items():
+        alike.setdefault((group, at.enqueued, at.completed), []).append(rank)
+    for (group, enqueued, completed), ranks in list(alike.items())[:NAMED]:
+        done = f"completed up to number {completed:,}" if completed >= 0 else "completed none"
+        yield Note("progress", f"{_ranks(sorted(ranks))} of group {group} had enqueued up to number {enqueued:,} and {done}")
 
 
 def _ranks(ranks: Sequence[int]) -> str:

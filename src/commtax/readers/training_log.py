@@ -28,8 +28,7 @@ _VALUE = re.compile(rf"\s*+({_NUMBER})")
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _WHEN = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)[.,]?(\d{0,6})")
 _ITERATION = re.compile(r"\biteration\s{1,20}(\d{1,12})\s?/\s{0,20}(\d{1,12})\s{0,20}\|")
-_TOLD = re.compile(r"elapsed time per iteration \(ms\): ?[\d.]{1,20}/?[\d.]{0,20} ?\|")
-_GOES_ON = re.compile(r"[^\[|:]{1,80}:\s{0,20}[^|:]{0,40}(?:\||$)")
+_GOES_ON = re.compile(rf"\s{{0,40}}[A-Za-z][\w ()/.-]{{1,80}}:\s{{0,20}}{_NUMBER}[/\d.]{{0,20}}\s{{0,9}}(?:\||$)")
 _OTHERS = re.compile(r"time \(ms\) \||memory \(MB\)")  # lines of clocks and memory, which have bars too
 _TITAN = re.compile(r"\bstep:\s{0,20}(\d{1,12})\s{1,9}(?=(?:[a-z_/]{1,40}:\s{0,20}\S{1,40}\s{1,9}){0,12}(?:tps|wps|mfu|memory):)")
 _PAIR = re.compile(r"([a-z_/]{1,40}):\s{0,20}(\S{1,40})")
@@ -163,7 +162,7 @@ def _lines(text: str) -> Iterator[str]:
         if begun:
             yield _whole(begun)
             begun = []
-        if "iteration" in line and _ITERATION.search(line) and not (line.rstrip().endswith("|") and _TOLD.search(line)):
+        if "iteration" in line and _ITERATION.search(line):
             begun = [line]
         else:
             yield line

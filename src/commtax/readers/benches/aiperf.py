@@ -3,11 +3,13 @@
 import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from commtax.files import Json
 from commtax.readers.benches.record import SECONDS, STATISTICS, TABLE, Bench, number, rate_of, result, spread_of
 from commtax.readers.short_lines import each_line
+from commtax.statement import Note
 
 NAMES: Mapping[str, str] = TABLE["aiperf"]
 MOST_ROWS = 100_000
@@ -84,14 +86,18 @@ def from_csv(text: str) -> Iterator[Bench]:
 def from_text(text: str) -> Iterator[Bench]:
     """Tables as printed, of signs that draw boxes; a text may hold several."""
     rows: list[list[str]] = []
+    drawn = ended = False
     for line in each_line(text):
+        drawn, ended = drawn or "┡" in line, line.lstrip().startswith("└") or (ended and "│" not in line)
         if len(line) <= LONGEST_LINE and ("│" in line or "┃" in line or line.lstrip().startswith("|")):
             cells = [cell.strip() for cell in _BOX.split(line)[1:-1]]
             if rows and cells and not any(cells[1:]) and cells[0].startswith("("):
                 rows[-1][0] += f" {cells[0]}"  # the unit, on a line of its own
             elif len(rows) < MOST_ROWS:
                 rows.append(cells)
-    yield from _rows(rows)
+    found = list(_rows(rows))
+    cut = (Note("partial", "the table's frame does not end: rows below are missing"),) if drawn and not ended else ()
+    yield from (*found[:-1], *(replace(last, notes=(*last.notes, *cut)) for last in found[-1:]))
 
 
 def looks_printed(text: str) -> bool:
