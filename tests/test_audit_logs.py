@@ -336,6 +336,15 @@ def test_a_start_that_hangs_did_not_start(size, data):
     assert not [f for f in went_on.findings if f.code == "unstarted"]
 
 
+def test_a_second_try_that_starts():
+    first = [INIT.format(rank, 2, "START") for rank in (0, 1)]
+    again = [line.replace(":10", ":30").replace("0x79", "0x80") for line in first]
+    done = [line.replace("START", "COMPLETE") for line in again]
+    assert not audit_nccl([nccl_log.parse("\n".join([*first, *again, *done]))], None, ["x"]).causes
+    hung = audit_nccl([nccl_log.parse("\n".join([*again, *done, *first]))], None, ["x"])  # a second communicator that hangs
+    assert [c.code for c in hung.causes] == ["unstarted"]
+
+
 def test_an_engine_that_only_began_to_start():
     text = "INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='Qwen/Qwen3-8B', tensor_parallel_size=2"
     assert "began to start" in audit_log(vllm_log.parse(text), None).notes[0]
@@ -356,6 +365,8 @@ def test_the_rank_whose_watchdog_is_silent(size, data):
     assert audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"]).culprit.rank == absent
     assert audit_nccl([nccl_log.parse("\n".join([*lines, WATCHDOG.format(absent, 9)]))], None, ["x"]).culprit is None
     assert audit_nccl([nccl_log.parse(lines[0])], None, ["x"]).culprit is None
+    strided = audit_nccl([nccl_log.parse("\n".join(WATCHDOG.format(rank, 9) for rank in range(0, 2 * size, 2)))], None, ["x"])
+    assert [c.code for c in strided.causes] == ["timeout"]  # a group of every other rank
 
 
 def test_the_lowest_number_is_named():
@@ -383,10 +394,17 @@ def test_workers_on_cpus_claim_their_node():
         assert not audit_log(vllm_log.parse("\n".join(lines)), None).causes
 
 
-def test_a_workers_share_is_not_judged_by_the_catalogues_host():
-    log = vllm_log.parse(CLAIM.format(0, 1.5, 0, 16.2) + "\nINFO GPU KV cache size: 14,016 tokens")
-    (left,) = [f for f in audit_log(log, claimed({"model": "llama-3.2-1b", "cluster": "1xcpu"})).findings if "left" in f.code]
-    assert left.verdict == "unknown"
+def test_a_workers_share_is_judged_by_its_own_node(tmp_path):
+    """Qwen2.5-1.5B on a laptop of 18 GiB: 1.48 GiB hold 55,424 tokens, whatever memory the catalogue's host has."""
+    sizes = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **sizes}))
+    served = "INFO GPU KV cache size: 55,424 tokens\nINFO Maximum concurrency for 32,768 tokens per request: 1.69x"
+    log = vllm_log.parse(f"{CLAIM.format(0, 1.48, 0, 5.4)}\n{served}")
+    found = {f.code: f for f in audit_log(log, claimed({"model": str(tmp_path), "cluster": "1xcpu"})).findings}
+    assert found["KV memory left, of all memory"].verdict == "unknown"
+    assert found["KV tokens in that memory"].predicted == 55424
+    assert found["full-length requests at once"].verdict == "agree"
 
 
 @pytest.mark.parametrize("name", ["a watchdog on three ranks", "a rank that called something else"])

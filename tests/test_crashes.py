@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax.audit import audit
-from commtax.readers import crashes
+from commtax.readers import crashes, vllm_log
 
 VLLM = """\
 (APIServer pid=11) INFO 11-18 13:43:00 [api_server.py:1977] vLLM API server version 0.11.0
@@ -152,6 +152,17 @@ def test_a_server_that_failed_later_had_started(tmp_path):
     section = audit([path]).sections[0]
     assert "failed later" in section.causes[0].said
     assert [f.code for f in section.findings if f.verdict == "disagree"] == ["runs that ended in an error"]
+
+
+def test_a_server_outlives_the_error_of_a_request():
+    ready = (
+        "INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='a'\nINFO:     Application startup complete.\n"
+    )
+    request = (
+        'Traceback (most recent call last):\n  File "/vllm/serving_chat.py", line 200, in create\nValueError: no chat template\n'
+    )
+    assert "failure" not in vllm_log.parse(ready + request).settings
+    assert "no chat template" in vllm_log.parse(ready.partition("\n")[0] + "\n" + request).settings["failure"]
 
 
 @settings(max_examples=15)

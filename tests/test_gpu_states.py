@@ -182,6 +182,14 @@ def test_sound_and_idle_gpus_are_not_blamed():
         assert all(f.verdict == "unknown" for f in section.findings)
 
 
+def test_parts_of_the_output():
+    """nvidia-smi -q -d PERFORMANCE: no utilisation is told, and that it is not idle is."""
+    part = HEAD + "GPU 00000000:18:00.0\n    Performance State                 : P0\n    Clocks Throttle Reasons\n"
+    capped = part + "        Idle                          : {}\n        SW Power Cap                  : Active\n"
+    assert codes(audit_states(smi_query.parse(capped.format("Not Active")), None)) == ["power-cap"]
+    assert not codes(audit_states(smi_query.parse(capped.format("Active")), None))
+
+
 def test_samples_that_come_again():
     section = audit_states(smi_query.parse((HEAD + gpu()) * 3 + HEAD + gpu(active="SW Thermal Slowdown")), None)
     assert "in 1 of 4 samples" in section.causes[0].said

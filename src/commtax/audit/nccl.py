@@ -17,6 +17,7 @@ from commtax.verbs.billing import price
 SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP, and one through a host's memory, may be
 FEW_CHANNELS = 8  # fewer do not fill NVLink
 MOST_RANKS = 65536
+FEW = 4  # times as many
 NAMED = 8  # ranks, rings and warnings that are told one by one
 _CAUSES = table("audit/log_causes.toml")
 CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
@@ -77,9 +78,21 @@ def _ways(log: NcclLog) -> Iterator[Finding]:
 
 def _unstarted(log: NcclLog) -> Iterator[Finding]:
     """Communicators that ranks began and did not finish: the job hangs there, or the text ends there."""
-    if begun := [comm for comm in log.comms.values() if comm.begun]:
+    if begun := _stuck(log):
         item = Note("unstarted", "communicators that did not start")
         yield Finding(item, 0, len(begun), reason=_hanging(begun[0])).judged()
+
+
+def _stuck(log: NcclLog) -> list[Communicator]:
+    """Communicators that ranks began and did not finish, unless the same ranks finished a later one of the size: a second try."""
+    found: list[Communicator] = []
+    later: dict[int, set[int]] = {}
+    for comm in reversed(log.comms.values()):
+        done = later.setdefault(comm.size, set())
+        if comm.begun - done:
+            found.append(comm)
+        done |= comm.complete
+    return found[::-1]
 
 
 def _hanging(comm: Communicator) -> str:
@@ -199,7 +212,7 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         yield from _behind(log)
         if gone := _silent(log):
             yield _cause("absent", _missing(log, gone))
-    for comm in [comm for comm in log.comms.values() if comm.begun][:NAMED]:
+    for comm in _stuck(log)[:NAMED]:
         yield _cause("unstarted", f"the start of a communicator did not end: {_hanging(comm)}")
 
 
@@ -292,11 +305,12 @@ def _behind(log: NcclLog) -> Iterator[Cause]:
 
 
 def _silent(log: NcclLog) -> list[int]:
-    """Ranks whose watchdog said nothing, where those of most others did; without the job's size three must have spoken."""
+    """The one rank, or the few of many, whose watchdog said nothing; without the job's size three others must have spoken."""
     spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
     size = max([*spoke, *log.heard, log.world.size - 1 if log.world else 0]) + 1
     gone = sorted(set(range(min(size, MOST_RANKS))) - spoke)
-    return gone if len(spoke) > max(len(gone), 1 if log.world else 2) else []
+    few = len(gone) == 1 or len(gone) * FEW <= len(spoke)  # groups of every other rank leave gaps too
+    return gone if few and len(spoke) >= (2 if log.world else 3) else []
 
 
 def _absent(log: NcclLog) -> Culprit | None:

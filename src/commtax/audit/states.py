@@ -88,13 +88,16 @@ def _faults(states: States, gpu: int) -> Iterator[tuple[str, str]]:
         yield "ecc", f"{sum(wrong.values()):,.0f} uncorrectable memory errors ({', '.join(wrong)})"
     if lost := [words for path, words in DEAD_MEMORY.items() if said.get(path) == "Yes"]:
         yield "memory", ", ".join(lost)
-    if (state := said.get("Fabric/State", "")) not in FABRIC_UP:
-        yield "fabric", f"its NVLink fabric is not up ({state})"
+    state, status = said.get("Fabric/State", ""), said.get("Fabric/Status", "")
+    if state not in FABRIC_UP or status not in ("Success", "N/A", ""):
+        yield "fabric", f"its NVLink fabric is not up ({', '.join(filter(None, (state, status)))})"
 
 
 def _busy(said: Said) -> bool:
     """Whether it computed when it was asked; an idle GPU slows its link and its clocks down."""
-    return (figure(said, "Utilization/Gpu", "Utilization/GPU") or 0.0) >= BUSY and "Idle" not in active(said)
+    used = figure(said, "Utilization/Gpu", "Utilization/GPU")
+    told = any(path.endswith(" Reasons/Idle") for path in said)
+    return "Idle" not in active(said) and (told if used is None else used >= BUSY)
 
 
 def _uncorrectable(said: Said, since: str) -> Iterator[tuple[str, float]]:

@@ -60,6 +60,7 @@ class Crash:
     who: str = ""
     where: str = ""
     then: str = ""
+    ended: bool = True  # a line says that a process ended; else the text does, with the error
 
     @property
     def said(self) -> str:
@@ -224,7 +225,7 @@ def find(lines: Iterable[str]) -> Crash | None:
     while after := followed.get(id(end)):
         end = after
     then = "" if end is root or _is(end, "echoes") or end.text in root.text else end.text
-    return Crash(root.text, root.who, root.where, then[: MOST_TEXT // 2])
+    return Crash(root.text, root.who, root.where, then[: MOST_TEXT // 2], reader.fatal)
 
 
 def _looked_up(raised: _Raised) -> bool:

@@ -153,7 +153,8 @@ class Heard:
 
     def fail(self, lines: Iterable[str]) -> None:
         """Why it ended, where its lines end in an error: the root of it, rather than what the engine says last."""
-        if crash := crashes.find(lines):
+        crash = crashes.find(lines)
+        if crash and (crash.ended or not (self.moments or READY in self.settings)):  # a server outlives the error of a request
             self.settings[FAILURE] = crash.said
 
     def record(self, engine: str) -> StartupLog:
