@@ -21,6 +21,12 @@ CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
+TAKEN = {
+    "graph_bytes": ("memory of CUDA graphs, a rank", "bytes"),
+    "unused_bytes": ("memory left free, a rank", "bytes"),
+    "loading_s": ("loading the weights", "s"),
+}
+"""Figures that a start may have besides weights and cache."""
 _CAUSES = table("audit/log_causes.toml")
 
 
@@ -92,12 +98,9 @@ def told(log: StartupLog) -> Iterator[Finding]:
 
 def started_with(log: StartupLog) -> Iterator[Finding]:
     """What a start took besides weights and cache."""
-    if log.graph_bytes is not None:
-        yield Finding("memory of CUDA graphs, a rank", None, log.graph_bytes, "bytes")
-    if log.unused_bytes is not None:
-        yield Finding("memory left free, a rank", None, log.unused_bytes, "bytes")
-    if log.loading_s is not None:
-        yield Finding("loading the weights", None, log.loading_s, "s")
+    for name, (title, unit) in TAKEN.items():
+        if name in log.figures:
+            yield Finding(title, None, log.figures[name], unit)
 
 
 def broken(log: StartupLog) -> Iterator[Finding]:

@@ -83,11 +83,8 @@ class StartupLog:
     allreduce_backends: tuple[str, ...] = ()
     custom_allreduce_disabled: str = ""  # the reason given
     weights_bytes: tuple[tuple[str, float], ...] = ()  # worker and what it loaded
-    graph_bytes: float | None = None  # of CUDA graphs
-    unused_bytes: float | None = None  # free when the start was over
-    loading_s: float | None = None  # of the weights
+    figures: Mapping[str, float] = field(default_factory=dict)  # what else was counted, the least over the workers
     available_kv_bytes: float | None = None
-    kv_fixed: bool = False  # the KV memory was asked for, not what was left
     kv_tokens: int | None = None
     kv_blocks: int | None = None
     max_concurrency: float | None = None
@@ -114,6 +111,16 @@ class StartupLog:
     @property
     def nccl_version(self) -> str:
         return self.said("nccl_version")
+
+    @property
+    def kv_fixed(self) -> bool:
+        """Whether the KV memory was asked for, and is not what was left."""
+        return "fixed" in self.figures
+
+    @property
+    def loading_s(self) -> float | None:
+        """How long the slowest worker loaded weights."""
+        return self.figures.get("loading_s")
 
     @property
     def counts_waiting(self) -> bool:
@@ -172,7 +179,8 @@ class Heard:
         facts |= {"ranks": tuple(self.ranks[r] for r in sorted(self.ranks)), "weights_bytes": tuple(sorted(weights.items()))}
         facts["claims"] = tuple(self.facts.get("claims", {}).values())
         facts |= {"engine": engine, "settings": self.settings, "moments": tuple(self.moments)}
-        return filled(StartupLog, facts | {"kv_fixed": "fixed" in self.figures, "max_concurrency": concurrency})
+        figures = {name: value for name, value in facts.items() if name in self.figures and name not in _FIELDS}
+        return filled(StartupLog, facts | {"figures": figures, "max_concurrency": concurrency})
 
 
 class Wordings:

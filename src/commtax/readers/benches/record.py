@@ -38,7 +38,6 @@ class Bench:
     output_tokens_per_s: float | None = None
     total_tokens_per_s: float | None = None
     concurrency: float | None = None  # the limit that was set
-    peak: float | None = None  # requests that were there at once, the most
     request_rate: float | None = None  # inf: all at once
     burstiness: float = 1.0  # shape of the gaps between arrivals: 1 Poisson, inf a constant rate
     batch: int | None = None  # sequences of a static batch
