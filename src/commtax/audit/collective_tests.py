@@ -28,7 +28,7 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     """What each run reached; each size against the claimed cluster, or the one that its devices' names tell."""
     place, assumed = (claim.question.cluster, False) if claim else (_place(tests), True)
     findings: list[Finding] = [*_printed(tests), *_doubled(tests)]
-    causes: list[Cause] = []
+    causes: list[Cause] = [*_sharing(tests)]
     for number, run in enumerate(tests.runs, 1):
         ranks = run.ranks or tests.ranks
         label = f"run {number}: " if len(tests.runs) > 1 else ""
@@ -36,7 +36,7 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in told]
         causes += (*_faults(run, label), *_far_below(run, ranks, place, label))
     findings += _average(tests)
-    causes += (*_alone(tests), *_sharing(tests))
+    causes += _alone(tests)
     where = claim.question.cluster.key if claim else place.key if place else "…"
     notes = [*_cut(tests)]
     if tests.runs and not tests.shared:
@@ -97,7 +97,7 @@ def _reached(run: Run, ranks: int, place: Cluster | None) -> Iterator[Finding]:
 def _expected(run: Run, ranks: int, place: Cluster | None, claim: Claim | None, assumed: bool) -> Iterator[Finding]:
     """Each size against the catalogue's range for this cluster; not judged where the cluster is a guess."""
     if place is None or ranks < 2 or not run.op:
-        yield from (Finding(_sized(row, run.op), None, row.seconds, "s") for row in run.rows[:MOST_TOLD])
+        yield from (_timed(row, run.op) for row in run.rows[:MOST_TOLD])
         return
     library = "rccl" if place.chip.vendor.lower() == "amd" else ""
     own = claim.question.profile if claim else None
@@ -105,18 +105,14 @@ def _expected(run: Run, ranks: int, place: Cluster | None, claim: Claim | None, 
         try:
             wanted = expect(run.op, place, nbytes=row.nbytes, ranks=ranks, library=library, profile=own)
         except Refusal:
-            yield Finding(_sized(row, run.op), None, row.seconds, "s")
+            yield _timed(row, run.op)
             continue
         yield _compared(row, run.op, wanted, assumed)
 
 
-def _sized(row: Row, op: str) -> Note:
-    return Note("size", f"{op or 'collective'} of {format_bytes(row.nbytes)}")
-
-
 def _compared(row: Row, op: str, wanted: Expectation, assumed: bool) -> Finding:
     """Slower than the range disagrees, inside or faster agrees; nothing does where nobody measured such a collective."""
-    item = _sized(row, op)
+    item = Note("size", f"{op} of {format_bytes(row.nbytes)}")
     finding = Finding(item, float(wanted.seconds), row.seconds, "s", float(wanted.spread))
     judged = {"fail": DISAGREE, "pass": AGREE}.get(wanted.verdict(row.seconds))
     if assumed or judged is None:
@@ -124,6 +120,11 @@ def _compared(row: Row, op: str, wanted: Expectation, assumed: bool) -> Finding:
         return finding.undecided(why)
     slower = f"slower than {wanted.algorithm} over {wanted.link} should be ({format_seconds(float(wanted.high_s))} at most)"
     return replace(finding, verdict=judged, reason=slower if judged == DISAGREE else "")
+
+
+def _timed(row: Row, op: str) -> Finding:
+    """One row with nothing to compare it with."""
+    return Finding(Note("size", f"{op or 'collective'} of {format_bytes(row.nbytes)}"), None, row.seconds, "s")
 
 
 def _faults(run: Run, label: str) -> Iterator[Cause]:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from commtax import catalog
 from commtax.audit.finding import DISAGREE, Claim, Finding, Section
-from commtax.audit.held_up import served
 from commtax.audit.started import (
     ALL_WEIGHTS,
     AXES,
     ENGINES,
     FULL_LENGTH,
+    besides,
     broken,
     causes,
     facts,
@@ -18,7 +18,6 @@ from commtax.audit.started import (
     narrow,
     replicated,
     seen,
-    started_with,
     told,
     typical,
 )
@@ -68,8 +67,7 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
         *_memory(log, held),
         *_allreduce(log, claim),
         *_served(log, claim),
-        *started_with(log),
-        *served(log),
+        *besides(log),
     )
     notes += _notes(log, asked)
     return Section("log", (name,), findings, tuple(notes), causes=tuple(causes(log, claim)), facts=facts(log))

@@ -92,15 +92,15 @@ def told(log: StartupLog) -> Iterator[Finding]:
         yield Finding(FULL_LENGTH, None, log.max_concurrency)
     if usual := typical(log):
         yield Finding(Note("served", f"tokens a second, {plural(usual[0], 'request')} running"), None, usual[1])
-    yield from started_with(log)
-    yield from served(log)
+    yield from besides(log)
 
 
-def started_with(log: StartupLog) -> Iterator[Finding]:
-    """What a start took besides weights and cache."""
+def besides(log: StartupLog) -> Iterator[Finding]:
+    """What a start took besides weights and cache, and what its serving lines count."""
     for name, (title, unit) in TAKEN.items():
         if name in log.figures:
             yield Finding(title, None, log.figures[name], unit)
+    yield from served(log)
 
 
 def broken(log: StartupLog) -> Iterator[Finding]:
