@@ -11,7 +11,6 @@ from commtax.audit import terms
 from commtax.audit.expected import Expected, Figure, Load, expected, lengths_of, load_of
 from commtax.audit.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
 from commtax.cost.train_kernels import forward_flops
-from commtax.readers.bench import PEAK
 from commtax.readers.benches.record import Bench
 from commtax.statement import Note
 from commtax.units import format_seconds, plural
@@ -127,7 +126,7 @@ def _rates(result: Bench, judged: Judge) -> Iterator[Finding]:
             yield judged(name, "", item, rate, "") or Finding(item, None, rate)
     if result.kind == "throughput" and result.duration_s:
         yield Finding(Note("duration", "time of all requests"), None, result.duration_s, "s")
-    if peak := result.facts.get(PEAK):
+    if peak := result.facts.get("peak concurrency"):
         yield Finding(Note("peak", "requests at once, the most"), None, float(peak))
 
 

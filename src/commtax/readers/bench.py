@@ -25,7 +25,6 @@ from commtax.readers.short_lines import each_line
 from commtax.statement import Note, Refusal
 
 MOST_RESULTS = 2_000  # of one file
-PEAK = "peak concurrency"  # a fact: the most requests that were there at once
 LONGEST_LINE = 1 << 20  # signs of a row of a sweep
 KEYS = (b'"avg_latency"', b'"latencies"', b'"total_output_tokens"', b'"completed"', b'"elapsed_time"', b'"time_to_first_token"')
 MORE_KEYS = (b'"inter_token_latency"', b'"request_latency"', b'"benchmarks"', b'"output_throughput"', b'"prefill_latency"')
@@ -186,7 +185,7 @@ def _serve(d: Json) -> Bench:
     lengths = d.get("output_lens")
     answers = [float(n) for n in lengths if n] if isinstance(lengths, list) else []
     peak = number(d.get("max_concurrent_requests", d.get("peak_concurrency")))
-    facts = ({"backend": backend} if backend else {}) | ({PEAK: f"{peak:g}"} if peak else {})
+    facts = ({"backend": backend} if backend else {}) | ({"peak concurrency": f"{peak:g}"} if peak else {})
     tool = "sglang" if sglang else "vllm"
     return result(tool, "serve", d, stats, spread=spread_among(answers), facts=facts)
 
