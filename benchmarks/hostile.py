@@ -94,7 +94,7 @@ def _import_everything() -> None:
     for module in pkgutil.walk_packages(commtax.__path__, "commtax."):
         if not module.name.startswith(("commtax.measure", "commtax.study")) and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    for name in ("huggingface_hub.file_download", "matplotlib.backends.backend_svg", "matplotlib.pyplot", "rich.table"):
+    for name in ("matplotlib.backends.backend_svg", "matplotlib.pyplot", "rich.table"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 

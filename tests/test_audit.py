@@ -293,7 +293,8 @@ def test_vllm_on_cpu_is_reconciled(tp):
     asked = question(TINY, "2xcpu", tp=tp, batch=1, context=128, output_len=32, eager=True)
     found = audit(files, asked)
     items = {f.item: f for f in found.findings}
-    assert found.verdict == "agree"
+    alone = audit(files[:1], replace(asked, context=None, output_len=None))
+    assert (alone.verdict, found.verdict) == ("agree", "unknown"), "assumed seconds are far off: memory alone agrees"
     assert found.count("disagree") == 0
     assert items["KV tokens in that memory"].measured == items["KV tokens in that memory"].predicted == 262_144 * tp
     assert items["full-length requests at once"].verdict == "agree"
@@ -323,9 +324,10 @@ def test_command_line():
     document = json.loads(good.stdout)
     assert document["schema"] == "commtax.audit/2"
     assert document["verdict"] == "agree"
-    assert {"code", "item", "predicted", "measured", "difference", "base", "tolerance", "verdict", "reason", "unit"} == set(
-        document["sections"][0]["findings"][0]
-    )
+    assert set(document["sections"][0]["findings"][0]) == {
+        *("code", "item", "predicted", "measured", "difference", "base", "low", "high", "tolerance", "unit"),
+        *("verdict", "evidence", "reason"),
+    }
     bad = run(FIXTURES / "vllm-cpu-tp2.log", *words, "-tp", 1)
     assert bad.returncode == 1
     assert "the run disagrees" in bad.stdout
@@ -341,7 +343,7 @@ def test_command_line():
         "--output-len",
         32,
     )
-    assert results.returncode == 0
+    assert results.returncode == 3
     assert "speed-up of TP 2" in results.stdout
 
 

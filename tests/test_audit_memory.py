@@ -1,5 +1,7 @@
 """Memory in start-up logs: figures as each version counts them, and tolerances on what they are a part of."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ import commtax
 from commtax import catalog
 from commtax.audit.finding import Claim
 from commtax.audit.logs import LEFT_TOLERANCE, audit_log
-from commtax.readers import vllm_log
+from commtax.readers import trtllm_log, vllm_log
 from commtax.verbs.asking import unsettled
 from test_fit import LOGS, name, of_log
 
@@ -101,3 +103,58 @@ def test_figures_with_two_digits_are_as_exact_as_their_digits():
         "Maximum concurrency for 128 tokens per request: 3,210.00x",
     )
     assert many["full-length requests at once"].verdict == "disagree", "0.3 % off, where two digits behind the point are printed"
+
+
+CPU_LINES = (
+    "(Worker_TP{n} pid=7{n}) INFO 11-15 04:59:15 [cpu_worker.py:251] Auto set (20.15/23.21) GiB for KV cache on node {node}, with "
+    "20.9 GiB requested memory for the worker. 0.75 GiB memory was consumed by non-kv usages."
+)
+
+
+@pytest.mark.parametrize(("nodes", "blamed"), [((0, 0), ["node memory"]), ((0, 1), [])])
+def test_workers_on_cpus_take_their_share_of_a_node(nodes, blamed):
+    """Each of two workers claims 90 % of its node, whatever a socket of the catalogue has; of one node that is too much."""
+    tiny = Path(__file__).parent / "fixtures/tiny-llama"
+    asked = Claim(unsettled(str(tiny), "2xcpu", {"tp": 2, "gpu_memory_utilization": 0.9}))
+    lines = [CPU_LINES.format(n=n, node=node) for n, node in enumerate(nodes)]
+    section = audit_log(vllm_log.parse("\n".join(lines)), asked)
+    (left,) = [f for f in section.findings if f.item == "KV memory left, of the node's memory"]
+    assert (left.verdict, left.evidence) == ("agree", True)
+    assert left.base == pytest.approx(23.21 * GIB)
+    assert [cause.code for cause in section.causes] == blamed
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3", "float8_e4m3fn"])
+def test_caches_of_eight_bits_hold_twice_as_much(kind):
+    tokens = commtax.fit("llama-3.1-8b", "h100-sxm", tp=1, kv_cache_memory_bytes=8 * GIB, kv_dtype="fp8", advise=False).kv_tokens
+    config = f"Initializing a V1 LLM engine (v0.31.0) with config: model='m', tensor_parallel_size=1, kv_cache_dtype={kind}"
+    found = findings(
+        question("llama-3.1-8b"), config, "Available KV cache memory: 8.00 GiB", f"GPU KV cache size: {tokens:,} tokens"
+    )
+    assert found["KV tokens in that memory"].verdict == "agree"
+
+
+def test_an_excerpt_without_its_share_of_memory_is_not_refuted():
+    """Llama-3.1-70B in w8a8 on an H100 at 0.98 of its memory, of which the three lines that were posted say nothing."""
+    asked = question("neuralmagic/Meta-Llama-3.1-70B-Instruct-quantized.w8a8", max_model_len=2048)
+    lines = (
+        "Loading model weights took 67.7229 GB",
+        "# GPU blocks: 1381",
+        "Maximum concurrency for 2048 tokens per request: 10.79x",
+    )
+    found = findings(asked, *lines)
+    assert found["weights (rank 0)"].verdict == "agree"
+    assert found["KV tokens"].verdict == "unknown"
+    assert "--gpu-memory-utilization" in found["KV tokens"].reason
+
+
+def test_weights_of_tensorrt_llm_are_counted_once():
+    """Some ranks also say what torch holds after loading: no second figure of their weights."""
+    said = [f"[TRT-LLM] [RANK {rank}] [I] Use 32.86 GB for model weights." for rank in range(4)]
+    held = "[TRT-LLM] [RANK {}] [I] Memory used after loading model weights (inside torch) in memory usage profiling: 65.72 GiB"
+    log = trtllm_log.parse("\n".join([*said, held.format(0), held.format(1)]))
+    section = audit_log(log, Claim(unsettled("llama-3.1-70b", "4xh100-sxm", {"tp": 4, "engine": "trtllm"})))
+    weights = {f.item: f for f in section.findings if "weights" in f.item}
+    assert {item: f.verdict for item, f in weights.items()} == {"weights (4 ranks alike)": "agree", "all ranks' weights": "agree"}
+    alone = trtllm_log.parse("\n".join(held.format(rank) for rank in range(4)))
+    assert len(alone.weights_bytes) == 4

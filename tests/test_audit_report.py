@@ -98,7 +98,8 @@ def test_a_sound_run_is_called_one():
 
 def test_what_binds_is_told_beside_a_claim_and_of_a_host():
     lines = screen(Audit(claim(), (section(),)))
-    assert lines[1] == "2 ranks, 8 decode steps of 11.2 ms, compute binds (71%)"
+    assert lines[1].startswith("to judge it: the files hold no step")
+    assert lines[2] == "2 ranks, 8 decode steps of 11.2 ms, compute binds (71%)"
     host = section(notes=(Note("no device", "no device events: times are the host's"),))
     assert screen(Audit(None, (host,)))[0].endswith("the host's operations bind (71%): nobody is to blame")
     whole = replace(host, steps=(StepRow(0, 0, WHOLE, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),))
@@ -308,6 +309,6 @@ def test_a_page_of_a_real_log(tmp_path):
 
 
 def test_verdict_with_a_claim():
-    held = Audit(claim(), (replace(section(), findings=(Finding("x", 1, 1, verdict=AGREE),)),))
+    held = Audit(claim(), (replace(section(), findings=(Finding("x", 1, 1, verdict=AGREE, evidence=True),)),))
     assert screen(held)[0] == "llama-3.1-8b on 2xh100-sxm, TP 2: the run agrees (1 agree, 0 disagree, 0 unknown)"
     assert of_all(held.sections[0]).total_s == pytest.approx(0.01125)

@@ -451,7 +451,7 @@ def test_the_command_needs_no_model_where_the_log_tells_it(tmp_path):
     file = tmp_path / "train.log"
     file.write_text(text_of("megatron-28b-8xmi300x"))
     done = run_here("audit", str(file), "--cluster", "8xmi300x", "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, "its kernels are assumed: no verdict"
     document = json.loads(done.stdout)
     (section,) = document["sections"]
     assert section["kind"] == "training"

@@ -81,7 +81,7 @@ def test_a_run_as_predicted_agrees_in_every_figure(load):
     found = verdicts(section)
     assert {"ttft_mean", "tpot_mean", "e2el_mean", "output_tokens_per_s"} <= set(found)
     assert set(found.values()) <= {"agree", "unknown"}
-    assert not section.causes
+    assert {cause.code for cause in section.causes} <= {"overload"}, "30 requests/s are more than 16 clients get answered"
     strict = audit_bench([result], replace(claim, tolerance=0.02, strict=True), "x")
     assert "disagree" not in verdicts(strict).values()
 
@@ -94,7 +94,7 @@ def test_slow_tokens_are_the_decode_steps(load, times):
     assert verdicts(section)["ttft_mean"] == "agree"
     (cause,) = section.causes
     assert cause.code in ("decode", "host")
-    step = predicted(load, claim).of("tpot").value
+    step = predicted(load, claim).of("tpot", "median").value
     assert cause.cost_s == pytest.approx((times - 1) * step * (load.answer - 1))
     assert f"{times:.2f}x" in cause.gain
 

@@ -9,6 +9,8 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
@@ -221,6 +223,32 @@ def test_host_times_come_back(tmp_path):
     assert host["request_s"] == pytest.approx(0.03, rel=0.02)
     step = commtax.bill("llama-3.1-8b", "8xh100-sxm", batch=16, profile=found.profile)
     assert next(x for x in step.items if x.kind == "host").source == "calibrated: my-box"
+
+
+def test_a_wild_time_to_the_first_token_costs_its_own_part_alone(tmp_path):
+    """The rest of the profile is written, and what was left out is said with the rule that it breaks."""
+    waits = (0.05, 4000.0, 0.06, 9000.0)
+    rows = [json.dumps(bench("mixtral-8x7b", c, 0.03, ttft, tp=8)) for c, ttft in zip((1, 4, 16, 64), waits, strict=True)]
+    files = [written(tmp_path, f"m{i}.json", row) for i, row in enumerate(rows)]
+    out = tmp_path / "box.json"
+    done = run_here("calibrate", *files, "--cluster", "8xh100-sxm", "-o", out)
+    assert done.returncode == 0
+    assert "sigma_ttft_moe" in done.stdout
+    host = overlay.load(out).host
+    assert "host_s" in host
+    assert "sigma_ttft_moe" not in host
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 8, 64]), st.floats(0.006, 1e4), st.floats(1e-4, 1e6)), min_size=1, max_size=5))
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_written_can_be_read(tmp_path, runs):
+    """Whatever runs were: a profile that its reader takes, or a refusal and no file."""
+    files = [written(tmp_path, f"r{i}.json", json.dumps(bench("llama-3.1-8b", *run))) for i, run in enumerate(runs)]
+    out = tmp_path / "out.json"
+    out.unlink(missing_ok=True)
+    done = run_here("calibrate", *files, "--cluster", "8xh100-sxm", "-o", out)
+    assert (done.returncode, out.exists()) in ((0, True), (2, False))
+    assert not out.exists() or overlay.load(out).host
 
 
 def test_one_run_moves_the_host_time_but_not_the_range(tmp_path):

@@ -136,12 +136,38 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, fault):
     assert os.listdir(tmp_path) == ["out.svg"]
 
 
-def test_a_link_stays_a_link(tmp_path):
-    (tmp_path / "real").write_text("old")
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_not_followed(tmp_path, exists):
+    """… nor replaced, whether it leads anywhere or not; a folder behind a link is a folder."""
+    (tmp_path / "real").write_text("old") if exists else None
     (tmp_path / "link").symlink_to("real")
-    files.write_text(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real").read_text() == "new"
+    for write in (lambda path: files.write_text(path, "new", "html"), lambda path: files.check_writable(path, "html")):
+        with pytest.raises(ValueError, match=r"html '.*link': is a symbolic link"):
+            write(tmp_path / "link")
+    assert ((tmp_path / "real").exists(), (tmp_path / "link").is_symlink()) == (exists, True)
+    assert not exists or (tmp_path / "real").read_text() == "old"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "beside").symlink_to("folder")
+    files.write_text(tmp_path / "beside" / "x", "new")
+    assert (tmp_path / "folder" / "x").read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8", "--html"),
+        ("plan", "llama-3.1-8b", "-c", "8xh100-sxm", "--plot"),
+        ("pipeline", "--stages", "4", "--microbatches", "8", "--svg"),
+        ("simulate", "llama-3.1-8b", "-c", "1xh100-sxm", "--request-rate", "1", "--num-prompts", "5", "--save"),
+    ],
+)
+def test_no_verb_writes_through_a_link(tmp_path, words):
+    (tmp_path / "kept.txt").write_text("mine")
+    link = tmp_path / "out.svg"
+    link.symlink_to("kept.txt")
+    done = run_here(*words, link)
+    assert (done.returncode, (tmp_path / "kept.txt").read_text()) == (2, "mine")
+    assert "symbolic link" in done.stderr
 
 
 def test_streams_are_written_in_place():

@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 import brute_fleets
 import commtax
 from cli_run import run_here
+from commtax.planner.columns import Rejected
 from commtax.planner.contest import burden
 from commtax.planner.fleets import best_fleets, plan_fleet
 from commtax.planner.layouts import candidates
 from commtax.planner.trials import SURE, _each_alone, _first_pair, _trial, all_requests, capacity, ran, rate_of, too_slow, worst
+from commtax.report.planning import shortened
 
-SHORT = {"num_prompts": 150, "max_num_seqs": 16, "output_len": 32}
+SHORT = {"num_prompts": 150, "max_num_seqs": 16, "input_len": 512, "output_len": 32}
 QUICK = {**SHORT, "disaggregated": False, "processes": 1}
 SLO = {"p95_ttft": 0.5, "p99_itl": 0.05}
 ASKED = ("plan", "llama-3.1-8b", "--cluster", "2xh100-sxm", "--request-rate", "20", "--p95-ttft", "1s")
-FAST = ("--num-prompts", "150", "--max-num-seqs", "16", "--output-len", "32")
+FAST = ("--num-prompts", "150", "--max-num-seqs", "16", "--input-len", "512", "--output-len", "32")
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +148,15 @@ def test_an_interrupt_leaves_the_best_so_far():
     answer = best_fleets([q], processes=1, progress=interrupt)
     assert not answer.complete
     assert answer.plans[0].holds
+
+
+def test_what_is_forbidden_on_several_clusters_is_said_once():
+    places = ["3xh100-sxm", "3xh200-sxm"]
+    lost = plan_fleet("llama-3.1-8b", places, request_rate=5, **QUICK).rejected
+    named = [r for r in lost if r.family.startswith("TP 3")]
+    assert [r.family for r in named] == ["TP 3 on 3xh100-sxm and 3xh200-sxm"]
+    degrees = [Rejected(f"TP {n} on a and b", f"no {n}", n, "no {tp}", where=" on a and b") for n in (3, 5)]
+    assert [(r.family, r.reason) for r in shortened(degrees)] == [("TP 3, 5 on a and b", "no 3 or 5")]
 
 
 def test_chips_are_ranked_by_dollars_where_all_have_a_price():

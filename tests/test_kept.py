@@ -81,7 +81,7 @@ def test_files_that_were_just_written_are_not_kept(package):
     assert float(asked(package)) > first
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b"not json", b'{"package": 1}\n', b'{"package": "PLACE", "tables": {"x": [1]}}\n'])
+@pytest.mark.parametrize("damage", [b"", b"not json", b'{"package": "PLACE", "tables": {"x": [1]}}\n'])
 def test_a_damaged_cache_is_left_alone(package, damage):
     first = asked(package)
     place = package / "cache" / "commtax"

@@ -52,13 +52,6 @@ def changed(folder, **functions):
     return SimpleNamespace(**{**{n: getattr(solution, n) for n in dir(solution) if not n.startswith("__")}, **functions})
 
 
-@pytest.mark.parametrize(
-    "folder", ["lab-01-tp-sharding-math", "lab-02-two-way-tp", "lab-03-tp-comm-cost", "lab-04-pipeline-bubble"]
-)
-def test_the_solution_passes(folder):
-    assert grade(folder, load(LABS / folder / "solution.py")) == set()
-
-
 FOLDERS = ("lab-01-tp-sharding-math", "lab-02-two-way-tp", "lab-03-tp-comm-cost", "lab-04-pipeline-bubble")
 S1, S2, S3, S4 = (load(LABS / f / "solution.py") for f in FOLDERS)
 

@@ -264,22 +264,6 @@ def test_broken_folders(tmp_path):
         catalog.model("./nowhere")
 
 
-def test_a_hub_id_comes_from_the_cache(tmp_path, monkeypatch):
-    """The Hub's own cache layout, read by its own client, offline."""
-    from huggingface_hub import constants
-
-    repo = tmp_path / "models--acme--tiny-llama"
-    (repo / "snapshots" / "abc").mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("abc")
-    (repo / "snapshots" / "abc" / "config.json").write_text(json.dumps(config()))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert num_params(catalog.model("acme/tiny-llama")) == num_params(from_config(config(), "x"))
-    with pytest.raises(ValueError, match="unknown model 'acme/other'"):
-        catalog.model("acme/other")
-
-
 def test_did_you_mean():
     with pytest.raises(ValueError, match=r"did you mean llama-3\.1-8b"):
         catalog.model("lama-3.1-8b")

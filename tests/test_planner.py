@@ -205,7 +205,7 @@ def test_a_profile_changes_the_plans(tmp_path):
     i = int(np.flatnonzero(own.plans.mode == 0)[0])
     asked = settled(own.put(own.plans, i))
     alone = commtax.simulate(
-        "llama-3.1-8b", "4xh100-sxm", tp=int(asked.plan.tp), pp=int(asked.plan.pp), profile=half, input_len=512, output_len=128,
+        "llama-3.1-8b", "4xh100-sxm", tp=int(asked.plan.tp), pp=int(asked.plan.pp), profile=half,
         concurrency=int(own.plans.concurrency[i] / own.plans.replicas[i]),
     )  # fmt: skip
     assert float(own.plans.tpot_s[i]) == pytest.approx(float(alone.tpot_s))
@@ -331,7 +331,7 @@ def test_where_a_pasted_training_job_stands():
     ("words", "says"),
     [
         (("--from", f"{PASTED} -tp 8 --enforce-eager"), "the command sets eager"),
-        (("--from", f"{PASTED} -tp 8 --max-model-len 100"), "fewer than input_len + output_len = 640"),
+        (("--from", f"{PASTED} -tp 8 --max-model-len 100"), "fewer than input_len + output_len = 1,152"),
         (("--from", f"{PASTED} -tp 8", "--phase", "train", "--global-batch", "8"), "one to serve"),
         (("--from", SCRIPT.format(tp=8), "--phase", "serve"), "one to train"),
         (("llama-3.1-8b", "--from", f"{PASTED} -tp 8"), "is not the pasted command's"),
@@ -428,7 +428,7 @@ def test_what_cannot_be_drawn_or_read_is_said(tmp_path):
 
 def test_a_shorter_step_is_no_reason_to_lose():
     """With SGLang TP 2 has room for few clients, whose step is shorter than the winner's: that is what is said."""
-    asked = {"ttft_s": 0.5, "tpot_s": 0.04, "engine": "sglang", "confidence": 0.5}
+    asked = {"ttft_s": 0.5, "tpot_s": 0.04, "engine": "sglang", "confidence": 0.5, "input_len": 512}
     lost = {r.family: r.reason for r in plan("llama-3.1-70b", "2x8xh100-sxm", **asked).rejected}
     assert "does best with" in lost["TP 2"]
     assert not any("a decode step of" in lost[family] for family in ("TP 2", "TP 8"))

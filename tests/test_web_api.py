@@ -23,7 +23,7 @@ from commtax.verbs.billing import price, with_collectives
 from commtax.verbs.layer import layer_of
 from web_client import ask, get, refused
 
-STATES = 80
+STATES = 40
 SERVE = {"tp": "8", "c": "8xh100-sxm"}
 TRAIN = {"m": "llama-3.1-70b", "c": "8x8xh100-sxm", "tp": "8", "dp": "8", "ph": "train"}
 CASES = {

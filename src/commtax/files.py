@@ -39,6 +39,8 @@ _SIGN_BYTES = {",": 72, "[": 96, "{": 200, ":": 110}  # the most that what follo
 _STREAMS = ("/dev/", "/proc/")
 _CONNECTED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _KINDS = {"d": "a folder", "p": "a pipe", "c": "a device", "b": "a device", "s": "a socket"}  # as ``ls -l`` marks them
+ELSEWHERE = ("/", ".", "~", "$")
+"""What the name of a place begins with, and no name that others know."""
 Named = str | os.PathLike[str]
 Watch = Callable[[int], None]
 """Whoever wants to know how many more bytes on the disk have been read."""
@@ -244,6 +246,7 @@ def written(path: Named, what: str = "out") -> Iterator[Path]:
 
     Its mode stays in any case. Pipes and devices are written as they are. The place has the same ending: some writers look at it.
     """
+    _refuse_link(path, what)
     with _named_failure(path, what):
         if _is_stream(path):
             yield Path(path)
@@ -274,13 +277,20 @@ def refuse_overwriting(output: Named, inputs: Iterable[Named], what: str = "out"
 
 def check_writable(path: Named, what: str = "out") -> None:
     """Refuse a place that cannot be written to before the work that is to go there."""
+    _refuse_link(path, what)
     with _named_failure(path, what):
         if not _is_stream(path):
             _beside(_target(path)).unlink()
 
 
+def _refuse_link(path: Named, what: str) -> None:
+    """A link may lead to a file that nobody meant to replace: what it names must be named itself."""
+    if os.path.islink(path) and not os.path.abspath(path).startswith(_STREAMS):
+        raise Refusal(f"{what} '{path}': is a symbolic link, and what it leads to would be replaced; name that file itself", what)
+
+
 def _target(path: Named) -> Path:
-    """The file itself, behind links; one that is protected is not replaced."""
+    """The file itself, in its real folder; one that is protected is not replaced."""
     target = Path(os.path.realpath(path))
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, "it is write-protected")

@@ -37,13 +37,15 @@ class Phase:
     staged: bool = True  # its batch is split into one microbatch a stage
 
 
+INPUT_LEN, OUTPUT_LEN, SEQUENCE_LEN = 1024, 128, 4096
+"""Tokens where nobody says any, for every verb: of a prompt or a cache, of an answer, of a sequence in training."""
 PHASES: Mapping[str, Phase] = {
     phase.name: phase
     for phase in (
-        Phase("decode", "Decode", "vllm", 1024, least=0),
-        Phase("prefill", "Prefill", "vllm", 1024),
-        Phase("mixed", "A mixed step", "vllm", 1024, staged=False),
-        Phase("train", "A training step", "megatron", 4096, trains=True, staged=False),
+        Phase("decode", "Decode", "vllm", INPUT_LEN, least=0),
+        Phase("prefill", "Prefill", "vllm", INPUT_LEN),
+        Phase("mixed", "A mixed step", "vllm", INPUT_LEN, staged=False),
+        Phase("train", "A training step", "megatron", SEQUENCE_LEN, trains=True, staged=False),
     )
 }
 
@@ -98,8 +100,8 @@ class Requests:
     """A closed loop: ``concurrency`` clients that each send a request as soon as the last one is answered."""
 
     concurrency: Number = 1  # of all replicas
-    input_len: Number = 1024
-    output_len: Number = 128
+    input_len: Number = INPUT_LEN
+    output_len: Number = OUTPUT_LEN
     num_prompts: Number = np.inf  # requests of the whole benchmark; inf: the steady state
     spread: Number = SPREAD  # lengths vary by this share of their mean to either side
     disaggregated: bool = False  # prompts run on workers of their own; in a search: such plans are tried
@@ -197,7 +199,7 @@ class Question:
     plan: Plan = field(default_factory=Plan)
     phase: str = "decode"
     batch: Number = 1  # sequences a replica and step
-    context: Number = 1024  # cached tokens a sequence in decode, prompt length in prefill, sequence length in training
+    context: Number = INPUT_LEN  # cached tokens a sequence in decode, prompt length in prefill, sequence length in training
     micro_batch: Number = 1  # training: sequences that pass the stages together
     speculative: int = 0  # drafted tokens a sequence
     pictures: Pictures = Pictures()

@@ -8,12 +8,14 @@ from functools import partial
 
 from commtax import catalog
 from commtax.audit import terms
-from commtax.audit.expected import Expected, Figure, Load, expected, lengths_of, load_of
-from commtax.audit.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
+from commtax.audit.expected import Expected, Load, expected, lengths_of, load_of
+from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Cause, Claim, Finding, Section
+from commtax.audit.identity import differing
 from commtax.cost.train_kernels import forward_flops
-from commtax.readers.benches.record import Bench
+from commtax.readers.benches.record import HARDWARE, Bench
 from commtax.statement import Note
-from commtax.units import format_seconds, plural
+from commtax.units import format_bytes, format_seconds, plural
+from commtax.verbs.fitting import holds
 
 SAME = 0.03  # two degrees whose times differ by less did the same work
 WHOLE = 0.05  # TTFT this near to a multiple of ITL is the time of a whole request
@@ -31,6 +33,10 @@ SLOW = {
     "queue": "more or fewer run at once than was predicted",
 }
 FAST = "faster than predicted: a cached prefix, several tokens a step, shorter prompts, or other hardware than was said"
+TERMS = ("queue", "prefill", "decode")
+"""Times that a server tells of its own inside: told and judged, and no headline."""
+DEGREES = ("pp", "dp", "ep")
+PULLED = 3.0  # times the median, from which on outliers make a mean
 SPECULATIVE = "several tokens a step under speculative decoding: the time of a step is not in it"
 
 
@@ -82,14 +88,23 @@ def _compared(result: Bench, claim: Claim, baseline: Bench | None) -> _Run:
     checks = (*_suspicious(result, claim), *_against(result, claim, baseline))
     if isinstance(predicted, str):
         left = [f.undecided(predicted) for f in (*_times(result, _plain), *_rates(result, _plain))]
-        return _Run((*left, *checks), terms.told(result), tuple(_remarks(result, claim)))
+        return _Run((*left, *_too_large(load, claim), *checks), terms.told(result), tuple(_remarks(result, claim)))
     found = (
         *_times(result, partial(_judged, result, predicted, claim)),
         *_rates(result, partial(_judged, result, predicted, claim)),
     )
     blamed = () if claim.distrust and not claim.strict else terms.causes(result, predicted, claim, baseline)
-    remarks = (Note("load", f"predicted for {predicted.load}"), *_remarks(result, claim))
-    return _Run((*found, *checks), blamed or terms.told(result), remarks)
+    remarks = (Note("load", f"predicted for {predicted.load}{_beyond(predicted)}"), *_remarks(result, claim))
+    more = terms.overload(result) if blamed else terms.told(result)
+    return _Run((*found, *checks), (*more, *blamed), remarks)
+
+
+def _beyond(predicted: Expected) -> str:
+    """That the predicted server would not keep up, where it would not: its waiting grows with every request."""
+    rate, kept = predicted.load.rate, predicted.of("requests_per_s", "")
+    return (
+        f": overloaded, {kept.value:.3g} of them answered a second" if rate and kept and kept.value < terms.KEPT_UP * rate else ""
+    )
 
 
 def _expected(load: Load, claim: Claim) -> Expected | str:
@@ -98,6 +113,23 @@ def _expected(load: Load, claim: Claim) -> Expected | str:
         return expected(load, claim)
     except ValueError as error:
         return str(error)
+
+
+def _too_large(load: Load | str, claim: Claim) -> Iterator[Finding]:
+    """That a plan ran whose weights and longest request are more than all memory of a GPU: it was another."""
+    longest = load.prompt + load.answer if isinstance(load, Load) else 1
+    try:
+        held = holds(claim.question.but(max_model_len=longest))
+    except ValueError:
+        return
+    whole, needed = held.question.cluster.chip.visible_bytes, held.weights_bytes + held.needed_kv_bytes
+    if needed > whole:
+        why = f"weights of {format_bytes(held.weights_bytes)} leave it no room, and yet it ran: {OTHER_PLAN}"
+        item = Note("memory", f"memory of a GPU, for weights and a request of {plural(longest, 'token')}")
+        yield Finding(item, needed, whole, "bytes", 0.0, why, verdict=DISAGREE, evidence=True)
+
+
+OTHER_PLAN = "another model, number format, chip, degree or number of GPUs than was said"
 
 
 def _times(result: Bench, judged: Judge) -> Iterator[Finding]:
@@ -137,27 +169,38 @@ def _judged(
     figure = predicted.of(metric, statistic)
     if figure is None:
         return Finding(item, None, measured, unit, reason="no such figure is predicted for this load")
-    finding = Finding(item, figure.value, measured, unit, claim.tolerance)
+    ends = (None, None) if claim.strict else (figure.low, figure.high)
+    finding = Finding(item, figure.value, measured, unit, claim.tolerance, "", None, UNKNOWN, metric not in TERMS, *ends)
     ranged = f"80 % range {_shown(figure.low, unit)} to {_shown(figure.high, unit)}"
-    if result.accepted > 1 and metric != "ttft":
-        return finding.undecided(f"{ranged}; {SPECULATIVE}")
-    if metric == "e2el" and statistic == "p99" and predicted.load.spread is None and predicted.load.batch is None:
-        return finding.undecided(f"{ranged} at equal lengths; the file does not say how they vary")
-    if statistic != "mean" and metric in predicted.unsure:
-        return finding.undecided(f"{ranged}; it hangs on the order in which requests meet: only the mean is judged")
+    if why := _beside(result, predicted, metric, statistic):
+        return finding.undecided(f"{ranged}; {why}")
     if claim.distrust and not claim.strict:
-        return finding.undecided(f"{ranged}; constants are assumed: calibrate first")
-    near = abs(finding.difference or 0.0) <= claim.tolerance * (1 + 1e-9)
-    if near or (_inside(figure, measured) and not claim.strict):
+        return finding.unsure(f"{ranged}; constants are assumed: calibrate first")
+    if finding.near:
         return replace(finding, verdict=AGREE, reason=ranged)
-    longer = (measured > figure.value) == (unit == "s")
+    return replace(finding, verdict=DISAGREE, reason=f"{ranged}; {_why(result, finding, metric, statistic)}")
+
+
+def _beside(result: Bench, predicted: Expected, metric: str, statistic: str) -> str:
+    """Why a figure is no measurement of what was predicted; "" where it is one."""
+    if result.accepted > 1 and metric != "ttft":
+        return SPECULATIVE
+    if metric == "e2el" and statistic == "p99" and predicted.load.spread is None and predicted.load.batch is None:
+        return "at equal lengths, and the file does not say how they vary"
+    if statistic != "mean" and metric in predicted.unsure:
+        return "it hangs on the order in which requests meet: only the mean is judged"
+    return ""
+
+
+def _why(result: Bench, finding: Finding, metric: str, statistic: str) -> str:
+    """What may have made a figure another than was predicted."""
+    usual = result.stats.get(metric, {}).get("median") if statistic == "mean" else None
+    if usual and finding.measured and finding.measured > PULLED * usual:
+        return f"outliers pull the mean: the median is {format_seconds(usual)}"
+    if ((finding.difference or 0.0) > 0) != (finding.unit == "s"):
+        return FAST
     parts = metric == "e2el" and "ttft" in result.stats
-    why = FAST if not longer else SLOW[metric if metric in SLOW and (metric != "e2el" or parts) else "tpot"]
-    return replace(finding, verdict=DISAGREE, reason=f"{ranged}; {why}")
-
-
-def _inside(figure: Figure, measured: float) -> bool:
-    return figure.low <= measured <= figure.high
+    return SLOW[metric if metric in SLOW and (metric != "e2el" or parts) else "tpot"]
 
 
 def _shown(value: float, unit: str) -> str:
@@ -180,6 +223,8 @@ def _against(result: Bench, claim: Claim, baseline: Bench | None) -> Iterator[Fi
     """What a sound run of this claim cannot show."""
     if result.tp:
         yield Finding("tensor-parallel size in the result", claim.tp, result.tp, reason="another run than was said").judged()
+    sizes = {axis: int(size) for axis in DEGREES if (size := result.facts.get(axis, "")).isdecimal()}
+    yield from differing(claim, result.model, result.facts.get(HARDWARE) or result.facts.get("sut name", ""), sizes)
     yield from _floor(result, claim)
     yield from _ceiling(result, claim)
     if baseline is not None and claim.tp > 1:

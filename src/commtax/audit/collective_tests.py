@@ -6,6 +6,7 @@ from statistics import mean, median
 
 from commtax import catalog
 from commtax.audit.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
+from commtax.audit.identity import differing
 from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.nccl_tests import Row, Run
 from commtax.readers.published.spellings import device_named
@@ -36,6 +37,7 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in told]
         causes += (*_faults(run, label), *_far_below(run, ranks, place, label))
     findings += _average(tests)
+    findings += differing(claim, chip=tests.devices[0]) if claim and tests.devices else ()
     causes += _alone(tests)
     where = claim.question.cluster.key if claim else place.key if place else "…"
     notes = [*_cut(tests)]
@@ -113,7 +115,7 @@ def _expected(run: Run, ranks: int, place: Cluster | None, claim: Claim | None, 
 def _compared(row: Row, op: str, wanted: Expectation, assumed: bool) -> Finding:
     """Slower than the range disagrees, inside or faster agrees; nothing does where nobody measured such a collective."""
     item = Note("size", f"{op} of {format_bytes(row.nbytes)}")
-    finding = Finding(item, float(wanted.seconds), row.seconds, "s", float(wanted.spread))
+    finding = Finding(item, float(wanted.seconds), row.seconds, "s", float(wanted.spread), evidence=True)
     judged = {"fail": DISAGREE, "pass": AGREE}.get(wanted.verdict(row.seconds))
     if assumed or judged is None:
         why = "the cluster is taken from the devices' names" if assumed else f"{wanted.source}"

@@ -28,6 +28,8 @@ class Finding:
     """``difference`` is relative to the prediction, or to ``base`` where the prediction is what that leaves.
 
     ``unit`` is s, bytes, tokens, share or "" for a count. ``code`` says what is compared, whatever else the item tells.
+    ``evidence`` is a measured headline figure (step, token times, throughput, memory, a collective's time) beside its prediction:
+    it alone can make a run agree. Identities, floors and sizes of the plan can only refute it.
     """
 
     item: str
@@ -38,6 +40,9 @@ class Finding:
     reason: str = ""
     base: float | None = None
     verdict: str = UNKNOWN
+    evidence: bool = False
+    low: float | None = None  # the range of the prediction, where it has one beside the tolerance
+    high: float | None = None
 
     @property
     def code(self) -> str:
@@ -64,8 +69,25 @@ class Finding:
         return replace(self, verdict=AGREE if near else DISAGREE, reason="" if near else self.reason)
 
     def undecided(self, why: str) -> Finding:
-        """The same figures without a verdict."""
+        """The same figures without a verdict: what was measured is not what was predicted."""
+        return replace(self, verdict=UNKNOWN, reason=why, evidence=False)
+
+    def unsure(self, why: str) -> Finding:
+        """… where the prediction itself is assumed: it cannot agree, and while it is far off nothing else can."""
         return replace(self, verdict=UNKNOWN, reason=why)
+
+    @property
+    def near(self) -> bool:
+        """Whether the measured figure is within the tolerance of the prediction, or inside its range."""
+        if self.difference is None or self.measured is None:
+            return False
+        inside = self.low is not None and self.high is not None and self.low <= self.measured <= self.high
+        return inside or abs(self.difference) <= self.tolerance * (1 + 1e-9)
+
+    @property
+    def far_off(self) -> bool:
+        """Whether an assumed prediction is contradicted by what was measured."""
+        return self.evidence and self.verdict == UNKNOWN and self.difference is not None and not self.near
 
 
 def assumed(priced: StepBill) -> str:
@@ -114,8 +136,8 @@ class Claim:
         self, item: str, predicted: float | None, measured: float | None, reason: str = "", base: float | None = None
     ) -> Finding:
         """A comparison of times, decided only where the prediction rests on measurements."""
-        finding = Finding(item, predicted, measured, "s", self.tolerance, reason, base)
-        return finding.undecided(self.distrust) if self.distrust and not self.strict else finding.judged()
+        finding = Finding(item, predicted, measured, "s", self.tolerance, reason, base, evidence=True)
+        return finding.unsure(self.distrust) if self.distrust and not self.strict else finding.judged()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +240,11 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """A fault where somebody is to blame; disagree if anything does; agree if something does; else unknown."""
-        return FAULT if self.culprit else next((v for v in (DISAGREE, AGREE) if self.count(v)), UNKNOWN)
+        """Fault where somebody is to blame; disagree if anything does; agree if evidence does and none is far off; else unknown."""
+        if self.culprit or self.count(DISAGREE):
+            return FAULT if self.culprit else DISAGREE
+        agreed = any(f.evidence and f.verdict == AGREE for f in self.findings)
+        return AGREE if agreed and not any(f.far_off for f in self.findings) else UNKNOWN
 
     @property
     def culprit(self) -> Culprit | None:

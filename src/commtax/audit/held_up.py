@@ -52,23 +52,23 @@ def held_up(log: StartupLog) -> Iterator[Cause]:
     queued = [m for m in moments if m.waiting >= max(1, m.running)]
     full = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= FULL_CACHE]
     if len(queued) >= FEW_MOMENTS and 2 * len(queued) > len(moments) and not behind_cache(full, moments):
-        yield _queue(queued)
+        yield from _queue(queued)
     yield from _narrow(log)
 
 
-def _queue(queued: Sequence[Moment]) -> Cause:
-    """As many requests wait as run, or more, and the cache has room."""
+def _queue(queued: Sequence[Moment]) -> Iterator[Cause]:
+    """As many requests wait as run, or more, and the cache has room: prompts bind, or nobody is let in. A full house is none."""
     waiting, running = ([getattr(m, name) for m in queued] for name in ("waiting", "running"))
     shares = [m.cache_share for m in queued if m.cache_share is not None]
     cache = f", with the KV cache {max(shares):.0%} full at most" if shares else ""
     said = f"requests queue: {_among(waiting)} wait while {_among(running)} run{'s' * (max(running) == 1)}{cache}"
-    prompts = [m.prompt_tokens_per_s for m in queued if m.prompt_tokens_per_s]
-    if 2 * len(prompts) > len(queued):
-        why = f"their prompts are computed at {median(prompts):,.0f} tokens/s, and bind"
-        return Cause("queue", f"{said}: {why}", change="more replicas or GPUs, shorter prompts, or a limit on what is let in")
-    why = "none is let in" if waiting[-1] >= waiting[0] else "few are let in"
-    change = "a higher limit of running requests, or more KV memory where the next request needs more than is free; more replicas"
-    return Cause("queue", f"{said}: {why}", change=change)
+    prompts = median(m.prompt_tokens_per_s for m in queued)
+    if prompts > median(m.tokens_per_s for m in queued):
+        why = f"their prompts are computed at {prompts:,.0f} tokens/s, and bind"
+        yield Cause("queue", f"{said}: {why}", change="more replicas or GPUs, shorter prompts, or a limit on what is let in")
+    elif not any(m.prompt_tokens_per_s for m in queued) and waiting[-1] >= waiting[0]:
+        change = "a higher limit of running requests, or more KV memory where the next request needs more than is free"
+        yield Cause("queue", f"{said}: none is let in", change=change)
 
 
 def _among(counts: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from commtax import catalog
 from commtax.audit.finding import DISAGREE, Claim, Finding, Section
+from commtax.audit.identity import differing
 from commtax.audit.started import (
     ALL_WEIGHTS,
     AXES,
@@ -16,6 +17,7 @@ from commtax.audit.started import (
     facts,
     intro,
     narrow,
+    node_bytes,
     replicated,
     seen,
     told,
@@ -33,6 +35,9 @@ WEIGHTS_TOLERANCE = 0.02
 LEFT_TOLERANCE = 0.01  # KV memory that is left, of the chip's memory: 16 of 17 published starts, of any version, are nearer
 OTHER_VERSIONS = {"vllm": 0.025}  # versions that count their peak otherwise than the one that the memory model was made for
 OTHER_ENGINES = 0.05  # … and engines whose memory was not fitted on logs leave this much
+PRINTED_SHARE = 0.01  # of a node, printed in tenths of a GiB
+NODE_TOLERANCE = 0.06  # of a node's memory: a worker on CPUs holds a gigabyte beside its weights
+UNSAID, LEAST_SHARE = ("vllm",), 0.5  # engines whose share is of all memory, and the least that is taken for one
 PRINTED_GIB, PRINTED_TIMES = 0.006 * GiB, 0.006  # half of the last digit of memory and of concurrency, in their own units
 DISPATCH_TOLERANCE = 0.02  # of a decode step, before another all-reduce counts as a disagreement
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size")
@@ -41,7 +46,6 @@ SHARES = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static",
 """What sets the share of memory that each engine takes."""
 OTHER_LIMITS = "memory of other processes, or limits that are not in the log ({}, --max-num-seqs)"
 OTHER_SHARE = "memory of other processes, or another share of it (older versions of vLLM take 0.90: {})"
-ITS_HOST = "a CPU's worker takes a share of its own node, whose memory is not the catalogue's"
 OTHER_CACHE = "KV heads, their type or their split over ranks are not as said"
 FREE_BYTES = {"sglang": 0.5 * GiB}
 """What an engine that reads its weights off the free memory counts besides: workspaces, and blocks that are not full."""
@@ -63,6 +67,7 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
     findings = (
         *broken(log),
         *_layout(log, claim),
+        *differing(claim, log.model, degrees={"ep": log.ep}),
         *_weights(log, claim.question),
         *_memory(log, held),
         *_allreduce(log, claim),
@@ -105,12 +110,12 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
         label = workers[0] if len(workers) == 1 else f"{plural(len(workers), 'rank')} alike"
         tolerance = WEIGHTS_TOLERANCE + slack / predicted
         item = Note("weights", f"weights ({label})")
-        yield Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question)).judged()
+        yield Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question), evidence=True).judged()
     ranks = int(asked.plan.tp) * int(asked.plan.pp) * int(asked.plan.dp)
     if 1 < len(log.weights_bytes) == ranks:
         loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), _whole_bytes(question) * int(asked.plan.dp)
         finding = Finding(ALL_WEIGHTS, total, loaded, "bytes", WEIGHTS_TOLERANCE + slack * ranks / total, replicated(loaded, whole))
-        yield finding.judged()
+        yield replace(finding, evidence=True).judged()
 
 
 def _whole_bytes(question: Question) -> float:
@@ -141,7 +146,7 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
 
     What is left is a difference of large figures, so it is judged on the memory that it is left of.
     """
-    judged = holds(asked)
+    judged, said = holds(asked), bool(asked.limits.gpu_memory_utilization or log.model or log.tp)
     share, limits = (words.format(SHARES[log.engine]) for words in (OTHER_SHARE, OTHER_LIMITS))
     if taken := log.settings.get("activations"):
         share = f"the engine counted {taken} for activations; else {share}"
@@ -149,24 +154,37 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     tokens = log.kv_tokens or (log.kv_blocks * judged.block_size if log.kv_blocks else None)
     if left is None:
         why, base = limits if tokens else SILENT, whole / judged.kv_bytes_per_token
-        yield _left(Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged)
+        yield _left(Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged, said)
         if judged.needed_kv_bytes > 0:
             each, base = log.max_concurrency, whole / judged.needed_kv_bytes
-            yield _left(Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, limits, base), log, judged)
+            yield _left(Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, limits, base), log, judged, said)
         return
-    if not log.kv_fixed:
-        finding = Finding("KV memory left, of all memory", judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, share, whole)
-        yield finding.undecided(ITS_HOST) if log.claims else _left(finding, log, judged)
+    if not log.kv_fixed and (node := node_bytes(log)):
+        yield _of_node(log, judged, node)
+    elif not log.kv_fixed:
+        item = "KV memory left, of all memory"
+        yield _left(Finding(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, share, whole), log, judged, said)
     if left <= 0:
         return  # it did not fit: there is nothing to count
     inside = holds(asked.but(kv_cache_memory_bytes=left))
     printed = PRINTED_GIB * (2 if log.engine == "sglang" else 1)  # keys and values are printed apart
     rounding = printed / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
     why = OTHER_CACHE if tokens else SILENT
-    yield Finding("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why).judged()
+    yield Finding("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why, evidence=True).judged()
     rounding += PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
     if log.engine == "vllm":  # the others do not count them
         yield Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, OTHER_CACHE).judged()
+
+
+def _of_node(log: StartupLog, judged: Fit, node: float) -> Finding:
+    """What a CPU worker leaves of its node for the cache: each of them takes its share of all of it, whatever the others do."""
+    share = judged.question.limits.gpu_memory_utilization
+    left, why = share * node - judged.weights_bytes, f"another {SHARES[log.engine]} than {share:g}, or other weights"
+    found = Finding(
+        "KV memory left, of the node's memory", left, log.available_kv_bytes, "bytes", NODE_TOLERANCE, why, node, evidence=True
+    )
+    taken = min(claim.nbytes for claim in log.claims) / node
+    return found.judged() if abs(taken - share) < PRINTED_SHARE else found.undecided(f"its worker takes {taken:.2f} of the node")
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
@@ -182,14 +200,22 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
     return int(judged.pool.shared_tokens(judged.kv_blocks)) if states else judged.kv_tokens
 
 
-def _left(finding: Finding, log: StartupLog, judged: Fit) -> Finding:
+def _left(finding: Finding, log: StartupLog, judged: Fit, said: bool) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise."""
-    made_for, difference, finding = judged.question.engine.version, finding.difference, finding.judged()
+    made_for, difference, finding = judged.question.engine.version, finding.difference, replace(finding, evidence=True).judged()
     most = OTHER_VERSIONS.get(log.engine, OTHER_ENGINES)
+    if finding.verdict == DISAGREE and not said and (share := _likely_share(log, judged, difference or 0.0)):
+        return finding.undecided(f"the log does not say its share of memory: as at {SHARES[log.engine]} {share:.2f}")
     if finding.verdict != DISAGREE or difference is None or abs(difference) > most or log.version.startswith(made_for):
         return finding
     which = f"{ENGINES[log.engine]} {log.version}" if log.version else "a version that the log does not say"
     return finding.undecided(f"{which} may count otherwise than {made_for}, for which the memory model was made")
+
+
+def _likely_share(log: StartupLog, judged: Fit, difference: float) -> float:
+    """The share of memory that would explain what is left, where nobody says it; 0 where none does."""
+    share = judged.question.limits.gpu_memory_utilization + difference
+    return min(1.0, share) if log.engine in UNSAID and LEAST_SHARE <= share <= 1 + OTHER_VERSIONS[log.engine] else 0.0
 
 
 def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from statistics import mean, median
 
 from commtax.audit.finding import Cause, Claim, Finding, Section
+from commtax.audit.identity import differing
 from commtax.readers.smi import Links, Monitor
 from commtax.statement import Note
 from commtax.units import format_bytes, format_rate, plural
@@ -29,6 +30,7 @@ def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Secti
         for gpu, of in carried.items()
     ]
     findings += _speeds(links, claim)
+    findings += differing(claim, chip=next(iter(links.names.values()), "")) if claim else ()
     notes = []
     if carried:
         times = len(links.snapshots)
@@ -54,7 +56,7 @@ def _speeds(links: Links, claim: Claim | None) -> Iterator[Finding]:
         rate = wanted.bandwidth_Bps if wanted else None
         why = f"{sum(s == 0 for s in of.values())} of {len(of)} links are inactive" if of else "all links are inactive"
         item = Note("speed", f"GPU {gpu}: GB/s over its links, one direction")
-        yield Finding(item, rate and rate / 1e9, sum(of.values()) / 1e9, "", SPEED_TOLERANCE, why).judged()
+        yield Finding(item, rate and rate / 1e9, sum(of.values()) / 1e9, "", SPEED_TOLERANCE, why, evidence=True).judged()
 
 
 def _down(links: Links) -> Iterator[Cause]:

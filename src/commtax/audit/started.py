@@ -7,9 +7,10 @@ from typing import Any
 
 from commtax.audit.finding import Cause, Claim, Finding
 from commtax.audit.held_up import FEW_MOMENTS, FULL_CACHE, behind_cache, held_up, served
+from commtax.audit.identity import names_of
 from commtax.catalog.models import bundled
 from commtax.files import table
-from commtax.readers.startup import FAILURE, READY, Claimed, StartupLog, axes_of
+from commtax.readers.startup import FAILURE, READY, Claimed, Moment, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
@@ -17,9 +18,11 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
+GROWS = 3.0  # times as many requests that wait
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
+EIGHT_BITS = ("fp8", "float8", "int8", "uint8")  # types of a cache
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
 TAKEN = {
     "graph_bytes": ("memory of CUDA graphs, a rank", "bytes"),
@@ -32,7 +35,7 @@ _CAUSES = table("audit/log_causes.toml")
 
 def named(log: StartupLog) -> dict[str, str | int]:
     """What the log itself says ran: a catalogued model's key, the sizes of the plan, and the types of weights and cache."""
-    model = next((m.key for name in _names(log.model) if (m := bundled(name))), "")
+    model = next((m.key for name in names_of(log.model) if (m := bundled(name))), "")
     weights = DTYPES.get(log.quantization, "")
     sizes = {axis: getattr(log, axis) or seen(log, axis) for axis in ("tp", "pp", "dp")}
     cache = "fp8" if narrow(log) else ""
@@ -40,18 +43,9 @@ def named(log: StartupLog) -> dict[str, str | int]:
     return {name: value for name, value in said.items() if value}
 
 
-def _names(model: str) -> Iterator[str]:
-    """A model as its path may name it: whole, the folder, and the Hub's own folder ``models--owner--name``."""
-    parts = model.rstrip("/").split("/")
-    yield model
-    yield "/".join(parts[-2:])
-    yield parts[-1]
-    yield from ("/".join(part.split("--")[1:]) for part in parts if part.startswith("models--"))
-
-
 def narrow(log: StartupLog) -> bool:
     """Whether the cache has a byte a number."""
-    return log.kv_cache_dtype.startswith(("fp8", "float8"))
+    return log.kv_cache_dtype.lower().startswith(EIGHT_BITS)
 
 
 def seen(log: StartupLog, axis: str) -> int:
@@ -171,6 +165,11 @@ def to_change(why: str) -> str:
     return next((row["change"] for row in _CAUSES[FAILURE] if row["part"].lower() in why.lower()), "")
 
 
+def node_bytes(log: StartupLog) -> float:
+    """Memory of the host's node that CPU workers take their share of; 0 where the log does not say."""
+    return min((claim.node_bytes for claim in log.claims), default=0.0)
+
+
 def _overclaimed(log: StartupLog) -> Iterator[Cause]:
     """Workers of one node that together claim more memory than it has."""
     nodes: dict[int, list[Claimed]] = {}
@@ -198,11 +197,23 @@ def _queue(log: StartupLog) -> Iterator[Cause]:
         said = f"overloaded: the KV cache is full in {full}, and up to {plural(most, 'request')} wait"
         change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
         yield Cause("cache full", said, share=share, change=change)
+    yield from _growing(moments)
     launched = [m for m in moments if m.graph is False]
     decoded = sum(m.graph is not None or m.tokens_per_s > 0 for m in moments)
     if len(launched) >= FEW_MOMENTS and len(launched) * 2 > decoded:
         said = f"{plural(len(launched), 'decode line')} of {decoded} ran without a CUDA graph"
         yield Cause("no graph", said, share=len(launched) / decoded, change="capture larger batches (--cuda-graph-max-bs)")
+
+
+def _growing(moments: list[Moment]) -> Iterator[Cause]:
+    """More requests wait in the last third of the lines than in the first, and as many as run: more come than are answered."""
+    third = len(moments) // 3
+    if third < FEW_MOMENTS:
+        return
+    early, late = (median(m.waiting for m in part) for part in (moments[:third], moments[-third:]))
+    if late >= GROWS * max(1.0, early) and late >= median(m.running for m in moments[-third:]):
+        said = f"overloaded: {early:.0f} requests wait in the first third of the lines, and {late:.0f} in the last"
+        yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
 
 
 def _cost(claim: Claim | None, **changes: Any) -> tuple[float, float] | None:

@@ -4,6 +4,7 @@ E2E = queue + prefill + (n - 1) decode steps. A term that is slower than predict
 graphs, another library, one GPU) under which it would be as measured.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,12 @@ from commtax.units import format_seconds
 NEAR = 0.1  # a changed plan whose step is this near to the measured one explains it …
 MORE = 1.08  # … if it is by as much slower than the plan as it was said
 ALIKE = 1.25  # first tokens that are by little more off than steps are wait for those steps
-LARGE = 0.25  # share of a request's time that is told without a prediction
+LARGE = 0.25  # share of a request's time that is told without a prediction, or that is waiting where a server does not keep up
+FEW = 1.5  # requests at once on average, below which hardly one waits for another
+KEPT_UP = 0.9  # of the requests that were asked for: a server that answers as many keeps up
+CHANCE = 2.0  # deviations by which arrivals may take longer than their rate says
+LONGEST = 4.0  # times as long as the usual answer, of many whose lengths vary
+GROWS = 3.0  # times as late come first tokens at the end of a run as at its beginning
 SMALL = 0.5  # share of the host's time in a step, above which the host is the likely one
 
 
@@ -48,8 +54,8 @@ def causes(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | N
 
 
 def _steps(result: Bench) -> tuple[str, str, float | None]:
-    """The time of a token that a result has, and its name in it."""
-    for metric, statistic in (("tpot", "mean"), ("tpot", "median"), ("itl", "mean")):
+    """The time of a token that a result has, and its name in it; a median first, which no outlier pulls."""
+    for metric, statistic in (("tpot", "median"), ("tpot", "mean"), ("itl", "mean")):
         if (seconds := result.stats.get(metric, {}).get(statistic)) is not None:
             return metric, statistic, seconds
     return "tpot", "mean", None
@@ -155,18 +161,19 @@ def _alone_agrees(baseline: Bench | None, claim: Claim, batch: int, context: int
 
 
 def _first_token(result: Bench, predicted: Expected, claim: Claim) -> Iterator[Cause]:
-    statistic = "mean" if "mean" in result.stats.get("ttft", {}) else "median"
+    apart = result.stats.get("queue")  # of which a server may tell the mean alone
+    statistic = "median" if "median" in result.stats.get("ttft", {}) and (not apart or "median" in apart) else "mean"
     figure, measured = predicted.of("ttft", statistic), result.seconds("ttft", statistic)
     more = slower(figure, measured, claim)
     if not more or figure is None or measured is None:
         return
-    waited, terms = result.seconds("queue", "mean"), predicted.terms
+    waited, terms = result.seconds("queue", statistic), predicted.terms
     metric, which, step = _steps(result)
     step_figure = predicted.of(metric, which)
     times = step / step_figure.value if step and step_figure else 1.0
     if waited is None and times > 1 + claim.tolerance and measured / figure.value <= ALIKE * times:
         return  # it waits for the same slow steps
-    queued = not predicted.load.alone if waited is None else waited - terms.get("queue", 0.0) > more / 2
+    queued = _meet(result, predicted.load.alone) if waited is None else waited - terms.get("queue", 0.0) > more / 2
     share, gain = _share(result, predicted, more), f"{format_seconds(more)} less until the first token"
     if queued:
         held = f" ({format_seconds(waited)} in the queue)" if waited is not None else ""
@@ -179,24 +186,97 @@ def _first_token(result: Bench, predicted: Expected, claim: Claim) -> Iterator[C
         yield Cause("prefill", f"{said}: the prompt's own steps, or the way to them", more, share, change, gain)
 
 
+def _meet(result: Bench, alone: bool) -> bool:
+    """Whether requests can have waited for each other: on average more than one was there."""
+    return not alone and (in_flight(result) or math.inf) > FEW
+
+
+def in_flight(result: Bench) -> float | None:
+    """Requests that were there at once on average (Little's law); None where the result does not tell."""
+    whole = _request_s(result, "mean")
+    return result.requests_per_s * whole if result.requests_per_s and whole else None
+
+
+def _request_s(result: Bench, statistic: str = "median") -> float | None:
+    """Seconds of a request: as told, else first token and tokens."""
+    if whole := result.seconds("e2el", statistic):
+        return whole
+    first, each = result.seconds("ttft", statistic), result.seconds("tpot", statistic) or result.seconds("itl", "mean")
+    return first + (result.output_len - 1) * each if first and each and result.output_len else None
+
+
 def told(result: Bench) -> tuple[Cause, ...]:
     """What a result says of its own terms, where nobody says what ran."""
-    whole, first = result.seconds("e2el", "mean"), result.seconds("ttft", "mean")
-    waited = result.seconds("queue", "mean")
-    found = []
-    if whole and waited and waited > LARGE * whole:
+    return (*(overload(result) or _waits(result)), *_thrown(result))
+
+
+def overload(result: Bench) -> tuple[Cause, ...]:
+    """That more was asked than answered: the queue shows it, or the run lasts longer than its last answers explain."""
+    asked, answered = result.request_rate, result.requests_per_s
+    if not asked or not math.isfinite(asked) or not answered or answered >= KEPT_UP * asked:
+        return ()
+    growth = _growth(result)
+    if not (growth > GROWS or _lasts(result, asked, answered)):
+        return ()
+    later = f", and first tokens came {growth:.1f} times as late at its end as at its beginning" if growth > GROWS else ""
+    most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
+    said = f"overloaded: answered {answered:.3g} of {asked:.3g} requests/s{most}{later}"
+    change = "more replicas or GPUs, fewer or shorter requests, or a limit on what is let in"
+    return (Cause("overload", said, share=1 - answered / asked, change=change, gain=f"{asked / answered:.2f}x the requests"),)
+
+
+def _lasts(result: Bench, asked: float, answered: float) -> bool:
+    """Whether a run is longer than one that keeps up: all arrivals, by chance some later, and the longest answer at its end."""
+    count, whole, first = (result.requests or 0) + result.failed, _request_s(result), result.seconds("ttft")
+    if count <= 0:
+        return True  # nobody says how many: the rates stand for themselves
+    if result.concurrency and whole and count / asked < whole:
+        return False  # a ramp for clients that then wait for answers
+    if whole and first and _least_wait_s(result, first) > LARGE * whole:
+        return True
+    decode_s = whole - first if whole and first else 0.0
+    return count / answered > count / asked * (1 + CHANCE / math.sqrt(count)) + LONGEST * decode_s
+
+
+def _growth(result: Bench) -> float:
+    """Times as late come the last first tokens as the first ones; 0 where the result does not keep them."""
+    first = result.stats.get("ttft", {})
+    return first["late"] / first["early"] if first.get("early") and "late" in first else 0.0
+
+
+def _waits(result: Bench) -> Iterator[Cause]:
+    """Waiting that a server tells, or that first tokens must hold: their prompts alone take less. Medians, which none pulls."""
+    whole, first, waited = _request_s(result), result.seconds("ttft"), result.seconds("queue")
+    at_once = (
+        math.isinf(result.request_rate or 0.0) and not result.concurrency
+    )  # of a test in which all requests wait for each other
+    if not whole or at_once or (in_flight(result) or math.inf) <= FEW:
+        return
+    change = "more KV memory or replicas, or fewer requests at once"
+    if waited and waited > LARGE * whole:
         said = f"a request waits {format_seconds(waited)} of its {format_seconds(whole)} before its first step"
-        change = "more KV memory or replicas, or fewer requests at once"
-        found.append(
-            Cause("queue", said, waited, min(1.0, waited / whole), change, f"up to {waited / whole:.0%} of a request's time")
-        )
-    elif whole and first and waited is None and first > SMALL * whole and result.kind == "serve":
-        said = f"the first token takes {format_seconds(first)} of a request's {format_seconds(whole)}: waiting, or long prompts"
-        found.append(Cause("queue", said, first, min(1.0, first / whole), "fewer requests at once, or more replicas"))
+        yield Cause("queue", said, waited, min(1.0, waited / whole), change, f"up to {waited / whole:.0%} of a request's time")
+    elif first and waited is None and result.kind == "serve" and (least := _least_wait_s(result, first)) > SMALL * whole:
+        said = f"the first token takes {format_seconds(first)} of a request's {format_seconds(whole)}"
+        yield Cause("queue", f"{said}, most of it waiting", least, min(1.0, least / whole), change)
+
+
+def _least_wait_s(result: Bench, first_s: float) -> float:
+    """What a first token must have waited: all of it where the server counts requests that wait, else what no prompt takes."""
+    queued = result.facts.get("waiting", "0")
+    return first_s if queued.isdecimal() and int(queued) else first_s - _prompt_s(result)
+
+
+def _prompt_s(result: Bench) -> float:
+    """The most that a prompt alone can take on a server that worked through all tokens at the rate of the run; inf: not told."""
+    rate = result.total_tokens_per_s
+    if not rate and result.output_tokens_per_s and result.input_len and result.output_len:
+        rate = result.output_tokens_per_s * (1 + result.input_len / result.output_len)
+    return result.input_len / rate if rate and result.input_len else math.inf
+
+
+def _thrown(result: Bench) -> Iterator[Cause]:
     thrown = result.facts.get("preemptions", "0")
     if thrown != "0":
         change = "more KV memory, fewer running at once (--max-num-seqs), or a larger tp"
-        found.append(
-            Cause("preemption", f"{thrown} times a request was thrown out of the KV cache and computed again", change=change)
-        )
-    return tuple(found)
+        yield Cause("preemption", f"{thrown} times a request was thrown out of the KV cache and computed again", change=change)

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from commtax.audit.finding import SECONDS_TOLERANCE, Cause, Claim, Finding, Section, assumed
+from commtax.audit.identity import differing
 from commtax.audit.pace import Pace, pace
 from commtax.audit.taxes import as_causes, in_words, taxes
 from commtax.question import PHASES, Question
@@ -40,7 +41,7 @@ def audit_training(log: TrainingLog, claim: Claim | None, name: str = "log") -> 
         causes += as_causes(priced, found, measured, mfu)
     elif why:
         notes.append(Note("not-priced", why))
-    plan = list(_plan(told, claim)) if claim else []
+    plan = list(_plan(log, told, claim)) if claim else []
     causes.sort(key=lambda c: -(c.share or 0.0))
     return Section("training", (name,), (*plan, *findings), tuple(notes), causes=tuple(causes), facts=_facts(log, told))
 
@@ -151,7 +152,8 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
     if went and went.counted > 1:
         yield Finding("spread of steps", None, went.deviation, "share", reason=f"over {plural(went.counted, 'logged step')}")
     if measured:
-        yield _seconds(Finding("step", step_s, measured, "s", tolerance, OTHER_RUN if priced else ""), priced)
+        step = Finding("step", step_s, measured, "s", tolerance, OTHER_RUN if priced else "", evidence=bool(priced))
+        yield _seconds(step, priced)
     if priced and measured:
         tokens = float(priced.tokens) / float(priced.num_gpus)
         yield Finding("tokens/s a GPU", tokens / float(priced.step_s), rates.tokens_per_s or tokens / measured, "", tolerance)
@@ -187,11 +189,12 @@ def _clocks(log: TrainingLog, step_s: float | None) -> Iterator[Finding]:
 def _seconds(finding: Finding, priced: StepBill | None) -> Finding:
     """Decided only where the price rests on measurements."""
     why = assumed(priced) if priced else ""
-    return finding.undecided(why) if why else finding.judged()
+    return finding.unsure(why) if why else finding.judged()
 
 
-def _plan(told: Told, claim: Claim) -> Iterator[Finding]:
-    """Sizes that the user says against those that the log says."""
+def _plan(log: TrainingLog, told: Told, claim: Claim) -> Iterator[Finding]:
+    """Model, chip and sizes that the user says against those that the log says."""
+    yield from differing(claim, told.model.key if told.model else "", " ".join(log.facts.get("device", ())))
     for axis in SIZES:
         said, logged = int(getattr(claim.plan, axis)), told.options.get(axis)
         if said != 1 and logged is not None:

@@ -59,20 +59,28 @@ def _fit(rows: Files, place: Place, names: list[str]) -> Calibration:
     refused = list(rows.refused)
     for fit in (fit_inside, fit_tables, fit_network, fit_engine):
         try:
-            profile, more, why = fit(rows, place, profile)
-            parts += more
+            grown, more, why = fit(rows, place, profile)
             refused += why
+            _check_readable(grown, more)
         except TooFewError as error:
             refused.append(str(error))
+        else:
+            profile, parts = grown, [*parts, *more]
     if not parts:
         raise Refusal(refused[0] if refused else "the files hold no row that a constant can be fitted on")
     sources = {
         p.name: f"{p.rows} rows of {', '.join(names)}; median error {p.after.median:.1%}, 80 % range ±{p.spread:.0%}" for p in parts
     }
     profile = replace(profile, sources=sources)
-    written = _document(profile)
-    parse(json.loads(json.dumps(written)))  # what is written can be read: the same rules hold for both
-    return Calibration(place, profile, written, tuple(parts), tuple(refused))
+    return Calibration(place, profile, _document(profile), tuple(parts), tuple(refused))
+
+
+def _check_readable(grown: Profile, parts: list[Part]) -> None:
+    """What is written can be read: the same rules hold for both, and what breaks one is left out with its reason."""
+    try:
+        parse(json.loads(json.dumps(_document(grown))))
+    except ValueError as error:
+        raise TooFewError(f"{', '.join(part.name for part in parts)}: left out; {error}") from None
 
 
 def _document(profile: Profile) -> Document:

@@ -13,6 +13,7 @@ from commtax import catalog
 from commtax.calibrate import robust
 from commtax.calibrate.records import Change, Files, Part, Place, Served, Step, TooFewError, Wish
 from commtax.calibrate.robust import Array, Fitted
+from commtax.catalog.physics import HOST as RANGES
 from commtax.spec import Engine, Profile
 from commtax.units import format_seconds, plural
 from commtax.verbs.billing import bill
@@ -43,6 +44,8 @@ def fit_engine(rows: Files, place: Place, own: Profile) -> Step:
     names += ["host_s_per_seq"] if len({r.clients for r in runs}) > 1 else []
     times, latency = np.array([r.latency_s for r in runs]), partial(_latency, place, own)
     host, fitted, part = _fit("tpot", names, runs, times, place, place.engine, latency)
+    if why := _beyond(host, part):
+        raise TooFewError(why)
     parts = [part.with_remarks(_notes(runs, names, fitted), _wishes(runs, names, fitted, place.engine, latency))]
     waiting = [r for r in runs if r.kind == "serve" and r.ttft_s]
     if waiting:
@@ -50,9 +53,22 @@ def fit_engine(rows: Files, place: Place, own: Profile) -> Step:
         times, engine = np.array([r.ttft_s for r in waiting], float), place.engine.but(**host)
         simulated = partial(_simulated, place, own)
         more, _, part = _fit("ttft", ["request_s"], waiting, times, place, engine, lambda run, e: float(simulated(run, e).ttft_s))
-        host |= more
-        parts.append(part)
+        if why := _beyond(more, part):
+            refused.append(why)
+        else:
+            host |= more
+            parts.append(part)
     return replace(own, host=host, engine=place.engine.key), parts, refused
+
+
+def _beyond(host: dict[str, float], part: Part) -> str:
+    """Why a fit is left out: a constant that no profile may hold, for runs of one machine do not make it."""
+    try:
+        for name, value in host.items():
+            RANGES[name].read(value, name)
+    except ValueError as error:
+        return f"{part.name}: left out, these {plural(part.rows, 'run')} are not of one machine and load ({error})"
+    return ""
 
 
 def _impossible(run: Served, place: Place, own: Profile) -> str:

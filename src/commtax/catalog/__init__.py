@@ -24,7 +24,7 @@ from commtax.statement import Refusal
 
 def keys(kind: str) -> list[str]:
     """All keys of one kind: ``chips``, ``links``, ``clusters``, ``models``, ``engines`` or ``lengths``."""
-    return list(stems(kind))
+    return sorted(stems(kind))
 
 
 @lru_cache(maxsize=64)

@@ -1,5 +1,10 @@
-"""Checkpoints that no file of ours describes, by their names: a bundled model stored as the ending (and its maker) tells."""
+"""Checkpoints that no file of ours describes, by their names: a bundled model's release, stored as ending and maker tell.
 
+A name that tells another size, family or kind of model than a bundled one means none: only endings that change no layer are taken
+off it, and what was taken for what is said.
+"""
+
+import re
 from dataclasses import replace
 from functools import lru_cache
 
@@ -9,6 +14,9 @@ from commtax.files import table as kept
 from commtax.records import dataclass
 from commtax.spec import Citation, Model, Quant
 from commtax.statement import Note
+
+LONGEST_NAME = 200
+"""Signs of a name without its owner; the Hub allows 96."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +32,7 @@ class Rule:
     mixture: bool = False  # of models with experts alone
     of: str = ""  # the bundled model, where the name does not tell it
     expert_dtype: str = ""
+    longest: int = 0  # tokens, where its config says other than the bundled model's
 
     def base(self, name: str) -> str:
         """The name of the model that a checkpoint of this rule is made from; "" where it is none."""
@@ -59,35 +68,115 @@ def _endings() -> tuple[str, ...]:
     return tuple(sorted({end for rule in rules() for end in rule.endings}, key=len, reverse=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """The bundled model that a name means, how many tokens it takes where that is known to differ (0: as many), and by what."""
+
+    key: str
+    longest: int = 0
+    by: str = "name"  # name: it is the model's own | release: its config is known | ending: all but what its name ends in
+
+
 @lru_cache(maxsize=1)
-def _usual() -> dict[str, str]:
-    """Keys of bundled models by what their names end in, with and without the type that it says."""
+def _releases() -> dict[str, Meaning]:
+    """Ids whose configs are known to have a bundled model's layers."""
+    every: list[Table] = _file()["releases"]
+    return {normal(name): Meaning(one["of"], one.get("longest", 0), "release") for one in every for name in one["ids"]}
+
+
+@lru_cache(maxsize=1)
+def _known() -> dict[str, Meaning]:
+    """Bundled models and their releases by what their names end in, with and without the type that it says."""
     names = {**{alias.rpartition("/")[2]: key for alias, key in aliases("models").items()}, **{key: key for key in stems("models")}}
-    return {**{name.removesuffix("-bf16"): key for name, key in names.items()}, **names}
+    usual = {**{name.removesuffix("-bf16"): key for name, key in names.items()}, **names}
+    released = {name.rpartition("/")[2]: known for name, known in _releases().items()}
+    return {**released, **{name: Meaning(key) for name, key in usual.items()}}
+
+
+@lru_cache(maxsize=1)
+def _roots() -> dict[str, frozenset[str]]:
+    """Models that names mean, by each name and by what is left of it as endings are taken off."""
+    found: dict[str, set[str]] = {}
+    for name, meaning in _known().items():
+        for root in _shorter(name):
+            found.setdefault(root, set()).add(meaning.key)
+    return {root: frozenset(keys) for root, keys in found.items()}
+
+
+@lru_cache(maxsize=1)
+def _ending() -> re.Pattern[str]:
+    return re.compile(f"{_file()['endings']}$")
+
+
+def _shorter(name: str) -> list[str]:
+    """A name, and what is left of it as endings are taken off one by one."""
+    names = [name]
+    while (found := _ending().search(names[-1])) and found.start() > 0:
+        names.append(names[-1][: found.start()])
+    return names
+
+
+@lru_cache(maxsize=1024)
+def meaning(name: str) -> Meaning | None:
+    """What a name without organisation and format means; None where it is no bundled model's, or might be one of several.
+
+    >>> meaning("qwen3-4b-thinking-2507"), meaning("qwen3-5b"), meaning("mistral-7b-v0.9")
+    (Meaning(key='qwen3-4b', longest=262144, by='release'), None, None)
+    """
+    for short in _shorter(name) if len(name) <= LONGEST_NAME else ():
+        if (known := _known().get(short)) and short == name:
+            return known
+        if known:
+            return replace(known, by="ending") if len(_roots()[short]) == 1 else None
+    return None
 
 
 def base_key(name: str) -> str:
-    """The bundled model that a name without organisation means, or a later release of it; "" where there is none."""
-    shorter = (name.removesuffix(end) for end in _file()["releases"] if name.endswith(end))
-    return next((_usual()[one] for one in (name, *shorter) if one in _usual()), "")
+    """The bundled model whose name this is, without organisation; "" where it is none's."""
+    known = _known().get(name)
+    return known.key if known and known.by == "name" else ""
 
 
-def made_of(name: str) -> list[tuple[Rule, str]]:
+def made_of(name: str) -> list[tuple[Rule, Meaning]]:
     """Rules that a checkpoint's name keeps to, each with the bundled model that it is made of."""
     wanted = normal(name.rstrip("/"))
-    found = [(rule, base_key(base)) for rule in rules() if (base := rule.base(wanted))]
-    return [(rule, key) for rule, key in found if key]
+    found = [(rule, meaning(base)) for rule in rules() if (base := rule.base(wanted))]
+    return [(rule, known) for rule, known in found if known]
 
 
-def taken_as(name: str, base: Model, rule: Rule) -> Model:
-    """The base model stored as the rule says, with a note that this is what it was taken for."""
-    quant = _quant(base, rule)
-    how = quant.told if quant else "plain weights"
-    where = "" if rule.knows(name) else ": its config is not at hand"
-    note = Note("taken-as", f"{name} is taken as {base.key} with {how}{where}")
-    source = Citation(rule.source, "", "")
+def released(name: str) -> Meaning | None:
+    """The bundled model that a name means whose format is not told: it is stored as that one.
+
+    A copy that somebody else keeps has a release's name, and a config that is not known.
+    """
+    wanted = normal(name.rstrip("/"))
+    if known := _releases().get(wanted):
+        return known
+    known = meaning(wanted.rpartition("/")[2])
+    return replace(known, by="name") if known and known.by == "release" else known
+
+
+def taken_as(name: str, base: Model, known: Meaning, rule: Rule | None = None) -> Model:
+    """The base model as its release has it, stored as the rule says, with a note that this is what it was taken for."""
+    quant = base.quant if rule is None else _quant(base, rule)
+    sure = bool(rule and rule.knows(name))
+    longest = (rule.longest if rule and sure else 0) or known.longest or base.max_len
+    how = f" with {quant.told if quant else 'plain weights'}" if rule else ""
+    length = f", {longest:,} tokens long" if longest != base.max_len else ""
+    note = Note("taken-as", f"{name} is taken as {base.key}{how}{length}{_why(known, rule, sure)}")
+    source = Citation(rule.source, "", "") if rule else Citation(f"config.json of {base.key}, whose layers it has", "", "")
     key = normal(name.rstrip("/")).rpartition("/")[2]
-    return replace(base, key=key, quant=quant, aliases=(name,), source=source, notes=(*base.notes, note), stored_bytes=0)
+    own = replace(base, key=key, quant=quant, max_len=longest, aliases=(name,), source=source, stored_bytes=0)
+    return replace(own, notes=(*base.notes, note))
+
+
+def _why(known: Meaning, rule: Rule | None, sure: bool) -> str:
+    """By what it was taken for that, and what may differ."""
+    if known.by == "ending" and not sure:
+        return ": same architecture by its name; its config is not at hand, and length and vocabulary may differ"
+    if rule:
+        return "" if sure else ": its config is not at hand"
+    return ": same architecture" if known.by == "release" else ": the same name; its config is not at hand"
 
 
 def _quant(base: Model, rule: Rule) -> Quant | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from commtax.catalog.completing import completed, text_section
-from commtax.catalog.families import deepseek, gemma, kimi, llama, minimax, nemotron, older, others, qwen
+from commtax.catalog.families import deepseek, gemma, kimi, llama, minimax, nemotron, older, open, others, qwen
 from commtax.catalog.families.parts import ARCHITECTURES
 from commtax.catalog.fields import Fields
 from commtax.catalog.loader import suggest
@@ -18,7 +18,7 @@ from commtax.files import Json
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
 
-FAMILIES = (deepseek, gemma, kimi, llama, minimax, nemotron, older, others, qwen)
+FAMILIES = (deepseek, gemma, kimi, llama, minimax, nemotron, older, open, others, qwen)
 """What fills the register."""
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "bf16": "bf16", "float": "fp32"}
 NOTHING = Model("", "", 1, 1, (), (), 1)

@@ -1,43 +1,55 @@
-"""``config.json`` of a Hub id, by way of the Hub's own client and cache (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
+"""Files of a Hub id: from the cache that the Hub's own client keeps on this machine, else from the Hub.
 
-One attempt, a bounded wait, and what failed once is not tried again: many names in one run must not wait for each other.
+The client's settings count: HF_ENDPOINT, HF_TOKEN (or what it stored at a login), HF_HUB_OFFLINE, HF_HOME, HF_HUB_CACHE. One
+attempt, a bounded wait, and what failed once is not tried again: many names in one run must not wait for each other. The token goes
+to the endpoint's own host alone, wherever that sends us.
 """
 
-import socket
+import os
+import re
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar
+from contextlib import suppress
+from http.client import HTTPException, HTTPMessage
+from pathlib import Path
+from typing import IO, TypeVar
+from urllib.error import HTTPError, URLError
+from urllib.parse import urljoin, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-REACH_SECONDS = 4.0  # to find the Hub at all
-FETCH_SECONDS = 20.0  # … and to get a small file from it
+from commtax.files import CONFIG_BYTES, read_bytes, written
+
+READ_SECONDS = 5.0  # to find the Hub, and between two pieces of its answer
+FETCH_SECONDS = 20.0  # for all of a small file
 FORGET_SECONDS = 60.0  # what failed is tried again after this: a notebook lives longer than a lost network
-_failed: dict[str, tuple[float, str]] = {}  # when and why, by name and by endpoint
+ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?(/[\w./~-]*)?", re.ASCII)
+COMMIT = re.compile(r"[0-9A-Za-z]{1,64}")
+YES = ("1", "on", "yes", "true")
+DENIED = {401: "it is private, gated or misspelt", 403: "it is private or gated"}
+_failed: dict[str, tuple[float, str]] = {}  # when and why, by file and by endpoint
 T = TypeVar("T")
 
 
-def file(name: str, file_name: str = "config.json") -> str:
-    """A file of a repository on this machine, fetched if it must be; ``LookupError`` says why there is none."""
-    return _once(f"{name}/{file_name}", LookupError, lambda: _fetched(name, file_name))
+def contents(name: str, file_name: str = "config.json") -> bytes:
+    """A file of a repository; ``LookupError`` says why there is none, and what to do."""
+    if not ID.fullmatch(name):
+        raise LookupError("not an id of the Hub, which is OWNER/NAME")
+    return _once(f"{name}/{file_name}", LookupError, lambda: _found(name, file_name))
 
 
-def optional(name: str, file_name: str) -> str:
-    """A file that a repository may have; "" where it has none."""
+def optional(name: str, file_name: str) -> bytes:
+    """A file that a repository may have; nothing where it has none."""
     try:
-        return file(name, file_name)
+        return contents(name, file_name)
     except LookupError:
-        return ""
+        return b""
 
 
 def cached(name: str) -> bool:
-    """Whether the client keeps a repository's config on this machine; never a look at the network."""
-    try:
-        import huggingface_hub as hub
-
-        return name.count("/") == 1 and isinstance(hub.try_to_load_from_cache(name, "config.json"), str)
-    except Exception:  # no client, or a name that it does not take
-        return False
+    """Whether a repository's config is kept on this machine; never a look at the network."""
+    return bool(ID.fullmatch(name)) and _kept(name, "config.json") is not None
 
 
 def _once(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
@@ -46,53 +58,146 @@ def _once(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
         try:
             return work()
         except failure as error:
-            _failed[what] = (time.monotonic(), str(error) or type(error).__name__)
+            _failed[what] = (time.monotonic(), _reason(error))
     raise failure(_failed[what][1])
 
 
-def _fetched(name: str, file_name: str) -> str:
+def _reason(error: Exception) -> str:
+    """One line of it."""
+    said = str(error.reason if isinstance(error, URLError) else error).strip()
+    return said.splitlines()[0] if said else type(error).__name__
+
+
+def _found(name: str, file_name: str) -> bytes:
+    if path := _kept(name, file_name):
+        return read_bytes(path, "model", most=CONFIG_BYTES)
+    place = endpoint()
+    by_hand = f"save {place}/{name}/raw/main/{file_name} in a folder and name that, as in ./{name.partition('/')[2]}"
+    if offline := next(filter(_set, ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")), ""):
+        raise LookupError(f"{offline} is set, and {_cache()} does not hold it: unset it; or {by_hand}")
+    if not ADDRESS.fullmatch(place):
+        raise LookupError("HF_ENDPOINT is no address: write https://HOST")
     try:
-        import huggingface_hub as hub
-        import huggingface_hub.constants
-    except ImportError:
-        raise LookupError("to look it up on the Hub: pip install 'commtax[hub]'") from None
+        body, commit = _once(place, OSError, lambda: _within(FETCH_SECONDS, lambda: _get(place, name, file_name)))
+    except OSError as error:
+        raise LookupError(f"{place} cannot be reached ({_reason(error)}): {by_hand}") from None
+    _keep(name, file_name, body, commit)
+    return body
+
+
+def endpoint() -> str:
+    """Where the Hub is."""
+    return (os.environ.get("HF_ENDPOINT", "").strip() or "https://huggingface.co").rstrip("/")
+
+
+def _set(name: str) -> bool:
+    return os.environ.get(name, "").strip().lower() in YES
+
+
+def _home() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(os.environ.get("HF_HOME") or f"{cache}/huggingface"))
+
+
+def _cache() -> Path:
+    """Where the Hub's client keeps repositories."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(os.path.expanduser(named)) if named else _home() / "hub"
+
+
+def _token() -> str:
+    """The environment's, or what the client stored at a login; "" where there is none that a header can carry."""
+    told = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or ""
+    if not told and not _set("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        with suppress(OSError, ValueError):
+            told = Path(os.environ.get("HF_TOKEN_PATH") or _home() / "token").read_text(encoding="ascii")[:1024]
+    told = told.strip()
+    return told if told.isascii() and told.isprintable() else ""
+
+
+def _repository(name: str) -> Path:
+    return _cache() / f"models--{name.replace('/', '--')}"
+
+
+def _kept(name: str, file_name: str) -> Path | None:
+    """A file in the client's cache: of the commit that its ``main`` is."""
+    with suppress(OSError, ValueError):
+        commit = (_repository(name) / "refs" / "main").read_text(encoding="ascii").strip()
+        path = _repository(name) / "snapshots" / commit / file_name
+        if COMMIT.fullmatch(commit) and path.is_file():
+            return path
+    return None
+
+
+def _keep(name: str, file_name: str, body: bytes, commit: str) -> None:
+    """Into the cache as the client lays it out; a repository of which it has another commit is left alone."""
+    folder = _repository(name)
+    with suppress(OSError, ValueError):
+        main = folder / "refs" / "main"
+        if not COMMIT.fullmatch(commit) or (main.exists() and main.read_text(encoding="ascii").strip() != commit):
+            return
+        for path, content in ((folder / "snapshots" / commit / file_name, body), (main, commit.encode())):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with written(path) as part:
+                part.write_bytes(content)
+
+
+class _Redirects(HTTPRedirectHandler):
+    """Another address of the same kind; the token comes along to the endpoint's own host only."""
+
+    max_redirections = 5
+
+    def __init__(self, place: str, token: str) -> None:
+        self.place, self.token = place, token
+
+    def redirect_request(  # the names are urllib's
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> Request | None:
+        new = urljoin(req.full_url, newurl)
+        if urlsplit(new).scheme not in {"https", urlsplit(self.place).scheme}:
+            fp.close()
+            raise LookupError(f"{self.place} sends us to {new[:200]}, which is not https")
+        request = super().redirect_request(req, fp, code, msg, headers, new)  # without what is not to be sent along
+        if request and urlsplit(new)[:2] == urlsplit(self.place)[:2]:
+            _authorise(request, self.token)
+        return request
+
+
+def _authorise(request: Request, token: str) -> None:
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+
+
+def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
+    """A file's bytes and its commit, where the Hub tells it. ``OSError``: nobody answered."""
+    token = _token()
+    request = Request(f"{place}/{name}/resolve/main/{file_name}", headers={"User-Agent": "commtax"})
+    _authorise(request, token)
     try:
-        kept = hub.try_to_load_from_cache(name, file_name)
-        if isinstance(kept, str):
-            return kept
-        if not hub.constants.HF_HUB_OFFLINE:
-            _reach(hub.constants.ENDPOINT)
-        return str(_within(FETCH_SECONDS, lambda: hub.hf_hub_download(name, file_name)))
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise LookupError(f"and the Hub did not give it: {reason}") from None
+        with build_opener(_Redirects(place, token)).open(request, timeout=READ_SECONDS) as answer:
+            body, commit = answer.read(CONFIG_BYTES + 1), answer.headers.get("X-Repo-Commit") or ""
+    except HTTPError as error:
+        with error:
+            raise LookupError(_refused(place, file_name, error.code, bool(token))) from None
+    except (HTTPException, ValueError) as error:  # ValueError: an address that nobody can have
+        raise LookupError(f"{place} answers no HTTP ({type(error).__name__})") from None
+    if len(body) > CONFIG_BYTES:
+        raise LookupError(f"{place} has a {file_name} larger than {CONFIG_BYTES // 2**20} MiB, which is more than is read")
+    return body, commit
 
 
-def _reach(endpoint: str) -> None:
-    """Look first: the client would try an unreachable Hub for half a minute, name after name."""
-    if address := _address(endpoint):
-        connect = partial(socket.create_connection, address, REACH_SECONDS)
-        _once(endpoint, OSError, lambda: _within(REACH_SECONDS, lambda: connect().close()))
+def _refused(place: str, file_name: str, code: int, had_token: bool) -> str:
+    if code in DENIED:
+        which = "this HF_TOKEN may not read it" if had_token else "set HF_TOKEN to one that may read it"
+        return f"{place} refuses it with {code}: {DENIED[code]}; {which}"
+    return (
+        f"{place} has no such model, or it has no {file_name}" if code == 404 else f"{place} answers with {code}; try again later"
+    )
 
 
-def _address(endpoint: str) -> tuple[str, int] | None:
-    """Where the first connection goes: to the Hub, or to the proxy before it; None where only the client knows (SOCKS)."""
-    from urllib.parse import urlsplit
-    from urllib.request import getproxies, proxy_bypass
-
-    there = urlsplit(endpoint)
-    known = getproxies()
-    proxy = known.get(there.scheme) or known.get("all", "")
-    if proxy and not proxy_bypass(there.hostname or ""):
-        there = urlsplit(proxy if "//" in proxy else f"http://{proxy}")
-        if there.scheme not in ("http", "https"):
-            return None
-    return there.hostname or "", there.port or (80 if there.scheme == "http" else 443)
-
-
-def _within(seconds: float, work: Callable[[], Any]) -> Any:
-    """Do it in so many seconds or give it up: names are resolved, and clients try again, without a limit of their own."""
-    answers: list[Any] = []
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    """Do it in so many seconds or give it up: names are resolved, and slow answers come, without a limit of their own."""
+    answers: list[T] = []
     faults: list[Exception] = []
 
     def run() -> None:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+from commtax.catalog.rows import Row, expanded, rows
 from commtax.files import Json
 from commtax.files import table as kept
 from commtax.spec import Citation
@@ -76,15 +77,23 @@ def _value(entry: Json, key: str, named: Mapping[str, Citation], sources: dict[s
 
 @lru_cache(maxsize=8)
 def stems(kind: str) -> tuple[str, ...]:
-    """The keys of one kind: its files' names, sorted."""
-    return tuple(sorted(f.stem for f in (FACTS / kind).iterdir() if f.suffix in (".toml", ".json")))
+    """The keys of one kind: its files' names, sorted; behind those of models the rows of the Hub's."""
+    files = sorted(f.stem for f in (FACTS / kind).iterdir() if f.suffix in (".toml", ".json"))
+    return (*files, *sorted(_rows())) if kind == "models" else tuple(files)
+
+
+@lru_cache(maxsize=1)
+def _rows() -> dict[str, Row]:
+    return rows(str(FACTS / "hub_models.toml"))
 
 
 @lru_cache(maxsize=512)
 def table(kind: str, stem: str) -> Table:
-    """The file of one key: a ``config.json`` keeps its format, all others are TOML."""
+    """The file of one key: a ``config.json`` keeps its format, all others are TOML; or its row."""
     if kind != "models":
         return kept(str(FACTS / kind / f"{stem}.toml"))
+    if row := _rows().get(stem):
+        return expanded(row)
     contents: Table = json.loads((FACTS / kind / f"{stem}.json").read_text(encoding="utf-8"))
     return contents
 
@@ -123,8 +132,9 @@ def suggest(name: str, choices: Iterable[str]) -> str:
     import difflib  # not for those who spell names right
 
     wanted, known = normal(name), sorted(set(choices))
+    alike = 0.8 if "/" in wanted else 0.5  # ids of the Hub have owners and endings in common
     longer = [choice for choice in known if len(wanted) > 2 and choice.startswith(wanted)]
     likely = list(
-        dict.fromkeys([*(longer if len(longer) <= 3 else []), *difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)])
+        dict.fromkeys([*(longer if len(longer) <= 3 else []), *difflib.get_close_matches(wanted, known, n=3, cutoff=alike)])
     )[:3]
     return f"; did you mean {' or '.join(likely)}?" if likely else ""

@@ -1,4 +1,4 @@
-"""Models by name: the bundled catalogue, a local folder with ``config.json``, or the Hugging Face Hub when reachable."""
+"""Models by name: the bundled catalogue, a release of one, a local folder with ``config.json``, or the Hugging Face Hub."""
 
 import os
 import struct
@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from commtax.catalog.checkpoints import made_of, taken_as
+from commtax.catalog.checkpoints import Meaning, Rule, made_of, released, taken_as
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import did_you_mean, find, plain, table
 from commtax.files import Json, local, parse_json, read_json
@@ -82,6 +82,9 @@ def model(name: str, read_as: str = "") -> Model:
         raise Refusal(f"model '{name}': no such folder or file", "model")
     if decoder := variant(name):
         return decoder
+    if (made := name.lower().removesuffix("-gguf")) != name.lower():
+        base = origin(made) or "the one that they are made of"
+        raise Refusal(f"model '{name}': GGUF files of several formats, of which none is priced; name their model: {base}", "model")
     unknown = f"unknown model '{name}'{did_you_mean(name, 'models')}"
     if name.count("/") != 1:
         raise Refusal(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)", "model")
@@ -93,23 +96,38 @@ def model(name: str, read_as: str = "") -> Model:
 
 @lru_cache(maxsize=128)
 def variant(name: str) -> Model | None:
-    """A bundled model stored as the ending of a checkpoint's name tells, unless the Hub's client keeps its config here.
+    """A bundled model's release, or how it is stored, as a checkpoint's name tells; unless its own config is kept on this machine.
 
     >>> str(variant("nvidia/Llama-3.1-8B-Instruct-FP8").notes[0])
     'nvidia/Llama-3.1-8B-Instruct-FP8 is taken as llama-3.1-8b with modelopt fp8: its config is not at hand'
     """
-    for rule, key in made_of(name):
-        base = _bundled(key)
-        if rule.suits(base):
-            from commtax.catalog import hub
+    told = _told(name)
+    if told is None:
+        return None
+    rule, known = told
+    if known.by != "release" and not (rule and rule.knows(name)):
+        from commtax.catalog import hub
 
-            return _from_hub(name, "") if not rule.knows(name) and hub.cached(name) else taken_as(name, base, rule)
-    return None
+        if hub.cached(name):
+            return _from_hub(name, "")
+    return taken_as(name, _bundled(known.key), known, rule)
+
+
+def _told(name: str) -> tuple[Rule | None, Meaning] | None:
+    """What a name that is not in the catalogue tells: a format's rule, where it ends in one, and the model."""
+    if find("models", name):
+        return None
+    for rule, known in made_of(name):
+        if rule.suits(_bundled(known.key)):
+            return rule, known
+    plain = released(name)
+    return (None, plain) if plain else None
 
 
 def origin(name: str) -> str:
     """The bundled model that a name means, as it is or stored in another way; "" where it means none."""
-    return find("models", name) or next((key for rule, key in made_of(name) if rule.suits(_bundled(key))), "")
+    told = _told(name)
+    return told[1].key if told else find("models", name)
 
 
 @lru_cache(maxsize=128)
@@ -137,9 +155,12 @@ def _local(path: Path, read_as: str) -> Model:
 
 
 def _read_json(file: Path) -> Config:
-    table = read_json(file, "model")
+    return _object(read_json(file, "model"), str(file))
+
+
+def _object(table: Json, name: str) -> Config:
     if not isinstance(table, dict):
-        raise Refusal(f"model '{file}': not a JSON object", "model")
+        raise Refusal(f"model '{name}': not a JSON object", "model")
     return table
 
 
@@ -201,9 +222,9 @@ def _from_hub(name: str, read_as: str) -> Model:
     """The model of a Hub id."""
     from commtax.catalog import hub  # sockets and threads: for those who name a model of the Hub
 
-    config = _read_json(Path(hub.file(name)))
+    config = _object(parse_json(hub.contents(name), f"model '{name}'"), name)
     if "quantization_config" not in config and (beside := hub.optional(name, "hf_quant_config.json")):
-        config["hf_quant_config"] = _read_json(Path(beside))
+        config["hf_quant_config"] = _object(parse_json(beside, f"model '{name}'"), name)
     decoder = from_config(config, name.split("/")[1].lower(), read_as)
     source = Citation(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", "")
     return replace(decoder, aliases=(name,), source=source)

@@ -8,7 +8,7 @@ import click
 from commtax.audit import audit_read
 from commtax.audit.anonymising import write_anonymous
 from commtax.audit.differing import TOLERANCE, difference
-from commtax.audit.finding import DISAGREE, FAULT, SECONDS_TOLERANCE, Claim
+from commtax.audit.finding import DISAGREE, FAULT, SECONDS_TOLERANCE, UNKNOWN, Claim
 from commtax.audit.reading import Read, place_of, read_all
 from commtax.audit.told import model_of
 from commtax.cli.options import Given, Verb, listed
@@ -24,6 +24,7 @@ from commtax.verbs.asking import unsettled
 
 ALONE = ("files", "model", "cluster", "diff", "anonymise", "html", "as_json", "tolerance", "nsys", "help")
 """What an audit without a claim takes."""
+NO_VERDICT = 3  # nothing that was measured could be judged
 TOLERANCES = f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}; of --diff {TOLERANCE}]"
 
 
@@ -35,7 +36,8 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **given: Any) -> None:
 
     With --model also whether it should have: every count, size and time against the prediction.
 
-    Exit 0: nothing is off; 1: something disagrees, or somebody is to blame; 2: bad input.
+    Exit 0: it agrees (without --model: nothing is off); 1: something disagrees, or somebody is to blame; 2: bad input;
+    3: no verdict, because no measured figure could be held against its prediction.
 
     commtax audit traces/
 
@@ -64,7 +66,8 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **given: Any) -> None:
         from commtax.report.audit_page import audit_page
 
         write_page(given["html"], audit_page, findings, "audit")
-    code = 1 if findings.verdict in (DISAGREE, FAULT) else 0
+    unjudged = NO_VERDICT if claimed and findings.verdict == UNKNOWN else 0
+    code = 1 if findings.verdict in (DISAGREE, FAULT) else unjudged
     output.answer(audit_documents.audit_document, auditing.show_audit, findings, code=code)
 
 

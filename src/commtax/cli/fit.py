@@ -5,6 +5,7 @@ import click
 from commtax.cli.options import COPIES, KEPT, LAID, LORA, PASTED, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
 from commtax.cli.pasting import prompt_sizes
+from commtax.question import SEQUENCE_LEN
 from commtax.statement import Refusal
 from commtax.verbs.apart import prompter
 from commtax.verbs.fitting import Fit, advised, holds
@@ -24,7 +25,7 @@ SERVED = (
     pp={"default": None},
     phase={"default": "serve", "help": "serve (default) or train."},
     batch={"help": "Training: sequences a replica and step."},
-    context={"help": "Training: sequence length.  [default: 4096]"},
+    context={"help": f"Training: sequence length.  [default: {SEQUENCE_LEN}]"},
 )
 @ordered(About.SERVER, (*SERVED, "kv_dtype", "max_loras"))
 def fit_command(order: Order) -> None:

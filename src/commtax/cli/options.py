@@ -11,7 +11,7 @@ import numpy as np
 
 from commtax.cost.schedules import DEFAULT, TRAINING
 from commtax.files import Document, table
-from commtax.question import CONFIDENCE, SPREAD
+from commtax.question import CONFIDENCE, INPUT_LEN, OUTPUT_LEN, SEQUENCE_LEN, SPREAD
 from commtax.spec import OVERLAPPED, PARALLEL, SIZES
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction, parse_seconds
@@ -154,7 +154,9 @@ OPTIONS: Mapping[str, Option] = {
     "nics": Option("Where", COUNT, None, "NICs a host has."),
     "engine": Option("Where", "NAME", "", ENGINES, ("--engine", "-e")),
     "read_as": Option("Where", "FAMILY", "", "An unknown architecture's config, read as a family's: llama, qwen3moe …", ("--as",)),
-    "pasted": Option("Where", "COMMAND|FILE", "", "A launch command: vllm serve … -tp 8, torchrun …", ("--from",)),
+    "pasted": Option(
+        "Where", "COMMAND|FILE", "", "vllm serve … -tp 8, torchrun …; FILE: shell, Kubernetes, compose or Helm YAML.", ("--from",)
+    ),
     "topo": Option("Where", "FILE", "", "nvidia-smi topo -m: which GPUs to take, and the link they have."),
     "profile": Option("Where", "FILE", "", "A machine's own constants (commtax calibrate, commtax measure calibrate)."),
     **{axis.name: Option("Plan", Kind("N", _ep) if axis.name == "ep" else COUNT, 1, axis.help) for axis in PARALLEL.values()},
@@ -169,7 +171,9 @@ OPTIONS: Mapping[str, Option] = {
     "links": Option("Plan", "LINKS", "", "With --plans: on each of these links, nvlink4,pcie5,10gbe."),
     "phase": Option("Step", "PHASE", "decode", "decode (default), prefill, mixed or train."),
     "batch": Option("Step", COUNT, None, "Sequences in the step, a replica.  [default: 1]"),
-    "context": Option("Step", COUNT, None, "Cached tokens, prompt or sequence length.  [default: 1024, training 4096]"),
+    "context": Option(
+        "Step", COUNT, None, f"Cached tokens, prompt or sequence length.  [default: {INPUT_LEN}, training {SEQUENCE_LEN}]"
+    ),
     "images": Option("Step", COUNT, 0, "Pictures of every prompt; their tokens are part of its length."),
     "image_size": Option("Step", "WxH", "1024x1024", "… and their size in pixels.  [default: 1024x1024]"),
     "tower": Option("Plan", "MODE", "weights", "Vision tower: tp cuts its weights or data.", ("--mm-encoder-tp-mode",)),
@@ -216,8 +220,8 @@ OPTIONS: Mapping[str, Option] = {
     "sweep": Option("Requests", "OVER", None, "request-rate=1:64, request-rate=1,2,4 or concurrency=1:256."),
     "kv_tokens": Option("Serving", COUNT, None, "Tokens of a replica's KV cache, where they are known."),
     "workload": Option("Serving", "NAME", "", "Lengths of a usual workload."),
-    "input_len": Option("Requests", COUNT, 1024, "Mean prompt length.  [default: 1024]", PROMPT),
-    "output_len": Option("Requests", COUNT, 128, "Mean output length.  [default: 128]", OUTPUT),
+    "input_len": Option("Requests", COUNT, INPUT_LEN, f"Mean prompt length.  [default: {INPUT_LEN}]", PROMPT),
+    "output_len": Option("Requests", COUNT, OUTPUT_LEN, f"Mean output length.  [default: {OUTPUT_LEN}]", OUTPUT),
     "num_prompts": Option("Requests", COUNT, None, "Requests of the whole benchmark.  [default: the steady state]"),
     "prompts_per_client": Option("Requests", COUNT, None, "The same for each client (10 is usual)."),
     "spread": Option("Requests", SHARE, None, f"Lengths vary by this share to either side; 0: lockstep.  [default: {SPREAD:g}]"),

@@ -14,7 +14,7 @@ from commtax.catalog.checkpoints import base_key
 from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled, origin, variant
 from commtax.cli.options import About, Given
-from commtax.files import local, read_text
+from commtax.files import ELSEWHERE, local, read_text
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.asking import AUTO_EP
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 def filled(text: str, model: str, given: Given, remarks: list[str], about: About) -> tuple[Launch, str]:
     """Fill options that nobody gave from a command, or the file that holds it; returns what was read, and the model's name."""
-    from commtax.readers.launch import parse
-
-    launch = parse(read_text(text, "from") if "\n" not in text and os.path.exists(text) else text)
+    launch = _launch(text, model)
     options = _options(launch)
     model = _agreed(model, launch, remarks) if model else _model(launch, remarks)
     _shares(launch, model, options, remarks, about)
@@ -49,6 +47,21 @@ def filled(text: str, model: str, given: Given, remarks: list[str], about: About
     return launch, model
 
 
+def _launch(text: str, model: str) -> Launch:
+    """What was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
+    from commtax.readers.launch import parse
+
+    name, _, choice = text.rpartition("#") if not os.path.exists(text) else (text, "", "")
+    file = name if "\n" not in text and name and os.path.exists(name) else ""
+    if not file:
+        return parse(text)
+    return parse(read_text(file, "from"), file, (lambda theirs: _is_same(model, theirs)) if model else None, choice)
+
+
+def _is_same(model: str, theirs: str) -> bool:
+    return bool(theirs) and (normal(model) == normal(theirs) or (bool(origin(theirs)) and origin(model) == origin(theirs)))
+
+
 def prompt_sizes(servers: Servers) -> str:
     """The sizes of a server for prompts: ``tp 4``, or ``dp 8 x tp 1``."""
     ranks = f"dp {servers.prefill_dp} x " if (servers.prefill_dp or 1) > 1 else ""
@@ -61,6 +74,8 @@ def _fill(options: Given, launch: Launch, given: Given, about: About) -> list[st
     other = {"concurrency": "batch", "input_len": "context", "context": "input_len"}
     if launch.phase == "serve" and about not in (About.STEP, About.STEPS):  # a batch and a length are of training there
         other = {}
+    if about is About.SERVER and launch.phase == "serve":  # no search: what a command leaves out is 1
+        options = {"tp": 1, "pp": 1, **options}
     if not about.several:  # one step has one length
         options.pop("spread", None)
     for name, value in options.items():
@@ -134,7 +149,8 @@ def _options(launch: Launch) -> Given:
 def _model(launch: Launch, remarks: list[str]) -> str:
     """The command's model: by its name, by the last part of its path, or by its sizes."""
     if launch.model:
-        return _named(launch.model, remarks)
+        name = _named(launch.model, remarks)
+        return _named(launch.called, remarks) if launch.called and name.startswith(ELSEWHERE) else name
     if not launch.shape:
         return ""
 
@@ -155,7 +171,7 @@ def _agreed(model: str, launch: Launch, remarks: list[str]) -> str:
     if launch.model:
         name = _named(launch.model, remarks)
         theirs = bundled(name)
-        if not theirs and name.startswith(("/", ".", "~", "$")):
+        if not theirs and name.startswith(ELSEWHERE):
             remarks.append(f"{launch.model} is taken for {model}")
             return model
         if (same := origin(name)) and same == origin(model):
@@ -182,7 +198,7 @@ def _named(name: str, remarks: list[str]) -> str:
         return key
     if not variant(last):
         return name
-    return last if name.startswith(("/", ".", "~", "$")) or name.count("/") > 1 else name
+    return last if name.startswith(ELSEWHERE) or name.count("/") > 1 else name
 
 
 def _hosts(launch: Launch, given: Given, remarks: list[str]) -> None:

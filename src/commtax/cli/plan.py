@@ -18,7 +18,7 @@ from commtax.planner import best_serving, best_training, standing, training_stan
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.money import priced
 from commtax.planner.serving import WORKLOADS
-from commtax.question import Question
+from commtax.question import INPUT_LEN, OUTPUT_LEN, SEQUENCE_LEN, Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.units import parse_seconds
@@ -58,10 +58,15 @@ Answer = TypeVar("Answer", ServingPlans, TrainPlans)
     input_len={
         "kind": LENGTH,
         "default": None,
-        "help": "Prompt tokens (with a rate a distribution too: sharegpt); training: sequence length.",
+        "help": f"Prompt tokens (with a rate a distribution too: sharegpt).  [default: {INPUT_LEN}, training {SEQUENCE_LEN}]",
         "flags": ("--input-len", "--context"),
     },
-    output_len={"kind": LENGTH, "default": None, "help": "Output tokens.  [default: 128]", "flags": ("--output-len", "--osl")},
+    output_len={
+        "kind": LENGTH,
+        "default": None,
+        "help": f"Output tokens.  [default: {OUTPUT_LEN}]",
+        "flags": ("--output-len", "--osl"),
+    },
     disaggregated={
         "default": True,
         "flags": ("--disaggregated/--no-disaggregated",),
@@ -165,7 +170,7 @@ def _asked(order: Order) -> tuple[tuple[int | str, int | str], tuple[str, ...]]:
         raise Refusal("workload: give it or lengths, not both", "workload")
     if given["workload"] and given["workload"] not in WORKLOADS:
         raise Refusal(f"workload '{given['workload']}': one of {', '.join(WORKLOADS)}", "workload", tuple(WORKLOADS))
-    usual = WORKLOADS.get(given["workload"], (512, 128))
+    usual = WORKLOADS.get(given["workload"], (INPUT_LEN, OUTPUT_LEN))
     dtypes = tuple(dict.fromkeys(given["dtype"].split(",")))
     if len(dtypes) > 1 and "" in given["dtype"].split(","):
         raise Refusal(f"dtype '{given['dtype']}': a type is missing between the commas", "dtype")

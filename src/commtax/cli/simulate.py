@@ -6,7 +6,7 @@ import numpy as np
 from commtax.cli import timed
 from commtax.cli.options import COPIES, LAID, LENGTH, LIMITS, LORA, PASTED, PICTURES, POOLS, WHERE, About, Given, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
-from commtax.question import Question
+from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
 from commtax.report import serving
 from commtax.statement import Refusal
 from commtax.verbs.apart import check_pools
@@ -45,8 +45,8 @@ WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "prefill_dp", "deco
     ),
     concurrency={"default": None, "help": "Clients: 32, or 1,8,64; beside a rate: requests in flight at most."},
     num_prompts={"help": "Requests, simulated in time.  [default: 1000, a closed loop: the steady state]"},
-    input_len={"kind": LENGTH, "default": None, "help": f"Prompt tokens: {DIST}  [default: 1024]"},
-    output_len={"kind": LENGTH, "default": None, "help": "Output tokens.  [default: 128]"},
+    input_len={"kind": LENGTH, "default": None, "help": f"Prompt tokens: {DIST}  [default: {INPUT_LEN}]"},
+    output_len={"kind": LENGTH, "default": None, "help": f"Output tokens.  [default: {OUTPUT_LEN}]"},
     ttft={"help": "Each request's time to the first token, at most: 500ms."},
     tpot={"help": "Each request's time an output token, at most: 30ms."},
     plot={"help": "Draw times and their tails, or latency against rate: .svg, .png or .pdf."},

@@ -15,7 +15,7 @@ from commtax.planner.money import priced
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Space
-from commtax.question import CONFIDENCE, Question
+from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.spec import SIZES, Cluster, Engine, Model, Plan, Profile
 from commtax.statement import Refusal
 from commtax.verbs import checking
@@ -57,7 +57,7 @@ def plan(
     """
     if not isinstance(cluster, str | Cluster):
         raise Refusal("cluster: plans are searched on one; commtax.plan_several takes several", "cluster")
-    usual: SearchOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
+    usual: SearchOptions = {"disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
     put = unsettled(model, cluster, {**usual, **only(SearchOptions, options), "dtype": dtypes[0]})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
@@ -78,7 +78,7 @@ def plan_training(
     cluster: str | Cluster,
     *,
     global_batch: int,
-    seq: int = 4096,
+    seq: int = SEQUENCE_LEN,
     engine: str | Engine = "",
     dtype: str = "",
     profile: str | Profile | None = None,

@@ -69,6 +69,7 @@ class Rejected:
     tp: int = 0  # the degree that a rule forbids, where it forbids one …
     rule: str = ""  # … and its sentence with a gap for the degrees
     slow: bool = False  # it has room, and breaks a limit without any load
+    where: str = ""  # the clusters of several that it is about, as they end its family
 
 
 @dataclass(frozen=True, slots=True)

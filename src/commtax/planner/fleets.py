@@ -20,7 +20,7 @@ from commtax.planner.reasons import in_type
 from commtax.planner.remedies import larger, to_fit
 from commtax.planner.several import leading
 from commtax.planner.trials import Task, Trial, judged, least, lengths_of_run, rate_of, too_slow
-from commtax.question import CONFIDENCE, EVEN, Question
+from commtax.question import CONFIDENCE, EVEN, INPUT_LEN, OUTPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
@@ -111,7 +111,7 @@ def plan_fleet(
     places = [cluster] if isinstance(cluster, str | Cluster) else list(cluster)
     if not places:
         raise Refusal("cluster: name one, such as 8xh100-sxm", "cluster")
-    usual: FleetOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
+    usual: FleetOptions = {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "disaggregated": True}
     plain, offered = split({**usual, **only(FleetOptions, options), "request_rate": request_rate})
     put = [check_one_place(unsettled(model, place, {**plain, "dtype": dtypes[0]})) for place in places]
     goal = {"slo": limits_of(slo or {}), "objective": objective, "dtypes": tuple(dict.fromkeys(dtypes)), "growth": headroom}
@@ -230,16 +230,26 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
 
 
 def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
-    several = len(searches) > 1
+    """Why layouts lost; what is true of several clusters is said once, with their names."""
+    if len(searches) == 1:
+        yield from _lost(searches[0])
+        return
+    found: dict[Rejected, list[str]] = {}
     for search in searches:
-        where = f" on {search.question.cluster.key}" if several else ""
-        for lost in search.rejected:
-            yield replace(lost, family=lost.family + where, rule="" if several else lost.rule)
-        for trial in search.broken:
-            yield Rejected(words(trial.layout) + where, obstacle(trial))
-        if search.left_out:
-            far = f"beyond {WORSE:g} times the best by the closed form"
-            yield Rejected(f"{plural(search.left_out, 'other layout')}{where}", far)
+        for lost in _lost(search):
+            found.setdefault(lost, []).append(search.question.cluster.key)
+    for lost, places in found.items():
+        where = f" on {' and '.join(dict.fromkeys(places))}"
+        yield replace(lost, family=lost.family + where, where=where)
+
+
+def _lost(search: Search) -> Iterator[Rejected]:
+    """Why layouts of one cluster lost."""
+    yield from search.rejected
+    for trial in search.broken:
+        yield Rejected(words(trial.layout), obstacle(trial))
+    if search.left_out:
+        yield Rejected(plural(search.left_out, "other layout"), f"beyond {WORSE:g} times the best by the closed form")
 
 
 def words(layout: Layout) -> str:

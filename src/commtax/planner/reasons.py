@@ -133,7 +133,7 @@ def _suffers(answer: ServingPlans, i: int, share: float, usual: float, first: in
     rows, cluster = answer.plans, answer.question.cluster
     if rows.pp[i] > 1:
         stages, running = int(rows.pp[i]), int(rows.running[i])
-        idle = f"{stages - running} of them wait{'s' if stages - running == 1 else ''}"
+        idle = f"{plural(stages - running, 'stage')} {'idles' if stages - running == 1 else 'idle'}"
         cut = f"microbatches of {running / stages:.0f}" if running >= stages else idle
         yield f"{stages} stages share {plural(running, 'request')}: {cut}"
     if share > usual + 0.02:

@@ -20,7 +20,7 @@ from statistics import fmean, median
 from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
 from commtax.readers.benches import aiperf, guidellm, inferencex, lines, mlperf, prometheus, tables, trtllm
 from commtax.readers.benches.cut import readable
-from commtax.readers.benches.record import METRICS, TABLE, Bench, number, result, spread_among
+from commtax.readers.benches.record import METRICS, TABLE, Bench, number, result, spread_among, thirds_of
 from commtax.readers.short_lines import each_line
 from commtax.statement import Note, Refusal
 
@@ -177,9 +177,12 @@ def _serve(d: Json) -> Bench:
         metric = TABLE["metrics"].get(metric, metric)
         if key.endswith("_ms") and isinstance(value, (int, float)) and metric in METRICS:
             stats.setdefault(metric, {})[statistic] = float(value) * 1e-3
-    for metric, values in _details(d).items():
+    details = _details(d)
+    for metric, values in details.items():
         if values and metric not in stats:
             stats[metric] = {"mean": fmean(values), "median": median(values)}
+    if thirds := thirds_of(details["ttft"]):
+        stats["ttft"] |= thirds
     backend = str(d.get("backend") or "")
     sglang = "accept_length" in d or "mean_e2e_latency_ms" in d or backend.startswith("sglang")
     lengths = d.get("output_lens")

@@ -167,7 +167,7 @@ class Heard:
     def record(self, engine: str) -> StartupLog:
         """All of it by field; of figures the least over the workers."""
         facts = self.facts | {name: min(value for _, value in values) for name, values in self.figures.items()}
-        weights = dict(self.figures.get("weights_bytes", ()))
+        weights = dict(self.figures.get("weights_bytes") or self.figures.get("torch_bytes") or ())
         length, concurrency = min(self.concurrency, key=lambda c: c[1], default=(0, None))
         facts |= {"max_model_len": length} if length else {}
         if (

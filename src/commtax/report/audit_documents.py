@@ -5,11 +5,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 
 from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, CollectiveRow, KernelRow, Section, StepRow
+from commtax.audit.lacking import missing
 from commtax.report.audit_words import causes, culprit_sentence, summary
 from commtax.report.documents import Record, facts
 
 SCHEMA = "commtax.audit/2"
-FINDING = ("code", "item", "unit", "predicted", "measured", "difference", "base", "tolerance", "verdict", "reason")
+FINDING = (
+    "code",
+    "item",
+    "unit",
+    "predicted",
+    "measured",
+    "difference",
+    "base",
+    "tolerance",
+    "verdict",
+    "reason",
+    "evidence",
+    "low",
+    "high",
+)
 
 STEP = tuple(f.name for f in fields(StepRow))
 
@@ -24,6 +39,7 @@ def audit_document(audited: Audit) -> Record:
         "profile": asked.profile.name if asked and asked.profile else None,
         "tp": audited.claim.tp if audited.claim else None,
         "verdict": audited.verdict,
+        "missing": missing(audited),
         "summary": summary(audited),
         "culprit": culprit_record(audited),
         "causes": [cause_record(c) for c in causes(audited)],

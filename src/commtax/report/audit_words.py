@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Cause, Culprit, Section
+from commtax.audit.lacking import missing
 from commtax.audit.typical import PARTS, by_rank, of_all, usual_phase
 from commtax.readers.repetition import WHOLE as WHOLE_TRACE
 from commtax.readers.trace import Usage
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_CAUSES = 5
+OVERLOAD = "overload"  # a cause that is the verdict on a run by itself
 MOST_FILES = 3  # of a section, by name
 VERDICTS = {
     AGREE: "the run agrees",
     DISAGREE: "the run disagrees",
-    UNKNOWN: "nothing could be decided",
+    UNKNOWN: "no verdict",
     FAULT: "somebody is to blame",
 }
 """Of an audit that was told what ran."""
@@ -70,7 +72,18 @@ def headline(audited: Audit) -> str:
 
 def summary(audited: Audit) -> list[str]:
     """All that is said before any table."""
-    return [headline(audited), *ran(audited), *blamed(audited), *(cause_sentence(c) for c in other_causes(audited)[:MOST_CAUSES])]
+    return [
+        headline(audited),
+        *lacking(audited),
+        *ran(audited),
+        *blamed(audited),
+        *(cause_sentence(c) for c in other_causes(audited)[:MOST_CAUSES]),
+    ]
+
+
+def lacking(audited: Audit) -> list[str]:
+    """Below a claim without a verdict: what is missing to judge it."""
+    return [f"to judge it: {why}"] if (why := missing(audited)) else []
 
 
 def ran(audited: Audit) -> list[str]:
@@ -212,7 +225,10 @@ def _went(audited: Audit) -> str:
         return f"something is off ({_counts(audited)})"
     if not any(told(s) for s in audited.sections) or _untimed(audited.sections):
         return "nothing could be told"
-    if count := len(causes(audited)):
+    found = causes(audited)
+    if worst := next((c for c in found if c.code == OVERLOAD), None):
+        return worst.said
+    if count := len(found):
         nobody = "nobody is to blame; " if any(s.kind in JOBS for s in audited.sections) else ""
         return f"{nobody}{plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
     jobs = [s for s in audited.sections if s.kind in JOBS]

@@ -11,6 +11,7 @@ from commtax.report.audit_words import (
     blamed_cause,
     changed,
     headline,
+    lacking,
     other_causes,
     priced,
     ran,
@@ -41,7 +42,7 @@ Cell = str | Text
 def show_audit(console: Console, audited: Audit) -> None:
     """The verdict first, then a table for each file."""
     say(console, headline(audited), "bold red" if audited.verdict in (DISAGREE, FAULT) else "bold")
-    for line in ran(audited):
+    for line in (*lacking(audited), *ran(audited)):
         say(console, line)
     if audited.culprit:
         cause = blamed_cause(audited)

@@ -229,17 +229,17 @@ def _nothing_trains(console: Console, a: TrainPlans) -> None:
 
 def shortened(rejected: Iterable[Rejected]) -> list[Rejected]:
     """Degrees that one rule forbids are one line: TP 3, 5, 6, 7."""
-    groups: dict[str, list[Rejected]] = {}
+    groups: dict[tuple[str, str], list[Rejected]] = {}
     for r in rejected:
-        groups.setdefault(r.rule or r.reason, []).append(r)
+        groups.setdefault((r.rule or r.reason, r.where), []).append(r)
     lines = []
-    for rule, group in groups.items():
+    for (rule, where), group in groups.items():
         sizes = [str(r.tp) for r in group]
         if len(group) == 1 or "{tp}" not in rule:
             lines += group
         else:
             degrees = f"{', '.join(sizes[:-1])} or {sizes[-1]}"
-            lines.append(Rejected(f"TP {', '.join(sizes)}", rule.replace("{tp}", degrees)))
+            lines.append(Rejected(f"TP {', '.join(sizes)}{where}", rule.replace("{tp}", degrees)))
     return lines
 
 

@@ -73,12 +73,15 @@ def _show_ranking(console: Console, a: SeveralPlans, top: int) -> None:
 
 
 def _without_plans(a: SeveralPlans) -> Iterator[str]:
-    """Clusters on which nothing is good, and what would have to change."""
+    """Clusters on which nothing is good, and what would have to change; the same of several is said once."""
+    said: dict[str, list[str]] = {}
     for answer in a.answers:
         if not len(answer.plans):
             why = "no plan keeps the limits" if len(answer.near) else "no plan fits in memory"
             takes = f"; it would take {', or '.join(answer.would_take)}" if answer.would_take else ""
-            yield f"{answer.question.cluster.key}: {why}{takes}."
+            said.setdefault(f"{why}{takes}.", []).append(answer.question.cluster.key)
+    for sentence, places in said.items():
+        yield f"{' and '.join(places)}: {sentence}"
 
 
 def _notes(a: SeveralPlans) -> list[str]:

@@ -22,7 +22,7 @@ import time
 from contextlib import nullcontext
 from typing import TextIO
 
-from commtax.files import Document, table
+from commtax.files import Document, check_writable, table
 
 COMMAND = "python -m commtax.study.kernels"
 KINDS = table("study/sweeps.toml")["kinds"]
@@ -82,12 +82,15 @@ def main(argv: list[str]) -> int:
     if asked.device == "cuda" and not torch.cuda.is_available():
         return _failed("error: no CUDA device was found (--device cpu tries the sweep out on a tiny shard)", 2)
     try:
+        check_writable(asked.out, "--out") if asked.out != "-" else None
         with open(asked.out, "w", encoding="utf-8") if asked.out != "-" else nullcontext(sys.stdout) as out:
             run(asked, argv, out)
     except KeyboardInterrupt:
         return _failed("stopped: what was measured is written", 130)
     except ArithmeticError as error:
         return _failed(f"error: {error}", 1)
+    except ValueError as error:
+        return _failed(f"error: {error}", 2)
     except OSError as error:
         return _failed(f"error: --out {asked.out}: {error.strerror}", 2)
     return 0

@@ -19,7 +19,7 @@ from commtax.cost.train_kernels import recomputed_flops, step_flops
 from commtax.cost.train_traffic import training
 from commtax.cost.training import training_bill
 from commtax.ledger import Bill, Item, Line
-from commtax.question import Question
+from commtax.question import INPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
@@ -312,7 +312,7 @@ def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[SentOp
     ``batch`` counts sequences a replica; ``context`` is cached tokens a sequence in decode, prompt length in prefill,
     sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.
     """
-    put = unsettled(model, cluster, {"context": 1024, **only(SentOptions, options)})
+    put = unsettled(model, cluster, {"context": INPUT_LEN, **only(SentOptions, options)})
     if put.trains:
         for name, given in (("eager", put.what_if.eager), ("kv_dtype", options.get("kv_dtype"))):
             if given:

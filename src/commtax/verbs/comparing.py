@@ -13,7 +13,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from commtax import catalog
-from commtax.question import Changes, Question
+from commtax.question import INPUT_LEN, Changes, Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
@@ -217,7 +217,7 @@ def compare_plans(
     that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them.
     """
     put = unsettled(model, cluster, only(StepOptions, options))
-    length = int(put.context) if "context" in options else 1024
+    length = int(put.context) if "context" in options else INPUT_LEN
     return replace(compared_plans(put, plans, links, batches, where), context=length)
 
 

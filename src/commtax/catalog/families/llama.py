@@ -8,7 +8,10 @@ from commtax.catalog.fields import Fields
 from commtax.spec import Block, Mlp, Model
 
 
-@family("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "MinistralForCausalLM", "Ministral3ForCausalLM")
+@family(
+    *("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "MinistralForCausalLM", "Ministral3ForCausalLM"),
+    "SmolLM3ForCausalLM",
+)
 def _llama(c: Fields) -> Model:
     return decoder(c, layers(c, heads(c, bias=False), Mlp(c.need("intermediate_size"), bias=c.flag("mlp_bias"))))
 

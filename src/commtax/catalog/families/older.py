@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from commtax.catalog.families.parts import decoder, family, heads, layers
 from commtax.catalog.fields import Fields
-from commtax.spec import Attention, Block, Mlp, Model
+from commtax.spec import Attention, Block, Extra, Mlp, Model
 
 
 @family("OPTForCausalLM", plain_residual=True)
@@ -20,10 +20,13 @@ def _opt(c: Fields) -> Model:
     return decoder(c, blocks, tied=True, norm_bias=norm_bias, positions=positions)
 
 
-@family("GPT2LMHeadModel", plain_residual=True)
+@family("GPT2LMHeadModel", "GPTBigCodeForCausalLM", plain_residual=True)
 def _gpt2(c: Fields) -> Model:
+    """StarCoder's first has one head of keys and values for all queries."""
     count, hidden = c.need("n_head", "num_attention_heads"), c.need("n_embd", "hidden_size")
-    attention = Attention(count, count, hidden // count, hidden // count, qkv_bias=True, out_bias=True)
+    attention = Attention(
+        count, 1 if c.flag("multi_query") else count, hidden // count, hidden // count, qkv_bias=True, out_bias=True
+    )
     block = Block(attention, Mlp(c.number("n_inner", 4 * hidden) or 4 * hidden, gated=False, bias=True))
     depth, positions = c.layers("n_layer", "num_hidden_layers"), c.need("n_positions", "max_position_embeddings")
     return decoder(c, [block] * depth, tied=True, norm_bias=True, positions=positions)
@@ -40,3 +43,50 @@ def _mpt(c: Fields) -> Model:
     ffn = Mlp(c.number("expansion_ratio", 4) * hidden, gated=False, bias=bias)
     positions = 0 if settings.get("alibi") or not c.flag("learned_pos_emb", True) else c.need("max_seq_len")
     return decoder(c, [Block(attention, ffn)] * c.layers("n_layers"), tied=True, norm_bias=bias, positions=positions)
+
+
+@family("GPTNeoXForCausalLM", plain_residual=True)
+def _gpt_neox(c: Fields) -> Model:
+    """Rotary positions; attention and MLP read the same state, each through a norm of its own."""
+    blocks = layers(c, heads(c, bias=True), Mlp(c.need("intermediate_size"), gated=False, bias=True))
+    return decoder(c, blocks, norm_bias=True)
+
+
+@family("PhiForCausalLM", plain_residual=True)
+def _phi(c: Fields) -> Model:
+    """One norm before both halves of a layer, biases everywhere, the output head's too."""
+    if c.flag("qk_layernorm"):
+        c.bad.append("qk_layernorm (normed queries and keys are not supported)")
+    attention = replace(heads(c), qkv_bias=True, out_bias=True)
+    blocks = layers(c, attention, Mlp(c.need("intermediate_size"), gated=False, bias=True), norms=1)
+    return replace(decoder(c, blocks, norm_bias=True), head_bias=True)
+
+
+@family("GPTJForCausalLM", plain_residual=True)
+def _gpt_j(c: Fields) -> Model:
+    """One norm before both halves of a layer; biases in the MLP and the output head."""
+    count, hidden = c.need("n_head"), c.need("n_embd")
+    ffn = Mlp(c.number("n_inner", 4 * hidden) or 4 * hidden, gated=False, bias=True)
+    block = Block(Attention(count, count, hidden // count, hidden // count), ffn, 1)
+    return replace(decoder(c, [block] * c.layers("n_layer"), norm_bias=True), head_bias=True)
+
+
+@family("GPTNeoForCausalLM", plain_residual=True)
+def _gpt_neo(c: Fields) -> Model:
+    """Every second layer looks back a window only; of attention's products the last alone has a bias."""
+    count, hidden, window = c.need("num_heads"), c.need("hidden_size"), c.number("window_size", 256)
+    attention = Attention(count, count, hidden // count, hidden // count, out_bias=True)
+    ffn = Mlp(c.number("intermediate_size", 4 * hidden) or 4 * hidden, gated=False, bias=True)
+    blocks = [Block(replace(attention, window=window if i % 2 else 0), ffn) for i in range(c.layers("num_layers"))]
+    return decoder(c, blocks, tied=True, norm_bias=True, positions=c.need("max_position_embeddings"))
+
+
+@family("BloomForCausalLM", plain_residual=True)
+def _bloom(c: Fields) -> Model:
+    """ALiBi instead of positions, a norm after the embedding; transformers' class has 2048 tokens where a config names none."""
+    count, hidden = c.need("n_head", "num_attention_heads"), c.need("hidden_size", "n_embed")
+    attention = Attention(count, count, hidden // count, hidden // count, qkv_bias=True, out_bias=True)
+    block = Block(attention, Mlp(4 * hidden, gated=False, bias=True))
+    sized = c.with_(hidden_size=hidden, max_position_embeddings=c.number("seq_length", 2048) or 2048)
+    model = decoder(sized, [block] * c.layers("n_layer", "num_hidden_layers"), tied=True, norm_bias=True)
+    return replace(model, extras=tuple(Extra(f"model.embed_norm.{part}", (hidden,)) for part in ("weight", "bias")))

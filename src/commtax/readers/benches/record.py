@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, pstdev
-from typing import Any
+from statistics import fmean, median, pstdev
+from typing import Any, cast
 
 from commtax.files import Json, table
 from commtax.readers import filled
@@ -15,6 +15,9 @@ TABLE = table("readers/bench.toml")
 _KEYS, _WHOLE, SECONDS, STATISTICS = (TABLE[kind] for kind in ("keys", "whole", "seconds", "statistics"))
 Stats = Mapping[str, float]
 NO_STATS: Mapping[str, Stats] = {}
+LEAST_THIRD = 3  # requests of which a median says something
+MOST_SIGNS = 80  # of a chip's name
+HARDWARE = "hardware"  # a fact: what a result calls the chips that it ran on
 NO_FACTS: Mapping[str, str] = {}
 
 
@@ -22,7 +25,8 @@ NO_FACTS: Mapping[str, str] = {}
 class Bench:
     """One benchmark run. ``stats[metric][statistic]`` in seconds: statistics are mean, median, std, p99 …
 
-    A server's own metrics also tell ``queue``, ``prefill`` and ``decode`` of a request.
+    Of TTFT also early and late: medians of the first and of the last third of the requests. A server's own metrics also tell
+    ``queue``, ``prefill`` and ``decode`` of a request.
     """
 
     tool: str  # vllm | sglang | aiperf | guidellm | inferencex | trtllm | mlperf | prometheus
@@ -73,7 +77,16 @@ def result(tool: str, kind: str, d: Json, stats: Mapping[str, Stats] = NO_STATS,
     given |= {"accepted": max(1.0, given["accepted"])} if "accepted" in given else {}
     said = {"model": str(d.get("model_id") or d.get("model") or ""), "request_rate": rate_of(d.get("request_rate")), **given}
     clear = {name: value for name, value in known.items() if value is not None}
-    return filled(Bench, {"tool": tool, "kind": kind, "stats": stats, **said, **clear})
+    facts = {**_place(d), **cast(Mapping[str, str], clear.pop("facts", NO_FACTS))}
+    return filled(Bench, {"tool": tool, "kind": kind, "stats": stats, **said, **clear, "facts": facts})
+
+
+def _place(d: Json) -> dict[str, str]:
+    """What a document calls its chips, and its degrees beside tp."""
+    named = (value for key in TABLE["hardware"] if isinstance(value := d.get(key), str) and 0 < len(value) <= MOST_SIGNS)
+    sizes = {axis: next((n for key in keys if (n := number(d.get(key)))), 0.0) for axis, keys in TABLE["degrees"].items()}
+    told = {axis: f"{int(n)}" for axis, n in sizes.items() if n >= 1}
+    return told | ({HARDWARE: name} if (name := next(named, "")) else {})
 
 
 def rate_of(value: Json) -> float | None:
@@ -108,3 +121,13 @@ def spread_of(mean: float | None, deviation: float | None) -> float | None:
 def spread_among(lengths: Sequence[float]) -> float | None:
     """… of lengths that are all known."""
     return spread_of(fmean(lengths), pstdev(lengths)) if lengths else None
+
+
+def thirds_of(seconds: Sequence[float]) -> dict[str, float]:
+    """Medians of the first and of the last third, in the order of requests; nothing of a handful.
+
+    >>> thirds_of([0.1, 0.1, 0.2, 0.5, 0.6, 0.7, 0.9, 1.0, 1.1]), thirds_of([0.1, 0.2])
+    ({'early': 0.1, 'late': 1.0}, {})
+    """
+    third = len(seconds) // 3
+    return {"early": median(seconds[:third]), "late": median(seconds[-third:])} if third >= LEAST_THIRD else {}

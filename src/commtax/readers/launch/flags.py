@@ -45,6 +45,7 @@ class Dialect:
     benchmark: Sequence[str] = ()  # its tool, what makes requests exactly as long as told, and where it keeps the result
     libraries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # variables whose words name other collectives
     unmodelled: Mapping[str, str] = field(default_factory=dict)  # what no price has, and what is priced anyway
+    quiet: str = ""  # beginnings of variables that change no price
 
     def theirs(self, name: str, ours: str) -> str:
         """Their word for a value; "" where they have none."""

@@ -64,6 +64,7 @@ class Launch:
     version: str = ""
     phase: str = "serve"  # or train
     model: str = ""
+    called: str = ""  # the name that clients call it
     shape: tuple[tuple[str, int], ...] = ()
     servers: Servers = Servers()
     place: Place = Place()
@@ -104,7 +105,8 @@ def launched(engine: str, reading: Reading, loose: list[str], env: Mapping[str, 
     values = reading.values
     shape = tuple((name, reading.number(name)) for name in SHAPE if name in values)
     said = {name: values[name] for name in OPTIONS if values.get(name, "") != "" and values[name] is not False}
-    what = Launch(engine, said, "", "serve" if engine in SERVING else "train", reading.text("model"), shape)
+    phase = "serve" if engine in SERVING else "train"
+    what = Launch(engine, said, "", phase, reading.text("model"), reading.text("called"), shape)
     where = replace(what, servers=filled(Servers, values), place=filled(Place, values))
     where = replace(where, stage_layers=reading.number("stage_layers"), slots=reading.number("slots"))
     return replace(where, notes=tuple(reading.notes), unread=tuple(reading.unread))
@@ -168,20 +170,23 @@ def _vllm(reading: Reading) -> None:
     local = reading.number("local_dp")
     if local and reading.number("dp", 1) > local:
         values.setdefault("nnodes", -(-reading.number("dp") // local))
+    does = "prefill" if reading.on("prefill_worker") else "decode" if reading.on("decode_worker") else reading.text("mode")
+    does = does if does in ("prefill", "decode") else ""
     if "kv_transfer" in values:
-        values["role"] = _role(reading)
+        does = _role(reading, does)
+    values["role"] = does
     if "draft" in values:
         _drafted(reading)
 
 
-def _role(reading: Reading) -> str:
-    """Prompts or decoding, where a server does one of them."""
+def _role(reading: Reading, does: str) -> str:
+    """Prompts or decoding, where a server does one of them: as its connector says, or else what stands around it."""
     text = reading.text("kv_transfer")
     try:
         config = parse_json(text, "kv_transfer")
-        kind, role = config["kv_connector"], dialect("vllm").names["role"].get(config["kv_role"], "")
+        kind, role = config["kv_connector"], dialect("vllm").names["role"].get(config["kv_role"], "") or does
     except (ValueError, KeyError, TypeError):
-        kind, role = "", ""
+        kind, role = "", does
     if kind != "NixlConnector" or not role:
         reading.unread.append(f"--kv-transfer-config {text}")
     return role
@@ -252,7 +257,9 @@ def _attention_dp(reading: Reading, groups: int) -> None:
 def _trtllm(reading: Reading) -> None:
     """Attention data parallelism keeps attention whole on each GPU."""
     reading.values["eager"] = reading.text("graphs").lower() in ("null", "none", "~")
-    if reading.on("transceiver"):  # prompts are computed without the overlapping scheduler
+    if reading.text("mode") in ("prefill", "decode"):
+        reading.values["role"] = reading.text("mode")
+    elif reading.on("transceiver"):  # prompts are computed without the overlapping scheduler
         reading.values["role"] = "prefill" if reading.on("plain_scheduler") else "decode"
     if reading.on("dp_attention"):
         _attention_dp(reading, reading.number("tp", 1))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from commtax import catalog
+from commtax.catalog.loader import stems
 from commtax.spec import Model
 
 
@@ -20,7 +21,7 @@ def model_with(shape: Iterable[tuple[str, int]]) -> str:
     'mixtral-8x7b'
     """
     told = dict(shape)
-    for key in catalog.keys("models"):
+    for key in stems("models"):  # those with a file of their own first
         if all(value == told.get(name, value) for name, value in sizes_of(catalog.model(key)).items()):
             return key
     return ""

@@ -58,8 +58,8 @@ def _is_stored(kind: str, quant: Quant) -> bool:
 
 def _checkpoint(name: str, model: Model) -> Quant | None:
     """What a checkpoint of this name holds, as the catalogue knows it; None where it knows none."""
-    rule = next((rule for rule, key in made_of(name) if key == model.key and rule.suits(model)), None)
-    return taken_as(name, model, rule).quant if rule else None
+    found = ((rule, known) for rule, known in made_of(name) if known.key == model.key and rule.suits(model))
+    return next((taken_as(name, model, known, rule).quant for rule, known in found), None)
 
 
 def kept(row: Row) -> str:

@@ -19,7 +19,7 @@ from commtax.catalog.models import bundled
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import DEFAULT, TRAINING
 from commtax.planner.serving import OBJECTIVES
-from commtax.question import PHASES, Question
+from commtax.question import INPUT_LEN, OUTPUT_LEN, PHASES, SEQUENCE_LEN, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value
 from commtax.spec import DTYPE_BYTES, OVERLAPPED, PARALLEL, SIZES, Cluster, Model
@@ -110,7 +110,7 @@ KEYS = (
     Key("ph", "phase", "decode", "Phase.", words=SHOWN),
     *(Key(axis, axis, 1, SAID.get(axis, f"{PARALLEL[axis].title.capitalize()}."), 1, MOST[axis]) for axis in SIZES),
     Key("b", "batch", 1, "Sequences in the step, a replica; to train, of a microbatch.", 1, 65_536),
-    Key("s", "context", 0, "Cached tokens, prompt or sequence length; 0: 1024, to train 4096.", 0, 2**20),
+    Key("s", "context", 0, f"Cached tokens, prompt or sequence length; 0: {INPUT_LEN}, to train {SEQUENCE_LEN}.", 0, 2**20),
     Key("n", "microbatches", 8, "Training: microbatches a replica and step.", 1, MOST["microbatches"]),
     Key("z", "zero", "", "Training: ZeRO stage; empty: the engine's.", words=("", "0", "1", "2", "3")),
     Key("rc", "recompute", "none", "Training: what backward computes again.", words=(*RECOMPUTE, *LIGHT)),
@@ -134,8 +134,8 @@ KEYS = (
     Key("ttft", "ttft_ms", 0.0, "Plans: mean time to the first token in ms, at most; 0: any.", 0, 1e7),
     Key("tpot", "tpot_ms", 0.0, "Plans: mean time an output token in ms, at most; 0: any.", 0, 1e7),
     Key("sure", "confidence", 65.0, "Plans: limits are kept with this probability in %; 50: as predicted.", 1, 99),
-    Key("il", "input_len", 1024, "Plans: prompt tokens.", 1, 2**20),
-    Key("ol", "output_len", 256, "Plans: output tokens.", 1, 2**20),
+    Key("il", "input_len", INPUT_LEN, "Plans: prompt tokens.", 1, 2**20),
+    Key("ol", "output_len", OUTPUT_LEN, "Plans: output tokens.", 1, 2**20),
     Key("obj", "objective", "throughput", "Plans: what is best.", words=OBJECTIVES),
 )
 SHORT = {key.field: key.name for key in KEYS} | {"micro_batch": "b", "global_batch": "n", "shard": "z", "async": "as"}

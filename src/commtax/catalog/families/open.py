@@ -1,0 +1,136 @@
+"""Llama's layers with a turn of their own: OLMo, Granite, Command R, GLM-4, InternLM, StableLM, StarCoder2, Seed-OSS."""
+
+from dataclasses import replace
+
+from commtax.catalog.families.parts import decoder, experts, family, heads, layers, mlp
+from commtax.catalog.fields import Fields
+from commtax.spec import Attention, Block, Experts, Mamba2, Mlp, Model
+
+
+@family("GraniteForCausalLM", plain_residual=True)
+def _granite(c: Fields) -> Model:
+    """Llama's, with factors that cost nothing."""
+    return decoder(c, layers(c, heads(c, bias=False), Mlp(c.need("intermediate_size"), bias=c.flag("mlp_bias"))))
+
+
+@family("GraniteMoeForCausalLM", plain_residual=True)
+def _granite_moe(c: Fields) -> Model:
+    return decoder(c, layers(c, heads(c, bias=False), experts(c)))
+
+
+@family("GraniteMoeHybridForCausalLM", plain_residual=True)
+def _granite_hybrid(c: Fields) -> Model:
+    """State-space layers with a few of attention between; all widen, by experts and an MLP of all tokens, or by that alone."""
+    attention, ffn = heads(c, bias=False), _granite_ffn(c)
+    kinds = c.pattern("layer_types", c.layers("num_hidden_layers"))
+    if unknown := next((kind for kind in kinds if kind not in ("attention", "mamba", None)), None):
+        c.bad.append(f"layer_types (attention or mamba, not {unknown!r})")
+    mamba = _granite_mamba(c) if "mamba" in kinds else None
+    return decoder(c, [Block(mamba if kind == "mamba" else attention, ffn) for kind in kinds])
+
+
+def _granite_ffn(c: Fields) -> Mlp | Experts:
+    shared = c.number("shared_intermediate_size", 0)
+    return replace(experts(c), shared_intermediate=shared) if c.number("num_local_experts", 0) else Mlp(shared or 1)
+
+
+def _granite_mamba(c: Fields) -> Mamba2:
+    """``mamba_d_head``: "auto" shares the widened state out."""
+    count, width = c.need("mamba_n_heads"), c.get("mamba_d_head")
+    auto = (c.number("mamba_expand", 2) or 2) * c.need("hidden_size") // count
+    sizes = count, auto if width in (None, "auto") else c.need("mamba_d_head"), c.number("mamba_n_groups", 1) or 1
+    rest = c.need("mamba_d_state"), c.number("mamba_d_conv", 4) or 1
+    return Mamba2(*sizes, *rest, c.flag("mamba_conv_bias", True), c.flag("mamba_proj_bias"))
+
+
+@family("Olmo2ForCausalLM", plain_residual=True)
+def _olmo2(c: Fields) -> Model:
+    """Norms after each half of a layer, and over all queries and all keys."""
+    return decoder(c, layers(c, heads(c, bias=False, qk_norm="full"), mlp(c)))
+
+
+@family("Olmo3ForCausalLM", plain_residual=True)
+def _olmo3(c: Fields) -> Model:
+    """Three of four layers look back a window only, as transformers' class has it where no list says otherwise."""
+    attention = heads(c, bias=False, qk_norm="full")
+    return decoder(c, layers(c, attention, mlp(c)) if c.get("layer_types") else _windowed(c, attention, 4, 2))
+
+
+def _windowed(c: Fields, attention: Attention, every: int, norms: int) -> list[Block]:
+    """All layers but each ``every``-th look back ``sliding_window`` tokens only."""
+    window, ffn = c.number("sliding_window", 4096), mlp(c)
+    windows = [window if (i + 1) % every else 0 for i in range(c.layers("num_hidden_layers"))]
+    return [Block(replace(attention, window=w), ffn, norms) for w in windows]
+
+
+@family("OlmoeForCausalLM", plain_residual=True)
+def _olmoe(c: Fields) -> Model:
+    moe = Experts(c.need("num_experts"), c.need("num_experts_per_tok"), c.need("intermediate_size"))
+    return decoder(c, layers(c, heads(c, bias=False, qk_norm="full"), moe))
+
+
+@family("CohereForCausalLM")
+def _cohere(c: Fields) -> Model:
+    """One norm before both halves of a layer, which add up; the largest norms each head's queries and keys.
+
+    Some configs have 8,192 positions beside a ``model_max_length`` of what the model was trained on, which engines take.
+    """
+    attention = heads(c, bias=False, qk_norm="full" if c.flag("use_qk_norm") else "")
+    longest = c.number("model_max_length", 0) or c.get("max_position_embeddings")
+    return decoder(c.with_(max_position_embeddings=longest), layers(c, attention, mlp(c), norms=1), tied=True)
+
+
+@family("Cohere2ForCausalLM")
+def _cohere2(c: Fields) -> Model:
+    attention, every = heads(c, bias=False), c.number("sliding_window_pattern", 4) or 4
+    blocks = layers(c, attention, mlp(c), 1) if c.get("layer_types") else _windowed(c, attention, every, 1)
+    return decoder(c, blocks, tied=True)
+
+
+@family("GlmForCausalLM")
+def _glm(c: Fields) -> Model:
+    """Queries, keys and values have biases, the output none."""
+    return decoder(c, layers(c, replace(heads(c), qkv_bias=c.flag("attention_bias")), mlp(c)))
+
+
+@family("Glm4ForCausalLM")
+def _glm4(c: Fields) -> Model:
+    """GLM's with a norm after each half of a layer too."""
+    return decoder(c, layers(c, replace(heads(c), qkv_bias=c.flag("attention_bias")), mlp(c), norms=4))
+
+
+@family("InternLM2ForCausalLM")
+def _internlm2(c: Fields) -> Model:
+    bias = c.flag("bias")
+    return decoder(c, layers(c, replace(heads(c), qkv_bias=bias, out_bias=bias), mlp(c)))
+
+
+@family("InternLM3ForCausalLM")
+def _internlm3(c: Fields) -> Model:
+    bias = c.flag("bias")
+    attention = replace(heads(c), qkv_bias=c.flag("qkv_bias"), out_bias=bias)
+    return decoder(c, layers(c, attention, Mlp(c.need("intermediate_size"), bias=bias)))
+
+
+@family("SeedOssForCausalLM")
+def _seed_oss(c: Fields) -> Model:
+    attention = replace(heads(c), qkv_bias=c.flag("attention_bias", True), out_bias=c.flag("attention_out_bias"))
+    return decoder(c, layers(c, attention, Mlp(c.need("intermediate_size"), bias=c.flag("mlp_bias"))))
+
+
+@family("StableLmForCausalLM", plain_residual=True)
+def _stablelm(c: Fields) -> Model:
+    """LayerNorms with biases."""
+    if c.flag("qk_layernorm") or c.flag("use_parallel_residual"):
+        c.bad.append("qk_layernorm, use_parallel_residual (not supported)")
+    attention = replace(heads(c), qkv_bias=c.flag("use_qkv_bias"))
+    return decoder(c, layers(c, attention, mlp(c)), norm_bias=True)
+
+
+@family("Starcoder2ForCausalLM", plain_residual=True)
+def _starcoder2(c: Fields) -> Model:
+    """Biases and LayerNorms everywhere; not gated."""
+    bias = c.flag("use_bias", True)
+    attention = replace(heads(c), qkv_bias=bias, out_bias=bias)
+    blocks = layers(c, attention, Mlp(c.need("intermediate_size"), gated=False, bias=bias))
+    return decoder(c, blocks, tied=True, norm_bias=True)

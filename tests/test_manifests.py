@@ -1,0 +1,216 @@
+"""YAML that starts servers: whatever the form, it says what the command in it says; what is not understood is named or refused."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_run import run_here
+from commtax.readers.launch import parse
+from commtax.readers.launch.flags import ENGINES
+
+MODEL = "meta-llama/Llama-3.1-70B-Instruct"
+
+
+def deployment(container, kind="Deployment", **spec):
+    """A manifest around one container; JSON is YAML."""
+    pod = {"spec": {"containers": [{"name": "engine", **container}]}}
+    return "---\n" + json.dumps(
+        {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": "a"}, "spec": {**spec, "template": pod}}
+    )
+
+
+def as_args(flags):
+    return deployment({"image": "vllm/vllm-openai:v0.11.0", "args": ["--model", MODEL, *flags]})
+
+
+def as_script(flags):
+    lines = " \\\n  ".join([f"exec vllm serve {MODEL}", *(" ".join(flags[i : i + 2]) for i in range(0, len(flags), 2))])
+    return deployment({"image": "any/thing:1", "command": ["/bin/sh", "-c"], "args": [f"set -e\n# start\n{lines}\n"]})
+
+
+def as_variables(flags):
+    env = [{"name": f"V{i}", "value": flags[i]} for i in range(1, len(flags), 2)]
+    words = [f"$(V{i})" if i % 2 else flag for i, flag in enumerate(flags)]
+    return deployment({"image": "vllm/vllm-openai", "command": ["vllm", "serve", MODEL], "args": words, "env": env})
+
+
+def as_compose(flags):
+    command = " ".join(["--model ${MODEL:-" + MODEL + "}", *flags])
+    return (
+        f"x-usual: &usual\n  image: vllm/vllm-openai:latest\nservices:\n  llm:\n    <<: *usual\n    command: >\n      {command}\n"
+    )
+
+
+def as_values(flags):
+    settings = [f"      extraArgs: {json.dumps(flags)}"]
+    head = ["servingEngineSpec:", "  modelSpec:", "  - name: a", "    repository: vllm/vllm-openai", "    tag: latest"]
+    return "\n".join([*head, f"    modelURL: {MODEL}", "    vllmConfig:", *settings])
+
+
+FORMS = (as_args, as_script, as_variables, as_compose, as_values)
+
+
+@given(
+    st.sampled_from(FORMS),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 2, 3]),
+    st.integers(1024, 131072),
+    st.sampled_from([[], ["--all2all-backend", "pplx"]]),
+)
+@settings(max_examples=15)
+def test_a_form_says_what_its_command_says(form, tp, pp, length, more):
+    flags = ["--tensor-parallel-size", str(tp), "--pipeline-parallel-size", str(pp), "--max-model-len", str(length), *more]
+    read, plain = parse(form(flags)), parse(f"vllm serve {MODEL} {' '.join(flags)}")
+    assert (read.engine, read.model, read.options, read.unread) == (plain.engine, plain.model, plain.options, plain.unread)
+
+
+def test_beside_a_model_a_manifest_is_no_longer_tp_1(tmp_path):
+    """… and max-model-len counts where memory is asked for."""
+    file = tmp_path / "llm.yaml"
+    file.write_text(as_args(["--tensor-parallel-size", "4", "--max-model-len", "32768"]))
+    for words in (["llama-3.1-70b"], []):
+        done = run_here("fit", *words, "--cluster", "8xh100-sxm", "--from", file, "--json")
+        assert done.returncode == 0
+        assert "TP 4" in done.stdout or '"tp": 4' in done.stdout
+        assert "32768" in done.stdout
+    bare = tmp_path / "bare.yaml"
+    bare.write_text(as_args(["--max-model-len", "8192"]))
+    assert run_here("fit", "--cluster", "8xh100-sxm", "--from", bare).returncode == 1  # TP 1 is what it starts, and it does not fit
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: 80}]}",
+        deployment({"image": "nginx", "args": ["-g", "x"]}),
+        deployment(
+            {"image": "vllm/vllm-openai:v0.9.0", "command": ["/start.sh"], "resources": {"limits": {"nvidia.com/gpu": "8"}}}
+        ),
+        deployment({"image": "ghcr.io/huggingface/text-generation-inference:3", "args": ["--model-id", MODEL, "--num-shard", "4"]}),
+        "a: 1\nb: [1, 2\n",
+        "replicas: {{ .Values.n }}\n{{- if .Values.x }}\nargs: [a]\n{{- end }}",
+        "&a [*a]: 1",
+        "a: &a [1,1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
+        "d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]",
+        "a: " + "[" * 200_000,
+        "a:\n" + "- " * 100_000,
+    ],
+)
+def test_what_starts_no_known_server_is_refused(text, tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    done = run_here("bill", "llama-3.1-70b", "--cluster", "8xh100-sxm", "--from", file)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: from")
+
+
+def test_a_foreign_file_is_not_quoted(tmp_path):
+    file = tmp_path / "secret"
+    for text in ("hunter2 is the password\n", "password: hunter2\n", "a: [hunter2\n", "hunter2='"):
+        file.write_text(text)
+        done = run_here("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "--from", file)
+        assert done.returncode == 2
+        assert "hunter2" not in done.stderr
+        assert "secret" in done.stderr or "quotes" in done.stderr
+
+
+def test_prompts_and_decoding_are_two_pools():
+    connector = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
+    args = f"args: ['--kv-transfer-config', '{connector}', '--max-model-len', '4096']"
+    container = f"  containers:\n  - image: x/llm-d-cuda:1\n    modelCommand: vllmServe\n    {args}\n"
+    pool = "  parallelism: {tensor: %d}\n  replicas: %d\n" + container
+    found = parse(f"modelArtifacts: {{uri: 'hf://{MODEL}'}}\ndecode:\n{pool % (4, 1)}prefill:\n{pool % (2, 3)}")
+    assert (found.model, found.options["tp"], found.unread) == (MODEL, 4, ())
+    assert (found.servers.count, found.servers.prefill_workers, found.servers.prefill_tp) == (1, 3, 2)
+    service = (
+        f"kind: LLMInferenceService\nspec:\n  model: {{uri: 'hf://{MODEL}'}}\n  replicas: 2\n"
+        "  parallelism: {data: 16, dataLocal: 8, expert: true, tensor: 1}\n"
+        "  router: {scheduler: {template: {containers: [{name: main, args: [--pool-name, x]}]}}}\n"
+        "  prefill: {parallelism: {tensor: 8}}\n"
+    )
+    found = parse(service)
+    assert (found.options["dp"], found.options["ep"], found.servers.count) == (16, -1, 2)
+    assert (found.servers.prefill_workers, found.servers.prefill_tp, found.servers.prefill_dp) == (1, 8, 1)
+
+
+def test_hosts_of_one_server_are_not_servers():
+    words = ["python3", "-m", "sglang.launch_server", "--model-path", MODEL, "--tp", "16", "--nnodes", "$(LWS_GROUP_SIZE)"]
+    pod = {"spec": {"containers": [{"command": words, "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}}
+    group = {"size": "2", "leaderTemplate": pod, "workerTemplate": pod}
+    found = parse("---\n" + json.dumps({"kind": "LeaderWorkerSet", "spec": {"replicas": "3", "leaderWorkerTemplate": group}}))
+    assert (found.engine, found.options["tp"], found.servers.count, found.notes) == ("sglang", 16, 3, ())
+    words[-1] = "2"
+    found = parse(deployment({"command": words}, kind="StatefulSet", replicas="2"))
+    assert (found.servers.count, found.place.nnodes) == (1, 2)
+
+
+def test_sums_of_the_shell_and_files_of_a_config_map():
+    script = "vllm serve x/y --data-parallel-size $((LWS_GROUP_SIZE * DP_SIZE_LOCAL)) --data-parallel-size-local $DP_SIZE_LOCAL"
+    worker = {"spec": {"containers": [{"command": ["bash", "-c", script], "env": [{"name": "DP_SIZE_LOCAL", "value": "8"}]}]}}
+    group = {"spec": {"leaderWorkerTemplate": {"size": "4", "workerTemplate": worker}}}
+    assert parse("---\n" + json.dumps(group)).options["dp"] == 32
+    kept = "kind: ConfigMap\ndata:\n  e.yaml: |\n    tensor_parallel_size: 8\n    kv_cache_config:\n      dtype: fp8\n---\n"
+    found = parse(kept + deployment({"command": ["trtllm-serve", "x/y", "--extra_llm_api_options", "/config/e.yaml"]}))
+    assert (found.options["tp"], found.options["kv_dtype"], found.unread) == (8, "fp8", ())
+
+
+def test_of_several_models_one_is_taken_and_the_others_are_named(tmp_path):
+    file = tmp_path / "v.yaml"
+    spec = "  - {name: %s, modelURL: %s, vllmConfig: {tensorParallelSize: %d}}\n"
+    file.write_text(
+        "servingEngineSpec:\n  modelSpec:\n" + spec % ("small", "meta-llama/Llama-3.1-8B", 1) + spec % ("large", MODEL, 4)
+    )
+    for words, tp in (([f"{file}"], 1), ([f"{file}#large"], 4)):
+        done = run_here("bill", "--cluster", "8xh100-sxm", "--from", *words)
+        assert (done.returncode, "TP 4" in done.stdout) == (0, tp == 4)
+        assert "other models" in done.stdout
+    assert "TP 4" in run_here("bill", "llama-3.1-70b", "--cluster", "8xh100-sxm", "--from", file).stdout
+    lost = run_here("bill", "--cluster", "8xh100-sxm", "--from", f"{file}#medium")
+    assert (lost.returncode, "small, large" in lost.stderr) == (2, True)
+
+
+def test_gpus_that_no_plan_uses_are_said():
+    found = parse(
+        deployment({"image": "vllm/vllm-openai", "args": ["--model", MODEL], "resources": {"limits": {"nvidia.com/gpu": "8"}}})
+    )
+    assert [note.code for note in found.notes] == ["GPUs asked for"]
+    two = deployment({"image": "vllm/vllm-openai", "args": ["--model", MODEL, "--foo", "1"]})
+    opaque = deployment({"image": "own/thing", "command": ["/run.sh"], "resources": {"limits": {"amd.com/gpu": "8"}}})
+    assert parse(two + "\n" + opaque).unread == ("--foo 1", "what starts a on 8 GPUs")
+
+
+def test_settings_alone_are_taken_for_vllm_and_it_is_said():
+    found = parse(f"# of vllm serve --config\nmodel: {MODEL}\ntensor-parallel-size: 4\nmax-model-len: 8192\nenforce-eager: true\n")
+    assert (found.model, found.options) == (MODEL, {"tp": 4, "max_model_len": 8192, "eager": True})
+    assert [note.code for note in found.notes] == ["assumed engine"]
+
+
+def test_a_kserve_predictor_of_several_hosts():
+    found = parse(
+        "kind: InferenceService\nspec:\n  predictor:\n    model:\n      modelFormat: {name: huggingface}\n"
+        f"      args: [--model_name=a, --model_id={MODEL}]\n      resources: {{limits: {{nvidia.com/gpu: '4'}}}}\n"
+        "    workerSpec: {pipelineParallelSize: 2, tensorParallelSize: 4}\n"
+    )
+    assert (found.model, found.options, found.place.nnodes, found.notes) == (MODEL, {"tp": 4, "pp": 2}, 2, ())
+
+
+LEAVES = st.sampled_from(["", "1", "8", "vllm", "-c", "sh", "--tp=2", "$(A)", "${A:-2}", "prefill", MODEL, "x/vllm:1", "{{ x }}"])
+WORDS = (
+    "kind spec containers name image args command env value replicas size prefill decode parallelism tensor model uri resources",
+    "limits nvidia.com/gpu services vllmConfig modelURL metadata labels role deploy reservations devices count run engine_kwargs",
+    "<<",
+)
+KEYS = st.sampled_from(" ".join(WORDS).split())
+TREES = st.recursive(LEAVES, lambda part: st.lists(part, max_size=3) | st.dictionaries(KEYS, part, max_size=5), max_leaves=25)
+
+
+@given(st.dictionaries(KEYS, TREES, min_size=1, max_size=5))
+@settings(max_examples=60)
+def test_any_tree_is_read_or_refused(tree):
+    try:
+        said = parse("---\n" + json.dumps(tree)).engine
+    except ValueError as refused:
+        said = str(refused)
+    assert said in ENGINES or said.startswith("from")
