@@ -1,10 +1,11 @@
-# Two commands: `make demo` shows the main job, `make test` runs everything that must hold.
+# Three commands: `make demo` shows the main job, `make test` runs everything that must hold, `make figures` makes the figures
+# and pictures of README and docs anew (a test says when they are stale; the pictures need Chromium).
 # Each installs what it needs and no more; afterwards .venv/bin/commtax and .venv/bin/pytest serve by hand.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint figures clean
 
 demo: .venv/.demo
 	$(BIN)/commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --ttft 500ms --tpot 30ms
@@ -12,6 +13,10 @@ demo: .venv/.demo
 
 test: .venv/.test lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+figures: .venv/.test
+	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/pictures.py
 
 lint: .venv/.test
 	$(BIN)/ruff check .

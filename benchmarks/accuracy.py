@@ -1,4 +1,5 @@
-"""Write docs/accuracy.md, accuracy-rows.md and their pictures from validate's own result: ``python benchmarks/accuracy.py [DATA_DIR]``.
+"""Write docs/accuracy.md, accuracy-rows.md, their pictures and the README's table from validate's own result:
+``python benchmarks/accuracy.py [DATA_DIR]``, or with the README's pictures ``make figures``.
 
 With DATA_DIR the figures of the larger tables stand beside those of the table that ships, and the pictures show them.
 """
@@ -19,6 +20,30 @@ from commtax.validate.scoreboard import Line, abroad, at_home
 from commtax.validate.statistics import groups, skipped, worst
 
 DOCS = Path(__file__).parents[1] / "docs"
+README = DOCS.parent / "README.md"
+BEGIN, END = "<!-- figures: made by make figures -->", "<!-- end of figures -->"
+QUOTED = (
+    "all-reduce inside a host, NVLink, up to 1 MiB",
+    "all-reduce inside a host, NVLink, above 1 MiB",
+    "all-reduce across hosts, 1 MiB - 1 GiB",
+    "latent and sparse attention, engines' tables",
+    "experts, engines' tables",
+    "whole decode steps, our H200 sweep",
+    "whole prompts, our H200 sweep",
+    "decode rates at batch 1, gpt-fast on A100",
+    "TPOT, dense",
+    "TTFT, dense",
+    "TPOT, mixtures of experts",
+    "TTFT, mixtures of experts",
+    "mean TPOT",
+    "mean TTFT",
+    "99th percentile of TTFT",
+    "Megatron, SC'21 Table 1",
+    "Megatron with sequence parallelism, Korthikanti et al.",
+    "torchtitan",
+    "llm-foundry",
+)
+"""Lines of the scoreboard that the README shows."""
 WIDTH = 100  # of prose
 LEAST_ROWS = 5  # of a line among errors by source
 PICTURES = {
@@ -204,6 +229,24 @@ def rows_page(report: Report) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def quoted(report: Report, lines: list[Line]) -> str:
+    """The README's part: what ships, so that anyone gets the same figures from a clone."""
+    rows, priced = (sum(x) for x in zip(*report.files.values(), strict=True))
+    head = (
+        f"`commtax validate` prices {priced:,} of {rows:,} published and own figures and exits with 1 when a stated bound is exceeded; "
+        "what was fitted on what, pictures and the worst rows are in [accuracy](docs/accuracy.md). Errors on the rows that no constant "
+        "was fitted on:"
+    )
+    cells = ["| | | rows | median error | 90 % are within | in the 80 % range |", "|---|---|---:|---:|---:|---:|"]
+    part = ""
+    for line in lines:
+        if line.name in QUOTED and line.found:
+            n, median, tail, _, covered, _ = figure_cells(line.found)
+            cells.append(f"| {'' if line.part == part else line.part} | {line.name} | {n} | {median} | {tail} | {covered} |")
+            part = line.part
+    return "\n\n".join((BEGIN, prose(head), "\n".join(cells), END))
+
+
 def main(arguments: list[str]) -> None:
     shipped = check()
     reports = [shipped, *([check(Path(arguments[0]))] if arguments else [])]
@@ -215,7 +258,9 @@ def main(arguments: list[str]) -> None:
     (DOCS / "accuracy-scoreboard.svg").write_text(picture(lines))
     (DOCS / "accuracy.md").write_text(page(reports, lines))
     (DOCS / "accuracy-rows.md").write_text(rows_page(reports[-1]))
-    for path in sorted(DOCS.glob("accuracy*")):
+    before, _, rest = README.read_text().partition(BEGIN)
+    README.write_text(before + quoted(shipped, at_home(shipped.records)) + rest.partition(END)[2])
+    for path in (README, *sorted(DOCS.glob("accuracy*"))):
         print(f"{path.name} {path.stat().st_size:,} bytes")
 
 

@@ -3,10 +3,12 @@
 Recorded with vLLM 0.32 on CPU (tests/fixtures). It keeps to what the real program does with the driver's options; what it cannot
 show is time. FAKE_VLLM_FAIL makes commands that contain a word fail, FAKE_VLLM_OLD refuses the newer profiler option,
 FAKE_VLLM_DIES ends every benchmark by SIGILL (in the program itself, or told of a child as vLLM tells it), and
-FAKE_VLLM_STUBBORN does not end when asked.
+FAKE_VLLM_STUBBORN does not end when asked. FAKE_VLLM_NAMELESS asks for its own metadata, as the CPU wheel of 0.32 does;
+FAKE_VLLM_BROKEN says why it cannot be loaded.
 """
 
 import http.server
+import importlib.metadata
 import json
 import os
 import shutil
@@ -64,8 +66,12 @@ def die():
 
 def main():
     with open(os.environ["FAKE_VLLM_CALLS"], "a") as file:
-        file.write(json.dumps({"words": sys.argv[1:], "bind": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "")}) + "\n")
+        told = {name: os.environ.get(f"VLLM_CPU_{name}", "") for name in ("OMP_THREADS_BIND", "KVCACHE_SPACE")}
+        file.write(json.dumps({"words": sys.argv[1:], "bind": told["OMP_THREADS_BIND"], "kv": told["KVCACHE_SPACE"]}) + "\n")
     words = " ".join(sys.argv[1:])
+    if "FAKE_VLLM_BROKEN" in os.environ:
+        sys.exit(os.environ["FAKE_VLLM_BROKEN"])
+    version = importlib.metadata.version("vllm") if "FAKE_VLLM_NAMELESS" in os.environ else "0.32.0+cpu"
     if os.environ.get("FAKE_VLLM_FAIL") and os.environ["FAKE_VLLM_FAIL"] in words:
         sys.exit("ValueError: not enough devices")
     tp = option("--tensor-parallel-size", "1")
@@ -76,7 +82,7 @@ def main():
             signal.signal(sign, signal.SIG_IGN)
         time.sleep(600)
     if words == "--version":
-        sys.stdout.write("0.32.0+cpu\n")
+        sys.stdout.write(f"{version}\n")
     elif words.startswith("serve"):
         say_log(tp)
         sys.stdout.flush()

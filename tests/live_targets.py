@@ -1,10 +1,13 @@
 """What the ranks of live tests run: real processes, started by the launcher."""
 
+import os
+import signal
 import time
 
 import torch
 import torch.distributed as dist
 
+from commtax.measure import launch
 from commtax.measure.comm import wire
 from commtax.measure.tp import measure_all
 from commtax.measure.worker import gather, report
@@ -68,6 +71,12 @@ def fails(where, payload):
         if step == 5 and where.rank == payload["rank"]:
             raise RuntimeError("seeded failure")
         dist.all_reduce(torch.zeros(8))
+
+
+def dies_with_a_name(where, payload):
+    """Killed between making a file in shared memory and taking its name away."""
+    (launch.SHARED / f"{launch.MAPPED}{launch.owner()}-dieddied").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def refuses(where, payload):

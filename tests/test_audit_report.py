@@ -166,7 +166,7 @@ def test_document_of_an_audit():
     assert document["verdict"] == "fault"
     assert document["culprit"] == {"kind": "late rank", "rank": 3, "since_s": 12.4, "said": LATE.said}
     assert document["summary"][0].startswith("2 ranks")
-    assert {"rank", "index", "name", "start_s", "compute_s", "exposed_s", "hidden_s", "copy_s", "idle_s"} == set(
+    assert {"rank", "index", "name", "start_s", "compute_s", "exposed_s", "hidden_s", "copy_s", "idle_s", "usual"} == set(
         document["steps"][0]
     )
     wanted = {"op", "algorithm", "group", "ranks", "count", "bytes", "wire_s", "wait_s", "hidden_s"}

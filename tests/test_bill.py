@@ -1,5 +1,6 @@
 """The priced step: floors, sums, anchors, words."""
 
+import json
 from zlib import crc32
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import run_here
 from commtax import catalog
 from commtax.cost.compute import step_kernels
 from commtax.cost.inventory import inventory, num_active_params
@@ -261,3 +263,37 @@ def test_graphs_lose_to_eager_only_by_what_they_pad(question, each):
     graph = commtax.bill(model, cluster, batch=each * plan.pp, **words).step_s
     eager = commtax.bill(model, cluster, batch=captured * plan.pp, eager=True, **words).step_s
     assert graph <= eager * (1 + 1e-12)
+
+
+def test_drafted_tokens_are_counted_as_far_as_is_known():
+    """Between none and all accepted; what is not modelled is said, and from how many accepted drafts on they pay."""
+    words = ("bill", "deepseek-r1", "-c", "8xh200-sxm", "-tp", "8", "--batch", "64")
+    plain, drafted = (json.loads(run_here(*words, *more, "--json").stdout) for more in ((), ("--speculative", "3")))
+    told = run_here(*words, "--speculative", "3").stdout
+    least, most = (f"{drafted['tokens_per_s'] * n:,.1f}" for n in (1, 4))
+    assert f"{least} to {most} output tokens/s, as none or all 3 drafts are accepted" in told
+    assert "how many drafts are accepted is not modelled" in told
+    pays = drafted["step_s"] / plain["step_s"] - 1
+    assert f"drafts pay from a mean of {pays:.2f} accepted a step" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "words"),
+    [
+        ("deepseek-r1", "2x8xh100-sxm", {"dp": 16, "ep": 16}),
+        ("deepseek-r1", "2x8xh100-sxm", {"dp": 16, "ep": 16, "ep_backend": "deepep_low_latency"}),
+        ("llama-3.1-8b", "8xh100-sxm", {"tp": 8}),
+    ],
+)
+def test_launches_belong_to_the_host(model, cluster, words):
+    """Without graphs nothing is sent otherwise: what is late is the host's, and where nobody waits for it that is said."""
+    graphs, eager = (commtax.bill(model, cluster, batch=64, eager=e, **words) for e in (False, True))
+    assert [float(x.total_s) for x in eager.items if x.kind != "host"] == [
+        float(x.total_s) for x in graphs.items if x.kind != "host"
+    ]
+    hosts = [next(float(x.total_s) for x in b.lines if x.kind == "host") for b in (graphs, eager)]
+    assert float(eager.step_s - graphs.step_s) == pytest.approx(hosts[1] - hosts[0], abs=1e-12)
+    assert float(eager.exposed_comm_s) == float(graphs.exposed_comm_s)
+    note = next(x.why for x in eager.lines if x.kind == "host")
+    assert "launches without graphs take" in note
+    assert (hosts[1] > hosts[0]) == ("start" in note)

@@ -297,7 +297,7 @@ def layered(layers, extra, steps=4, attention=True, norms=True, pause=1, launche
             True,
             "73 all-reduces a step = 2 x 36 layers (attention kernels: as many) + 1 of the vocabulary-parallel embedding",
         ),
-        (36, 0, False, "72 all-reduces a step = 2 x 36 layers"),
+        (36, 0, False, "72 all-reduces a step: 2 x 36 layers, if each has two; no attention kernel counts them"),
         (8, 3, True, "19 all-reduces a step: not two for each of the 8 attention kernels"),
     ],
 )

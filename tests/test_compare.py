@@ -79,3 +79,18 @@ def test_mistakes():
         done = run("llama-3.1-8b", "--cluster", "8xh100-sxm", *words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert says in done.stderr
+
+
+def test_prefill_is_compared_by_prompts():
+    """Outputs of prompts are one token each: tokens/s of prompts and the first token's time tell plans apart."""
+    words = ("llama-3.1-405b", "-c", "8xh100-sxm", "--phase", "prefill", "--context", "131072")
+    plans = ("compare", *words, "--plans", "tp4,tp8")
+    rows = json.loads(run_here(*plans, "--json").stdout)["rows"]
+    for row in rows:
+        assert row["prompt_tokens_per_s"] == pytest.approx(131072 / row["step_s"])
+        assert row["ttft_s"] >= row["step_s"]
+    told = run_here(*plans).stdout
+    assert "TTFT" in told
+    assert f"{rows[1]['prompt_tokens_per_s']:,.0f}" in told
+    over = json.loads(run_here("compare", *words, "--over", "tp=4,8", "--json").stdout)["rows"]
+    assert [row["prompt_tokens_per_s"] for row in over] == pytest.approx([row["prompt_tokens_per_s"] for row in rows])

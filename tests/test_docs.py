@@ -62,6 +62,27 @@ def test_shown_output_is_what_is_printed(page, command, output, monkeypatch):
     assert [line.rstrip() for line in done.stdout.splitlines()] == [line.rstrip() for line in output.splitlines()]
 
 
+def kept_text(picture):
+    """The text that a PNG keeps: its command, and what that printed."""
+    data, at = picture.read_bytes(), 8
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4])
+        if data[at + 4 : at + 8] == b"iTXt":
+            return data[at + 8 : at + 8 + length].split(b"\0", 5)[-1].decode()
+        at += 12 + length
+    return ""
+
+
+@pytest.mark.parametrize("name", ["terminal.png", "page.png"])
+def test_pictures_show_what_is_printed(name, monkeypatch):
+    """Stale ones: ``make figures``."""
+    monkeypatch.setenv("COLUMNS", "132")
+    command, _, printed = kept_text(ROOT / "docs" / "pictures" / name).partition("\n")
+    done = run_here(*shlex.split(command))
+    assert printed.splitlines() == done.stdout.splitlines()
+    assert len(printed) > 1000
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings(name):
     found = doctest.testmod(importlib.import_module(name))

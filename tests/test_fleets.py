@@ -49,6 +49,12 @@ def test_gpus_without_limits_follow_from_the_throughput_of_one():
         assert answer.plans[0].gpus == floor(rate / alone) + 1
 
 
+@pytest.mark.parametrize("model", ["qwen3.5-4b", "nemotron-nano-9b-v2"])
+def test_requests_of_models_with_states_have_room_for_them(model):
+    answer = plan_fleet(model, "1xh100-sxm", request_rate=1, **{**QUICK, "num_prompts": 100})
+    assert answer.plans
+
+
 def test_what_is_listed_holds_and_its_growth_too():
     answer = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=50, slo=SLO, headroom=0.1, **QUICK)
     assert answer.plans

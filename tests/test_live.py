@@ -271,6 +271,13 @@ def test_neither_ranks_nor_folders_outlive_the_launcher(signs, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_ranks_killed_while_they_meet_in_shared_memory_leave_no_name():
+    """Two signals end ranks at once, wherever they are: the launcher takes what they left along."""
+    with pytest.raises(launch.RankError, match="SIGKILL"):
+        launch.run("live_targets:dies_with_a_name", {}, 1, timeout_s=60)
+    assert not list(launch.SHARED.glob("commtax-map-*-dieddied"))
+
+
 def test_a_stopped_rank_is_lost_and_named():
     pids, stopped = [], []
 
@@ -310,8 +317,14 @@ def test_leavings_of_dead_runs_are_swept_and_nothing_else(tmp_path):
     shared = tmp_path / "shm"
     shared.mkdir()
     old = [shared / "commtax-map-ab12_x9z", shared / "sem.commtax-sem-0a1b2c3d-1"]
-    kept = [shared / "commtax-8-gpus.json", shared / "commtax-map-newnewne", shared / "sem.other-1"]
-    for path in (*old, *kept):
+    space = launch.owner().partition("-")[2]
+    dead = [
+        shared / f"{name.format(f'{holders[0].pid:x}-{space}')}"
+        for name in ("commtax-map-{}-newnewne", "sem.commtax-sem-{}-0a1b2c-1")
+    ]
+    alive = [shared / f"commtax-map-{who}-newnewne" for who in (launch.owner(), f"{holders[0].pid:x}-1")]  # of another container
+    kept = [shared / "commtax-8-gpus.json", shared / "commtax-map-newnewne", shared / "sem.other-1", *alive]
+    for path in (*old, *dead, *kept):
         path.write_text("")
     for path in (*old, kept[0], kept[2]):
         os.utime(path, (1, 1))
@@ -502,7 +515,7 @@ def test_sizes_double():
 
 def test_calibration_gives_a_profile_that_bill_takes(tmp_path):
     shapes = [{**box.SHAPES[1], "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 512}]
-    work = box.Work("fp32", ("gloo",), shapes, ((1, 8), (4, 32)), 2**22)
+    work = box.Work("fp32", machine.CPU_CARRIERS, shapes, ((1, 8), (4, 32)), 2**22)
     seen = launch.run(box.TARGET, work, 2, timeout_s=120)
     file = tmp_path / "here.json"
     file.write_text(json.dumps(box.profile(seen, "fp32", "here")))
@@ -513,7 +526,9 @@ def test_calibration_gives_a_profile_that_bill_takes(tmp_path):
     assert any("calibrated: here" in item["source"] for item in bill["items"])
     found = json.loads(file.read_text())
     assert list(found["chip"]["flops_per_s"]) == ["fp32"], "the type that runs, and no other"
-    assert [library["name"] for library in found["libraries"]] == ["gloo"]
+    assert [library["name"] for library in found["libraries"]] == ["shm", "gloo"]
+    assert "comm: assumed" not in bill["weakest_source"]
+    assert {item["algorithm"] for item in bill["items"] if item["kind"] == "comm"} == {"shm"}, "what ranks take unless told"
 
 
 def test_attention_is_priced_at_the_rate_of_its_own_type(tmp_path):

@@ -131,7 +131,9 @@ def test_9_deepseek_over_ethernet():
     priced = commtax.bill("deepseek-v3", place, engine="sglang", tp=16, eager=True, kv_dtype="fp8")
     reduces = [x for x in priced.items if x.item.op == "all-reduce" and "output" in x.item.what]
     assert sum(float(x.item.count) for x in reduces) == 122
-    assert float(priced.comm_fraction) > 0.8
+    late = sum(float(x.item.count * x.launch_s) for x in reduces)  # of their launches, which the host's line counts
+    assert float(priced.comm_fraction) > 0.5
+    assert float(priced.exposed_comm_s + late) > 0.8 * float(priced.step_s)
     assert all(float(x.fixed_s) > float(x.moving_s) for x in reduces), "latency, not bandwidth"
     assert 1.5 < float(priced.tokens_per_s) < 20, "eight times as fast as the thread: we disagree in size, and say so"
 

@@ -17,13 +17,15 @@ from commtax.question import PARTS
 from commtax.readers import bench
 from commtax.sim import arrivals
 from commtax.sim.serving import figures
+from commtax.sim.streams import draw_lengths
 from commtax.spelling import normalise
 from commtax.statement import Refusal
 from commtax.verbs.goodput import Slo, slo_of
 from commtax.verbs.lanes import timeline_of
 from commtax.verbs.loads import split
 from commtax.verbs.offering import put
-from commtax.verbs.requests import serve
+from commtax.verbs.requests import _lengths, serve
+from commtax.verbs.serving import serve as closed_loop
 from commtax.verbs.sweeping import at, points, sweep
 from commtax.verbs.tails import first_tokens, gaps
 from commtax.verbs.usage import usage_of
@@ -78,14 +80,21 @@ def test_its_own_audit_agrees_with_it(document, tmp_path):
     assert "0 disagree" in done.stdout
 
 
+@settings(max_examples=15)
+@given(mean=st.integers(1, 300), spread=st.floats(0, 1))
+def test_lengths_have_the_mean_that_was_asked_for(mean, spread):
+    lengths = _lengths(mean, spread)
+    assert lengths.kind == "constant" or (lengths.low + lengths.high) / 2 == mean
+    assert mean > 1 or np.all(draw_lengths(lengths, 50, np.random.default_rng(0)) == 1)
+
+
 def test_one_output_token_has_no_time_between_tokens():
-    done = run_here(
-        "simulate", MODEL, "-c", PLACE, "--output-len", "1", "--spread", "0", "--num-prompts", "20", "--request-rate", "5", "--json"
-    )
+    done = run_here("simulate", MODEL, "-c", PLACE, "--output-len", "1", "--num-prompts", "20", "--request-rate", "5", "--json")
     document = json.loads(done.stdout)
     assert document["mean_tpot_ms"] is None
     assert document["p99_itl_ms"] is None
-    told = run_here("simulate", MODEL, "-c", PLACE, "--output-len", "1", "--spread", "0", "--request-rate", "5").stdout
+    told = run_here("simulate", MODEL, "-c", PLACE, "--output-len", "1", "--request-rate", "5").stdout
+    assert " 1 out;" in told
     assert re.search(r"TPOT +–", told)
 
 
@@ -167,6 +176,7 @@ def test_each_option_is_refused_in_one_line(words, names):
         ({"request_rate": 1, "num_prompts": 10**7}, "num_prompts=10000000"),
         ({"request_rate": 1000, "duration": 1e6}, "duration=1e+06"),
         ({"request_rate": 1, "spread": 2}, "spread=2"),
+        ({"request_rate": 1, "pp": 2, "input_len": 9000, "max_num_batched_tokens": 3}, "max_num_batched_tokens=3"),
         ({"request_rate": 1, "slow_rank": 2.0}, "slow_rank: not an option here"),
         ({"trace": "none.csv"}, "trace 'none.csv': no such file"),
         ({"trace": "none.csv", "request_rate": 1}, "request_rate: the trace says"),
@@ -310,9 +320,18 @@ def test_slow_gaps_are_steps_with_prompts():
     assert gaps(served(request_rate=20, disaggregated=True)).with_prompts == 0
 
 
-@pytest.mark.parametrize("plan", [{"tp": 4}, {"tp": 2, "pp": 4}, {"pp": 2}])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"tp": 4},
+        {"tp": 2, "pp": 4},
+        {"pp": 2},
+        {"engine": "sglang"},
+        {"disaggregated": True, "kv_tokens": 2000, "request_rate": 30},
+    ],
+)
 def test_gaps_add_up_to_the_time_between_first_and_last_tokens(plan):
-    o = served(request_rate=3, **plan)
+    o = served(**{"request_rate": 3, **plan})
     times, counts = o.gaps
     c = o.columns
     assert times @ counts == pytest.approx((c["done_s"] - c["first_s"]).sum(), rel=1e-6)
@@ -382,3 +401,16 @@ def test_a_closed_loop_of_many_is_the_closed_form():
     assert timed.statistic("tpot_mean") == pytest.approx(closed.tpot_s, rel=0.02)
     assert not timed.overloaded
     assert timed.offered_rate == inf
+
+
+def test_a_closed_loop_knows_what_is_cached():
+    """In closed form as in time: prompts that are found in the cache are not computed, but read."""
+    words = {"concurrency": 32, "input_len": 4096, "output_len": 128}
+    loops = []
+    for hit in (0.0, 0.5, 0.95):
+        told = run_here("simulate", MODEL, "-c", PLACE, "--concurrency", "32", "--prefix-cache", str(hit))
+        assert told.returncode == 0, told.stderr
+        loops.append(closed_loop(put(MODEL, PLACE, {**words, "prefix_cache": hit})))
+        timed = commtax.serve(MODEL, PLACE, **words, num_prompts=1000, warmup=100, prefix_cache=hit)
+        assert float(loops[-1].tpot_s) == pytest.approx(timed.statistic("tpot_mean"), rel=0.05)
+    assert loops[0].ttft_s > loops[1].ttft_s > loops[2].ttft_s

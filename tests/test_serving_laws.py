@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax.sim.serving.book import Rules, book_of
-from commtax.sim.serving.figures import columns, gaps, seconds, segments
+from commtax.sim.serving.figures import columns, gaps, late_tokens, seconds, segments
 from commtax.sim.serving.fleet import ROUND_TRIP_S, Clients, alone
 from commtax.sim.serving.pipeline import Pipeline
 from commtax.sim.serving.replica import Replica
@@ -52,16 +52,29 @@ def test_tokens_and_blocks_are_conserved(case, ranks):
     again = sum(book.thrown)  # each recomputation makes one token
     assert decoded + len(case.stream) + again == case.stream.output_len.sum()
     once = case.stream.input_len.sum() - sum(book.cached)
-    assert log["tokens"].sum() >= once
+    computed = log["tokens"] @ log["steps"]
+    assert computed >= once
     if not again:
-        assert log["tokens"].sum() == once, "hits and computed tokens are the prompts"
+        assert computed == once, "hits and computed tokens are the prompts"
     for pool in engine.pools:
         assert pool.free == case.rules.blocks
         assert pool.running == 0
         assert not pool.waiting
     assert not any(lane.busy or lane.cached or any(lane.phases) for lane in engine.lanes)
-    _, counts = gaps(log)
-    assert counts.sum() == decoded
+    _, counts = gaps(log, late_tokens([engine]))
+    assert counts.sum() == decoded + again
+
+
+@few
+@given(case=cases(), kind=st.sampled_from([(Replica, 1), (Replica, 3), (Pipeline, 2)]))
+def test_gaps_between_tokens_add_up_whoever_waits_or_is_thrown_out(case, kind):
+    """ITL and TPOT weighted by tokens are one figure: every second from a first to a last token lies between two tokens."""
+    book, engine = case.run(*kind)
+    times, counts = gaps(segments([engine]), late_tokens([engine]))
+    assert counts.sum() == case.stream.output_len.sum() - len(case.stream)
+    assert np.all(times[counts > 0] > -EXACT)
+    passed = sum(done - first for done, first in zip(book.done_s, book.first_s, strict=True))
+    assert times @ counts == pytest.approx(passed, rel=1e-6, abs=EXACT)
 
 
 @few
@@ -226,7 +239,8 @@ def test_thrown_out_requests_finish_and_cost_more(prefill_first):
     assert not sum(wide.thrown)
     assert sum(narrow.thrown)
     assert max(narrow.done_s) > max(wide.done_s)
-    assert segments([engine])["tokens"].sum() > 8 * 16
+    log = segments([engine])
+    assert log["tokens"] @ log["steps"] > 8 * 16
     lost = np.array(narrow.lost_s)
     assert np.all((lost > 0) == (np.array(narrow.thrown) > 0))
     safe, _ = tight.but(reserved=True).run()
@@ -245,6 +259,15 @@ def test_ranks_wait_for_each_other_before_they_compute_prompts(newcomers, waited
         between = (log["begin_s"] >= at) & (log["begin_s"] < min(book.started_s[2:])) & (log["lane"] == 0)
         seen.add(int(log["steps"][between].sum()))
     assert seen == waited
+
+
+@pytest.mark.parametrize("prefill_first", [False, True])
+def test_a_prompt_that_fills_its_steps_is_not_followed_step_by_step(prefill_first):
+    """1,000 tokens in steps of 3: written down by where prices bend, and as long as all steps."""
+    case = Case(stream([0.0, 0.0], [2, 1000], [30, 4]), small(tokens=3, blocks=400, prefill_first=prefill_first))
+    (book, engine), (stepped, slow) = case.run(), case.run(Stepping)
+    assert len(engine.log) < len(slow.log) / 4
+    same(book, stepped)
 
 
 def test_a_prompt_goes_on_in_the_step_that_throws_another_out():

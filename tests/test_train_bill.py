@@ -244,7 +244,7 @@ BAD = [
     ({"hsdp": 2, "dp": 8}, "belongs to ZeRO 3"),
     ({"cp": 2, "context": 1001}, "divisible by 2 x cp"),
     ({"schedule": "zb-h2", "pp": 4, "batch": 4}, "at least 7"),
-    ({"schedule": "interleaved", "pp": 4, "batch": 8}, "at least 2 chunks"),
+    ({"schedule": "interleaved", "chunks": 0, "pp": 4, "batch": 8}, "at least 1 chunk"),
     ({"schedule": "fill-drain"}, "schedule 'fill-drain'"),
     ({"tp": 2, "async_axes": ("tp",)}, "add sequence_parallel"),
     ({"async_axes": ("xp",)}, "axes are dp, tp, pp, ep, cp"),
@@ -354,3 +354,38 @@ def test_published_runs():
     assert statistics.mean(errors["torchtitan"]) <= 0.12
     assert statistics.median(errors["llm-foundry"]) <= 0.15
     assert len(errors["skipped"]) <= 1
+
+
+def test_a_layout_that_lacks_memory_says_so_first():
+    """Whatever its MFU: nobody can run it. Of training and of serving, in words and in the document."""
+    for words in (("--phase", "train", "-tp", "8", "--global-batch", "64"), ("-tp", "1"), ("-tp", "8", "--batch", "4096")):
+        told = run_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words)
+        assert told.stdout.startswith("Does not fit in memory: a rank would hold ")
+        document = json.loads(run_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words, "--json").stdout)
+        assert not document["fits"]
+        assert document["verdict"].startswith("Does not fit in memory")
+    assert "Does not fit" not in run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm").stdout
+
+
+@pytest.mark.parametrize(("pp", "chunks"), [(4, 2), (2, 2), (16, 5), (32, 2)])
+def test_interleaving_without_chunks_chooses_some(pp, chunks):
+    """The fewest that share 80 layers evenly, two where none does; what was chosen is said, and what was given is kept."""
+    words = {"tp": 1, "pp": pp, "batch": 64, "schedule": "interleaved"}
+    chosen = commtax.train_bill("llama-3.1-70b", "4x8xh100-sxm", **words)
+    assert chosen.question.plan.chunks == chunks
+    assert any(note.code == "chunks" for note in chosen.notes)
+    given = commtax.train_bill("llama-3.1-70b", "4x8xh100-sxm", **words, chunks=chunks)
+    assert not any(note.code == "chunks" for note in given.notes)
+    assert float(given.step_s) == float(chosen.step_s)
+
+
+def test_training_plans_tell_tokens_ranges_days_and_dollars():
+    words = ("plan", "llama-3.2-1b", "-c", "2xh100-sxm", "--phase", "train", "--global-batch", "2", "--tokens", "2T", "--top", "2")
+    row = json.loads(run_here(*words, "--price", "2", "--json").stdout)["plans"][0]
+    assert row["step_low_s"] < row["step_s"] < row["step_high_s"]
+    assert row["tokens_per_s"] == pytest.approx(2 * 4096 / row["step_s"])
+    assert row["days"] == pytest.approx(2e12 / row["tokens_per_s"] / 86400)
+    assert row["usd"] == pytest.approx(row["days"] * 24 * row["gpus"] * 2)
+    told = run_here(*words).stdout
+    for name in ("tokens/s", "80 % range", "days", "$", "2T tokens (--tokens)"):
+        assert name in told

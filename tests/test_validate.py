@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import re
 import sys
 import tracemalloc
 from dataclasses import replace
@@ -22,6 +23,7 @@ from commtax.readers.published.tables import shipped as shipped_tables
 from commtax.readers.published.training import is_fitted
 from commtax.statement import Refusal
 from commtax.validate import ADDED, ANSWERS, check, predicting
+from commtax.validate.scoreboard import at_home
 from commtax.validate.statistics import figures, judge
 
 TABLES = Path(commtax.__file__).parent / "readers" / "published" / "tables"
@@ -56,6 +58,29 @@ def test_the_shipped_table_holds_every_bound(shipped):
     missed = [(b.name, b.value, b.limit) for b in shipped.bounds if b.ok is not True]
     assert not missed
     assert shipped.ok
+
+
+@pytest.mark.parametrize(("page", "least"), [("README.md", 15), ("docs/accuracy.md", 25)])
+def test_quoted_figures_are_what_validate_gives(shipped, page, least):
+    """Each line of the scoreboard that a page quotes, to the last digit but for rounding; stale ones: ``make figures``."""
+    root = Path(__file__).parents[1]
+    if not (root / page).is_file():
+        pytest.skip("pages are in the source tree only")
+    text = (root / page).read_text()
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in text.splitlines() if line.startswith("|")]
+    quoted = {name: cells for row in rows for name, *cells in (row, row[1:]) if cells and cells[0].replace(",", "").isdigit()}
+    figures = {line.name: line.found for line in at_home(shipped.records) if line.found}
+    shared = figures.keys() & quoted.keys()
+    assert len(shared) >= least
+    for name in shared:
+        found, cells = figures[name], quoted[name]
+        median, tail, *others = (float(cell.strip("%+")) / 100 for cell in cells[1:])
+        assert int(cells[0].replace(",", "")) == found.n, name
+        assert (median, tail) == pytest.approx((found.median_ape, found.p90_ape), abs=1.1e-3), name
+        assert others[1 if len(others) == 3 else 0] == pytest.approx(found.covered, abs=1.1e-2), name
+    for said in re.findall(r"prices ([\d,]+) of ([\d,]+) published", text):
+        rows_and_priced = [sum(counts) for counts in zip(*shipped.files.values(), strict=True)]
+        assert [int(n.replace(",", "")) for n in said] == rows_and_priced[::-1]
 
 
 def test_every_published_row_names_its_source_and_some_test():

@@ -41,7 +41,6 @@ Window = Literal["", "backward", "forward", "both passes", "next forward", "ever
 Via = Literal["", "custom", "hierarchical"]
 """How a collective runs: by the library's own algorithms, by kernels of the engine's own, or inside each host first."""
 NO_NOTE, NO_SOURCE = Note("", ""), Source("")
-LAUNCH_FLOOR = Note("launch-floor", "the launch floor without graphs")
 
 
 def pass_of(stage: Stage) -> str:
@@ -118,6 +117,7 @@ class Line:
     via: Via = ""
     flops: Number = 0.0
     window_s: Number = 0.0  # compute that the collective may run beside, in total
+    launch_s: Number = 0.0  # that each launch of a collective comes late without graphs, for which the host's line counts
     sigma: Number = 0.0  # standard deviation of the logarithm of its time, from the residuals of its source
     peak_flops_per_s: float = math.inf  # the datasheet's rate of the arithmetic that a kernel runs in
     priced_from: Any = None  # a kernel's record (``cost.kernel``), or the field of an engine that says the host's seconds
@@ -228,7 +228,8 @@ def _line_at(line: Line, index: int) -> Line:
     i = line.item
     item = replace(i, nbytes=_at(i.nbytes, index), ranks=_at(i.ranks, index), count=_at(i.count, index))
     numbers: dict[str, Number] = {
-        name: _at(getattr(line, name), index) for name in ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma")
+        name: _at(getattr(line, name), index)
+        for name in ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")
     }
     names: dict[str, Number] = {name: _name(_at(getattr(line, name), index), line.names) for name in ("link", "algorithm")}
     return replace(line, item=item, **numbers, **names)

@@ -150,7 +150,8 @@ class Goal:
     usd_per_gpu_hour: float = 0.0  # 0: not known
     prefill_usd_per_gpu_hour: float = 0.0  # of GPUs for prompts that are others
     cost_of: str = "output"  # tokens that dollars are spread over: those of outputs, or ``total``, those of prompts too
-    global_batch: int = 0  # training: sequences of a step over all replicas
+    global_batch: int = 0  # training: sequences of a step over all replicas …
+    train_tokens: float = 1e12  # … and tokens of a whole run
     slo: tuple[tuple[str, float], ...] = ()  # requests in time: statistics (``ttft_p95``) and the seconds that they may have
     growth: float = 0.0  # … and the share by which the rate may grow with the limits still held
     confidence: float = CONFIDENCE  # probability with which each limit is kept, by the ranges of the times

@@ -6,16 +6,17 @@ Ranks that meet take equally long for a step, so that whoever waits least is the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from commtax.readers.coverage import Covered, covered
 from commtax.readers.meeting import MESSAGE, Meetings, meet, spans
 from commtax.readers.repetition import REPEATED, WHOLE, between_collectives, in_steps, likeliest, repeated, whole
-from commtax.readers.trace import Trace
+from commtax.readers.trace import Step, Trace
 from commtax.timeline import Column
 
 USUAL = 0.5  # of the steps that must have equally many collectives to leave the others out
@@ -88,8 +89,8 @@ class Job:
         met = meet(ordered) if len(ordered) > 1 else None
         if not all(t.steps for t in ordered):
             ordered = _stepped(ordered, met)
-            met = replace(met, traces=ordered) if met else None
-        return Job(ordered, met)
+        ordered = _resting(ordered)
+        return Job(ordered, replace(met, traces=ordered) if met else None)
 
     def job_s(self, place: int, own_s: Column) -> Column:
         """The job's time, from its first event, of moments of one trace."""
@@ -101,11 +102,11 @@ class Job:
 
     @cached_property
     def windows(self) -> tuple[tuple[Column, Column], ...]:
-        """Begins and ends of each rank's steps: each lasts until the next begins."""
+        """Begins and ends of each rank's steps, none in another."""
         found = []
         for t in self.traces:
-            begin = np.array([s.start_s for s in t.steps])
-            found.append((begin, np.append(begin[1:], [s.end_s for s in t.steps[-1:]])))
+            begin, end = np.array([s.start_s for s in t.steps]), np.array([s.end_s for s in t.steps])
+            found.append((begin, np.minimum(end, np.append(begin[1:], [np.inf] * min(1, len(begin))))))
         return tuple(found)
 
     def step_of(self, place: int, at_s: Column) -> Column:
@@ -210,12 +211,21 @@ class Job:
         return Accounts(*(np.array([getattr(row, f.name)[steps] for row, steps in pairs]) for f in fields(Accounts)))
 
     @cached_property
-    def typical(self) -> Accounts:
-        """Of the steps of the commonest phase alone: an engine's prompts and tokens are not of one length."""
+    def _phased(self) -> Column:
+        """Which common steps are of the commonest phase: an engine's prompts and tokens are not of one length."""
         phases = [self.traces[0].steps[at].phase for at in self.common[0].tolist()]
         usual = Counter(phases).most_common(1)[0][0] if phases else ""
-        kept = np.array([phase == usual for phase in phases], dtype=bool)
-        return Accounts(*(getattr(self.accounts, f.name)[:, kept] for f in fields(Accounts)))
+        return np.array([phase == usual for phase in phases], dtype=bool)
+
+    @cached_property
+    def usual(self) -> tuple[Column, ...]:
+        """Of each rank the indices of the steps that are like most: what is told of a step is told of these."""
+        return tuple(steps[self._phased] for steps in self.common)
+
+    @cached_property
+    def typical(self) -> Accounts:
+        """All ranks' usual steps."""
+        return Accounts(*(getattr(self.accounts, f.name)[:, self._phased] for f in fields(Accounts)))
 
     def _account(self, place: int) -> Accounts:
         """One rank's, of all its steps."""
@@ -242,7 +252,8 @@ class Job:
         first, last = self.step_of(place, start), self.step_of(place, end)
         length = np.maximum(end - start, 1e-12)
         share = np.where(first == last, 1.0, np.clip((until[np.maximum(first, 0)] - start) / length, 0.0, 1.0))
-        inside = np.append(share * seconds, (1 - share) * seconds)
+        rest = np.where(first == last, 0.0, np.clip((end - begin[np.maximum(last, 0)]) / length, 0.0, 1.0 - share))
+        inside = np.append(share * seconds, rest * seconds)
         at = np.append(first, last)
         return np.bincount(at[at >= 0], weights=inside[at >= 0], minlength=len(begin))[: len(begin)]
 
@@ -300,6 +311,23 @@ def _quick(length: Column, waited: Column, message: Column, loose: Column) -> Co
     """What messages of one rank took: the wire of those that met, and all of those that did not."""
     met = message & ~loose
     return np.append(length[met] - np.nan_to_num(waited[met]), length[loose])
+
+
+def _resting(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
+    """Steps that last until the next, but where all ranks rest between the same two: for one alone the others wait."""
+    rests = [tuple(a.end_s < b.start_s for a, b in pairwise(t.steps)) for t in traces]
+    if len(set(rests)) == 1:
+        return traces
+    alike = len(set(map(len, rests))) == 1
+    kept = [all(of_ranks) for of_ranks in zip(*rests, strict=True)] if alike else [False] * max(map(len, rests))
+    return tuple(replace(t, steps=tuple(_lasting(t.steps, kept))) for t in traces)
+
+
+def _lasting(steps: Sequence[Step], rests: Sequence[bool]) -> Iterator[Step]:
+    """Each step until the next, but where a rest follows."""
+    for (step, following), rest in zip(pairwise(steps), rests, strict=False):
+        yield step if rest else replace(step, end_s=following.start_s)
+    yield from steps[-1:]
 
 
 def _stepped(traces: tuple[Trace, ...], met: Meetings | None) -> tuple[Trace, ...]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from commtax.files import Document, check_writable, written
 from commtax.readers.collective_names import UNNAMED
+from commtax.readers.columns import WAIT_KERNELS
 from commtax.readers.trace import Collective, Step, Trace
 from commtax.statement import Refusal
 
@@ -24,7 +25,9 @@ BEFORE_S = 1e-6  # what no step launched is launched so long before the first
 TRAINING = "Optimizer.step#anonymous"
 """An event of the host that only training has."""
 DAY_NS = 86_400 * 10**9  # clocks of ranks that are further apart than this have no common beginning
-CATEGORIES = {"compute": "kernel", "comm": "kernel", "copy": "gpu_memcpy"}
+CATEGORIES = {"compute": "kernel", "comm": "kernel", "copy": "gpu_memcpy", "wait": "kernel"}
+LABELS = {"wait": WAIT_KERNELS[0]}
+"""Of kinds that are known by their name alone."""
 NAMES = {
     "all-reduce": "AllReduce",
     "all-gather": "AllGather",
@@ -189,7 +192,7 @@ class _Rank:
         self, lane: int, start: float, end: float, kind: str, name: str, sent: Collective | None, steps: dict[int, Step]
     ) -> Iterator[Document]:
         if sent is None:
-            label = f"{kind} {self.numbers.of(kind, name)}"
+            label = f"{LABELS.get(kind, kind)} {self.numbers.of(kind, name)}"
             cat = CATEGORIES[kind] if self.trace.on_device else "cpu_op"
             yield self._event(cat, label, start, end, lane, {"device": 0, "stream": lane} if self.trace.on_device else None)
             return

@@ -9,9 +9,11 @@ import numpy as np
 from commtax.audit.accounts import Job
 from commtax.audit.fabrics import crossing, utilisation
 from commtax.audit.finding import Cause, Culprit
+from commtax.audit.layers import BUCKETS, unbucketed
 from commtax.audit.stages import is_pipeline, stages
 from commtax.readers.meeting import MESSAGE, spans
 from commtax.readers.repetition import WHOLE
+from commtax.timeline import Column
 from commtax.units import format_seconds, plural
 
 SMALL = 0.02  # of a step: what costs less binds nothing
@@ -107,6 +109,9 @@ def _exposed(job: Job) -> Iterator[Cause]:
     under = f"{format_seconds(hidden)} more hides under compute" if hidden > ROUNDING * step_s else "none of it hides under compute"
     said = f"communication takes {format_seconds(cost)} of {span_of(job)} with nothing beside it ({under}){most}"
     change = "a faster library path or link, fewer or smaller messages, or overlap with compute"
+    if op == "all-reduce" and unbucketed(trace):
+        said += f", one for each gradient ({trace.gradients:,} of both in the trace)"
+        change = BUCKETS
     absent = trace.world - len(job.traces)
     waits = f"; waiting for the {plural(absent, 'rank')} that are not here included" if absent > 1 else ""
     waits = waits if len(job.traces) > 1 else "; one rank alone: waiting included"
@@ -120,8 +125,7 @@ def _idle(job: Job) -> Iterator[Cause]:
     cost, trace = float(places[place]), job.traces[place]
     if cost < SMALL * step_s or not trace.on_device:
         return
-    begin, length = job.covered[place].anything.gaps
-    length, steps = length[job.step_of(place, begin) >= 0], max(1, len(trace.steps))
+    length, steps = _pauses(job, place), max(1, len(trace.steps))
     short = length[length < SHORT_S]
     whose = f"the device of rank {trace.rank}" if len(job.traces) > 1 else "the device"
     said = f"{whose} idles {format_seconds(cost)} of {span_of(job)}"
@@ -135,6 +139,14 @@ def _idle(job: Job) -> Iterator[Cause]:
     change = "look at the host: data loading, scheduling, synchronisation, copies"
     said = f"{said}, in pauses of up to {longest}: it waits for the host or for data"
     yield cause("stall", said, change, cost, step_s, span_of(job))
+
+
+def _pauses(job: Job, place: int) -> Column:
+    """How long the pauses of a rank's device are, as far as they lie in steps."""
+    since, length = job.covered[place].anything.gaps
+    at = job.step_of(place, since)
+    lasts = np.minimum(length, job.windows[place][1][np.maximum(at, 0)] - since)
+    return np.asarray(lasts[(at >= 0) & (lasts > 0)])
 
 
 def _between_kernels(said: str, each_s: float, replayed: float) -> tuple[str, str, str]:

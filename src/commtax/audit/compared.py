@@ -14,7 +14,7 @@ from commtax.catalog.hardware import MEMORY_SPREAD, is_like, recognise
 from commtax.readers.collective_names import UNNAMED
 from commtax.readers.meeting import Meetings
 from commtax.readers.repetition import REPEATED, WHOLE
-from commtax.readers.trace import Collective, Device, Step, Trace, Usage
+from commtax.readers.trace import Collective, Device, Step, Trace, Usage, middle
 from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.billing import StepBill, sent
@@ -26,6 +26,7 @@ NO_DEVICE = "the trace has no device: times are the host's, profiler included"
 GUESSED = "steps were found by repetition, and what repeats may be a layer"
 MOST_RANKS = 8  # whose waiting is told one by one
 OWN_STAGE = "a rank of a pipeline holds its own stage's only"
+UNEVEN = 3.0  # times that a mean is above or below the median: both are told
 WAITING_SHARE = 0.10  # of a step: more than this spent waiting for one rank is a straggler
 
 
@@ -65,9 +66,14 @@ class _Steps:
 
     @cached_property
     def usage(self) -> tuple[tuple[int, Usage], ...]:
-        """How a mean step of each rank was spent."""
-        pairs = zip(self.traces, self.chosen, strict=True)
+        """How a typical step of each rank was spent."""
+        pairs = ((t, middle(steps)) for t, steps in zip(self.traces, self.chosen, strict=True))
         return tuple((t.rank, t.usage(steps).of(len(steps))) for t, steps in pairs if steps)
+
+    @property
+    def step_s(self) -> float:
+        """The length of a typical step, the mean of the ranks."""
+        return float(np.mean([used.total_s for _, used in self.usage]))
 
     @property
     def exposed_s(self) -> float:
@@ -80,7 +86,7 @@ class _Steps:
 
 
 Told = tuple[tuple[Finding, ...], tuple[Note, ...], tuple[tuple[int, Usage], ...]]
-"""Findings, notes, and how each rank's mean step was spent."""
+"""Findings, notes, and how each rank's typical step was spent."""
 
 
 def compared(given: Job, claim: Claim) -> Told:
@@ -112,7 +118,7 @@ def compared(given: Job, claim: Claim) -> Told:
 
 def _trained(job: _Steps) -> Iterator[Finding]:
     """Steps with a backward pass or an optimizer are no serving steps: they are shown, and not compared."""
-    yield Finding("training step", None, median(s.seconds for s in job.steps), "s", reason=TRAINING)
+    yield Finding("training step", None, job.step_s, "s", reason=TRAINING)
     yield Finding("exposed communication a step", None, job.exposed_s, "s", reason=TRAINING)
     yield from (f.undecided(f.reason) for f in waiting(job.job, job.chosen, 1))
 
@@ -167,7 +173,7 @@ def _count(op: str, predicted: float, counts: list[int], phase: str, trace: Trac
         reason = "the host called some, and none ran on the device"
     elif most == 0:
         reason = "none in the trace: TP was not applied, or kernels under a name that is not known"
-    finding = Finding(Note("count", f"{op} a {phase} step"), predicted, median(counts), reason=reason).judged()
+    finding = Finding(Note("count", f"{op} a {phase} step"), predicted, median(counts), reason=reason, of=op).judged()
     return finding if least == most else replace(finding, verdict=DISAGREE, reason=reason)
 
 
@@ -177,21 +183,21 @@ def _bytes(op: str, predicted: float, steps: list[list[Collective]]) -> Finding:
     if any(n is None for step in sizes for n in step):
         graph = any(c.graph for step in steps for c in step)
         why = "kernels replayed from a CUDA graph carry no size" if graph else "the trace has no message sizes (record_shapes)"
-        return Finding(item, predicted, None, "bytes", reason=why)
+        return Finding(item, predicted, None, "bytes", reason=why, of=op)
     sums = [sum(n for n in step if n is not None) for step in sizes]
     why = "other rows (padding, batch) or another type than was said"
-    return Finding(item, predicted, median(sums), "bytes", reason=why).judged()
+    return Finding(item, predicted, median(sums), "bytes", reason=why, of=op).judged()
 
 
 def _seconds(job: _Steps, priced: StepBill, claim: Claim) -> Iterator[Finding]:
     for op in sorted({x.item.op for x in priced.items if x.kind == "comm"}):
         lines = [x for x in priced.items if x.kind == "comm" and x.item.op == op]
-        yield _one(op, float(sum(x.total_s for x in lines)) / float(sum(x.item.count for x in lines)), job, claim)
+        yield from _one(op, float(sum(x.total_s for x in lines)) / float(sum(x.item.count for x in lines)), job, claim)
     idle, step_s = job.usage[0][1].idle_share, float(priced.step_s)
     why = "profiling itself, host time, or other hardware than was said"
     if idle > IDLE_SHARE and job.first.on_device:
         why = f"the device idles {idle:.0%} of it: host time, profiling included"
-    measured = median(s.seconds for s in job.steps)
+    measured = job.step_s
     if measured < step_s:
         why = "a smaller model, batch or context than was said, or other hardware"
     yield claim.seconds(Note("step", f"{priced.question.phase} step"), step_s, measured, why)
@@ -200,7 +206,17 @@ def _seconds(job: _Steps, priced: StepBill, claim: Claim) -> Iterator[Finding]:
     yield claim.seconds("exposed communication, of the step", predicted, job.exposed_s, why, step_s)
 
 
-def _one(op: str, predicted: float, job: _Steps, claim: Claim) -> Finding:
+def both_means(op: str, how: str, seconds: Sequence[float]) -> tuple[Note, Finding | None]:
+    """What the median of a kind of collectives is called, and their mean beside it where a few take far longer than the others."""
+    mean, usual = float(np.mean(seconds or [0.0])), float(np.median(seconds or [0.0]))
+    if max(mean, usual) <= UNEVEN * min(mean, usual):
+        return Note("collective", f"one {op} ({how})"), None
+    return Note("collective", f"one {op}, median ({how})"), Finding(
+        Note("collective mean", f"one {op}, mean ({how})"), None, mean, "s", of=op
+    )
+
+
+def _one(op: str, predicted: float, job: _Steps, claim: Claim) -> Iterator[Finding]:
     """One collective: the least over ranks is the wire, where every rank of its group is here; else the wire is at most that."""
     steps, ranks = {s.index for s in job.steps}, len(job.traces)
     own = [c for c in job.first.collectives if c.op == op and c.step in steps]
@@ -209,11 +225,12 @@ def _one(op: str, predicted: float, job: _Steps, claim: Claim) -> Finding:
     measured = median(times) if times else None
     how = "least over ranks" if job.meetings else "one rank, waiting included"
     why = "another path, link or size than was said" if times else "none in these steps"
-    finding = claim.seconds(Note("collective", f"one {op} ({how})"), predicted, measured, why)
+    item, mean = both_means(op, how, times)
+    finding = replace(claim.seconds(item, predicted, measured, why), of=op)
     group = _group(own, claim.tp)
     if finding.verdict == DISAGREE and group > ranks and (measured or 0.0) > predicted:
-        return finding.undecided(f"{ranks} of its {group} ranks here: the time may hold waiting for the others")
-    return finding
+        finding = finding.undecided(f"{ranks} of its {group} ranks here: the time may hold waiting for the others")
+    yield from (finding, *([mean] if mean else []))
 
 
 def waiting(job: Job, chosen: Sequence[Sequence[Step]], tp: int) -> Iterator[Finding]:

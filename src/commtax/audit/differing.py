@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from commtax.audit.finding import Audit, CollectiveRow, Finding
+from commtax.audit.finding import Audit, CollectiveRow, Finding, Sent
 from commtax.audit.typical import of_all
 from commtax.readers.trace import Usage
 
@@ -68,27 +68,6 @@ class FactChange:
     name: str
     before: str
     after: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """Collectives of one kind and group size in one run: a step's, where steps are told, else all."""
-
-    count: float = 0.0
-    nbytes: float | None = 0.0
-    wire_s: float = 0.0
-    wait_s: float = 0.0
-    hidden_s: float = 0.0
-    algorithms: tuple[str, ...] = ()
-
-    @property
-    def exposed_s(self) -> float:
-        return max(0.0, self.wire_s + self.wait_s - self.hidden_s)
-
-    def of(self, steps: int) -> Sent:
-        size = None if self.nbytes is None else self.nbytes / steps
-        times = (self.wire_s / steps, self.wait_s / steps, self.hidden_s / steps)
-        return Sent(self.count / steps, size, *times, self.algorithms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +167,7 @@ def _changed_facts(before: Mapping[str, str], after: Mapping[str, str]) -> Itera
 
 
 def _metrics(before: Audit, after: Audit) -> Iterator[Change]:
-    """Measured figures that both runs have, matched by kind of file, by code, and by their order under it."""
+    """Measured figures that both runs have, by kind of file, by code, by what they are of, and by their order under that."""
     ours, theirs = _measured(before), _measured(after)
     for key, finding in ours.items():
         if other := theirs.get(key):
@@ -196,12 +175,12 @@ def _metrics(before: Audit, after: Audit) -> Iterator[Change]:
             yield Change(str(finding.item), *figures, finding.unit, finding.code in RATES, key[0] == STEPS)
 
 
-def _measured(audited: Audit) -> dict[tuple[str, str, int], Finding]:
-    found: dict[tuple[str, str, int], Finding] = {}
-    met: Counter[tuple[str, str]] = Counter()
+def _measured(audited: Audit) -> dict[tuple[str, str, str, int], Finding]:
+    found: dict[tuple[str, str, str, int], Finding] = {}
+    met: Counter[tuple[str, str, str]] = Counter()
     for section in audited.sections:
         for finding in section.findings:
-            key = section.kind, finding.code
+            key = section.kind, finding.code, finding.of
             if finding.measured is not None and math.isfinite(finding.measured):
                 found[*key, met[key]] = finding
             met[key] += 1
@@ -216,19 +195,23 @@ def _collectives(before: Audit, after: Audit, steps: tuple[int, int]) -> Iterato
 
 
 def _sent(audited: Audit, steps: int) -> dict[tuple[str, int], Sent]:
+    """What a step holds as its sections tell it, else the rows of all steps over their number."""
+    told = [s.sent for s in audited.sections if s.sent is not None]
+    if told:
+        return dict(told[0])
     rows: dict[tuple[str, int], list[CollectiveRow]] = defaultdict(list)
     for section in audited.sections:
         for row in section.collectives:
             rows[row.op, row.ranks].append(row)
-    return {key: _summed(alike).of(steps) for key, alike in rows.items()}
+    return {key: _summed(alike, steps) for key, alike in rows.items()}
 
 
-def _summed(rows: Sequence[CollectiveRow]) -> Sent:
+def _summed(rows: Sequence[CollectiveRow], steps: int) -> Sent:
     sizes = [r.nbytes for r in rows]
-    known = None if any(n is None for n in sizes) else float(sum(n for n in sizes if n is not None))
-    times = (sum(r.wire_s for r in rows), sum(r.wait_s for r in rows), sum(r.hidden_s for r in rows))
+    known = None if any(n is None for n in sizes) else float(sum(n for n in sizes if n is not None)) / steps
+    count, wire, wait, hidden = (sum(getattr(r, name) for r in rows) / steps for name in ("count", "wire_s", "wait_s", "hidden_s"))
     algorithms = tuple(dict.fromkeys(r.algorithm for r in sorted(rows, key=lambda r: -r.wire_s) if r.algorithm))
-    return Sent(float(sum(r.count for r in rows)), known, *times, algorithms)
+    return Sent(count, known, wire, wait, hidden, algorithms)
 
 
 def _kernels(before: Audit, after: Audit) -> Iterator[Change]:

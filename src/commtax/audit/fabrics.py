@@ -8,6 +8,7 @@ import numpy as np
 
 from commtax.audit.accounts import Job
 from commtax.audit.finding import Cause
+from commtax.audit.layers import BUCKETS, per_step, sharded, unbucketed
 from commtax.catalog.hardware import chip, link, recognise
 from commtax.cost.collectives import ring_factor
 from commtax.readers.meeting import spans
@@ -21,6 +22,7 @@ USUAL = 0.8  # of a link's rate that large messages reach (busbw of nccl-tests, 
 MANY = 8  # collectives of one group in a step: tensor parallelism waits for each of them
 SMALL = 0.02
 INSIDE = "keep groups that meet in every layer (tensor parallelism) inside one host"
+SHARDED = "shard weights inside one host and replicate them over hosts"
 ANOTHER = "see NCCL_DEBUG=INFO for another transport than this link, or too few channels"
 
 
@@ -55,7 +57,14 @@ def crossing(job: Job) -> Iterator[Cause]:
             over = f"{len(places)} hosts" if places else f"hosts of {count} devices"
             number = f"{len(rows) / steps:.0f} collectives a step"
             said = f"{number} of a group of {size} ranks cross {over}: {format_seconds(cost)} on the wire"
-            yield Cause("crosses hosts", said, cost, cost / step_s, INSIDE)
+            yield Cause("crosses hosts", said, cost, cost / step_s, _kept_inside(job))
+
+
+def _kept_inside(job: Job) -> str:
+    """What to change by what the collectives are of: gradients, shards of weights, or else layers."""
+    if unbucketed(job.traces[0]):
+        return BUCKETS
+    return SHARDED if sharded(per_step(job)) else INSIDE
 
 
 def utilisation(job: Job) -> Iterator[Cause]:

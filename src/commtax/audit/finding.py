@@ -43,6 +43,7 @@ class Finding:
     evidence: bool = False
     low: float | None = None  # the range of the prediction, where it has one beside the tolerance
     high: float | None = None
+    of: str = ""  # the kind of collective, the clock …: which of several figures under one code
 
     @property
     def code(self) -> str:
@@ -178,6 +179,7 @@ class StepRow:
     hidden_s: float
     copy_s: float
     idle_s: float
+    usual: bool = True  # like most steps of the run: what is told of a step is told of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +198,27 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """Collectives of one kind and group size: a rank's in a usual step, where steps are told, else all."""
+
+    count: float = 0.0
+    nbytes: float | None = 0.0
+    wire_s: float = 0.0
+    wait_s: float = 0.0
+    hidden_s: float = 0.0
+    algorithms: tuple[str, ...] = ()
+
+    @property
+    def exposed_s(self) -> float:
+        return max(0.0, self.wire_s + self.wait_s - self.hidden_s)
+
+
+@dataclass(frozen=True, slots=True)
 class KernelRow:
     """Device work under one name, in the steps that are told, of all ranks together: its seconds a step of a rank."""
 
     name: str
-    kind: str  # compute | comm | copy
+    kind: str  # compute | comm | copy | wait
     count: float  # a step
     seconds: float  # a step
 
@@ -213,7 +231,7 @@ class Section:
     files: tuple[str, ...]
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...] = ()
-    usage: tuple[tuple[int, Usage], ...] = ()  # rank, and how its mean step was spent
+    usage: tuple[tuple[int, Usage], ...] = ()  # rank, and how its typical step was spent
     causes: tuple[Cause, ...] = ()  # dearest first
     culprit: Culprit | None = None
     steps: tuple[StepRow, ...] = ()
@@ -221,6 +239,7 @@ class Section:
     kernels: tuple[KernelRow, ...] = ()  # dearest first, the first few hundred
     facts: Mapping[str, str] = field(default_factory=dict)  # versions, flags, hosts, transports: what two runs may differ in
     measured: Timeline | None = None  # a typical step of the first ranks, from its own beginning
+    sent: Mapping[tuple[str, int], Sent] | None = None  # in a usual step, by kind and group size; None where no step is told
 
 
 @dataclass(frozen=True, slots=True)

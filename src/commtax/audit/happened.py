@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from commtax.audit.accounts import Job
-from commtax.audit.finding import CollectiveRow, KernelRow, StepRow
+from commtax.audit.finding import CollectiveRow, KernelRow, Sent, StepRow
 from commtax.readers.meeting import spans
-from commtax.readers.trace import KINDS
+from commtax.readers.trace import KINDS, Collective
 from commtax.timeline import Column, Timeline
 
 MOST_KERNELS = 300
@@ -25,12 +26,13 @@ def step_rows(job: Job) -> tuple[StepRow, ...]:
 
 def _steps_of(job: Job, place: int) -> Iterator[StepRow]:
     trace, ran = job.traces[place], job.covered[place]
-    begin, end = np.array([s.start_s for s in trace.steps]), np.array([s.end_s for s in trace.steps])
+    begin, end = job.windows[place]
     compute, comm, either, anything = (c.within(begin, end) for c in (ran.compute, ran.comm, ran.either, ran.anything))
     exposed, hidden = np.maximum(0, either - compute), np.maximum(0, comm + compute - either)
     copy = np.maximum(0, anything - either)
     idle = np.maximum(0, end - begin - compute - exposed - copy)
-    columns = (job.job_s(place, begin), compute, exposed, hidden, copy, idle)
+    usual = np.isin(np.arange(len(begin)), job.usual[place])
+    columns = (job.job_s(place, begin), compute, exposed, hidden, copy, idle, usual)
     for step, figures in zip(trace.steps, zip(*(c.tolist() for c in columns), strict=True), strict=True):
         yield StepRow(trace.rank, step.index, step.name, *figures)
 
@@ -97,6 +99,39 @@ def _merged(rows: list[CollectiveRow]) -> Iterator[CollectiveRow]:
         yield CollectiveRow(*key, sum(r.count for r in of_kind), nbytes, *sums)
 
 
+def sent_a_step(job: Job) -> Mapping[tuple[str, int], Sent]:
+    """By kind and group size what one rank sends in a usual step, the mean of those that send any."""
+    ranks: dict[tuple[str, int], list[Sent]] = {}
+    for place, trace in enumerate(job.traces):
+        start, end = spans(trace)
+        waited, hidden = np.nan_to_num(job.waiting[place]), job.covered[place].compute.within(start, end)
+        inside = {trace.steps[at].index for at in job.usual[place].tolist()}
+        calls: dict[tuple[str, int], list[int]] = {}
+        for i, c in enumerate(trace.collectives):
+            if c.step in inside:
+                calls.setdefault((c.op, c.ranks), []).append(i)
+        for key, rows in calls.items():
+            times = [float(x[rows].sum()) / len(inside) for x in (end - start - waited, waited, hidden)]
+            ranks.setdefault(key, []).append(_sent([trace.collectives[i] for i in rows], times, len(inside)))
+    return {key: _mean(of_ranks) for key, of_ranks in ranks.items()}
+
+
+def _sent(calls: Sequence[Collective], times: Sequence[float], steps: int) -> Sent:
+    """Collectives alike of some steps in one of them; ``times`` of one: wire, waiting and hidden."""
+    sizes, (wire, wait, hidden) = [c.nbytes for c in calls], times
+    nbytes = None if None in sizes else float(sum(n or 0.0 for n in sizes)) / steps
+    named = Counter(c.algorithm for c in calls if c.algorithm)
+    return Sent(len(calls) / steps, nbytes, wire, wait, hidden, tuple(name for name, _ in named.most_common()))
+
+
+def _mean(sent: Sequence[Sent]) -> Sent:
+    """The mean of the ranks."""
+    count, wire, wait, hidden = (float(np.mean([getattr(s, f) for s in sent])) for f in ("count", "wire_s", "wait_s", "hidden_s"))
+    sizes = [s.nbytes for s in sent]
+    nbytes = None if None in sizes else float(np.mean([n or 0.0 for n in sizes]))
+    return Sent(count, nbytes, wire, wait, hidden, tuple(dict.fromkeys(a for s in sent for a in s.algorithms)))
+
+
 def kernel_rows(job: Job) -> tuple[KernelRow, ...]:
     """Device work by name in a step of a rank, dearest first."""
     counts: dict[tuple[str, int], list[float]] = {}
@@ -114,7 +149,7 @@ def named_work(job: Job, place: int) -> Mapping[tuple[str, int], tuple[int, floa
     trace = job.traces[place]
     line, (begin, end) = trace.timeline, job.windows[place]
     at = np.searchsorted(begin, line.start_s, side="right") - 1
-    inside = np.flatnonzero((at >= 0) & (line.start_s < (end[-1] if len(end) else -np.inf)))
+    inside = np.flatnonzero((at >= 0) & (line.start_s < end[at])) if len(end) else np.zeros(0, dtype=int)
     kinds = line.kind.tolist()
     keys: dict[tuple[str, int], int] = {}
     code = np.fromiter((keys.setdefault((line.name[i], kinds[i]), len(keys)) for i in inside.tolist()), int, len(inside))

@@ -13,10 +13,11 @@ import numpy as np
 from commtax.audit.accounts import Job
 from commtax.audit.blame import blame
 from commtax.audit.causes import causes
-from commtax.audit.compared import NO_DEVICE, compared, place_notes, waiting
-from commtax.audit.finding import Claim, Finding, Section
-from commtax.audit.happened import collective_rows, kernel_rows, step_rows, typical_step
+from commtax.audit.compared import NO_DEVICE, both_means, compared, place_notes, waiting
+from commtax.audit.finding import Claim, Finding, Section, Sent
+from commtax.audit.happened import collective_rows, kernel_rows, sent_a_step, step_rows, typical_step
 from commtax.audit.layers import layer_notes, per_step
+from commtax.audit.typical import of_rows
 from commtax.readers.repetition import REPEATED, WHOLE
 from commtax.readers.trace import Trace, Usage
 from commtax.statement import Note
@@ -30,42 +31,42 @@ def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[s
     """All ranks of one job (or one of them)."""
     job = Job.of(traces)
     culprit, cost_s = blame(job)
-    findings, notes, usage = compared(job, claim) if claim else (tuple(_told(job)), (), _usage(job))
+    steps, sent = step_rows(job), sent_a_step(job)
+    spent = tuple((rank, used) for rank, _, used in of_rows([s for s in steps if s.usual] or steps))
+    findings, notes, usage = compared(job, claim) if claim else (tuple(_told(job, spent, sent)), (), spent)
     return Section(
         "trace",
         tuple(names),
         findings,
         (*_read(job), *place_notes(job.traces), *notes, *_notes(job), *layer_notes(job)),
-        usage,
+        usage if job.traces[0].on_device else (),
         causes(job, culprit, cost_s),
         culprit,
-        step_rows(job),
+        steps,
         collective_rows(job),
         kernel_rows(job),
         _facts(job),
         typical_step(job),
+        sent if any(t.steps for t in job.traces) else None,
     )
 
 
-def _usage(job: Job) -> tuple[tuple[int, Usage], ...]:
-    """How a mean step of each rank was spent."""
-    return tuple((t.rank, t.usage(t.steps).of(len(t.steps))) for t in job.traces if t.steps and t.on_device)
-
-
-def _told(job: Job) -> Iterator[Finding]:
-    """What a usual step holds and takes, where nobody says what it should."""
+def _told(job: Job, usage: Sequence[tuple[int, Usage]], sent: Mapping[tuple[str, int], Sent]) -> Iterator[Finding]:
+    """What a usual step holds and takes, where nobody says what it should; ``usage`` is how it was spent on each rank."""
     head = job.traces[0]
     why = "" if head.on_device else NO_DEVICE
     if not head.steps:
         return
     phase, spent = Counter(s.phase for s in head.steps).most_common(1)[0][0], job.typical
     named = WHOLE if head.steps[0].name == WHOLE else f"{phase} step".strip()
-    yield Finding(Note("step", named), None, spent.usual_s or median(s.seconds for s in head.steps), "s", reason=why)
+    yield Finding(Note("step", named), None, float(np.mean([used.total_s for _, used in usage])), "s", reason=why)
     for op, count in sorted(per_step(job).items()):
-        yield Finding(Note("count", f"{op} a step"), None, count)
-        if (size := _bytes(head, op)) is not None:
-            yield Finding(Note("bytes", f"{op} bytes a step"), None, size, "bytes")
-        yield Finding(Note("collective", f"one {op} ({_how(job)})"), None, _wire(job, op), "s", reason=why)
+        yield Finding(Note("count", f"{op} a step"), None, count, of=op)
+        if (size := _bytes(sent, op)) is not None:
+            yield Finding(Note("bytes", f"{op} bytes a step"), None, size, "bytes", of=op)
+        item, mean = both_means(op, _how(job), wires := _wires(job, op))
+        yield Finding(item, None, float(median(wires)), "s", reason=why, of=op)
+        yield from [mean] if mean else []
     if head.on_device and spent.usual_s > 0:
         length, idle = np.maximum(spent.usual("total_s"), 1e-12), spent.usual("idle_s")
         exposed = spent.usual("wire_s") + spent.usual("wait_s")
@@ -75,25 +76,20 @@ def _told(job: Job) -> Iterator[Finding]:
     yield from (f.undecided(f.reason) for f in waiting(job, usual, 1))
 
 
-def _bytes(trace: Trace, op: str) -> float | None:
+def _bytes(sent: Mapping[tuple[str, int], Sent], op: str) -> float | None:
     """What a usual step's collectives of a kind hold; None where some carry no size."""
-    held = dict.fromkeys((s.index for s in trace.steps), 0.0)
-    for c in trace.collectives:
-        if c.op == op and c.step >= 0:
-            if c.nbytes is None:
-                return None
-            held[c.step] += c.nbytes
-    return float(median(held.values()))
+    sizes = [s.nbytes for (kind, _), s in sent.items() if kind == op]
+    return None if None in sizes else float(sum(n or 0.0 for n in sizes))
 
 
 def _how(job: Job) -> str:
     return "least over ranks" if job.meetings else "one rank, waiting included"
 
 
-def _wire(job: Job, op: str) -> float:
-    """The median of a kind's wire on the first rank: what other groups send may be of another size."""
+def _wires(job: Job, op: str) -> list[float]:
+    """The wires of a kind on the first rank: what other groups send may be of another size."""
     calls = [(c.seconds, w) for c, w in zip(job.traces[0].collectives, job.waiting[0].tolist(), strict=True) if c.op == op]
-    return float(median([lasted - w for lasted, w in calls if not math.isnan(w)] or [lasted for lasted, _ in calls]))
+    return [lasted - w for lasted, w in calls if not math.isnan(w)] or [lasted for lasted, _ in calls]
 
 
 def _read(job: Job) -> Iterator[Note]:

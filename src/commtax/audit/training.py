@@ -183,7 +183,7 @@ def _clocks(log: TrainingLog, step_s: float | None) -> Iterator[Finding]:
     again = {t.name.removesuffix("_microstep") for t in told if t.name.endswith("_microstep")}  # the same over a whole step
     for timer in sorted((t for t in told if t.name not in again), key=lambda t: -t.high_s)[:MOST_CLOCKS]:
         share = f"{timer.high_s / step_s:.1%} of the step" if step_s else ""
-        yield Finding(Note("clock", f"clock {timer.name}"), None, timer.high_s, "s", reason=share)
+        yield Finding(Note("clock", f"clock {timer.name}"), None, timer.high_s, "s", reason=share, of=timer.name)
 
 
 def _seconds(finding: Finding, priced: StepBill | None) -> Finding:

@@ -48,7 +48,7 @@ def phase_of(name: str) -> str:
 
 def usual_phase(section: Section) -> str:
     """The phase of most steps: an engine's prompts and tokens between them are not of one length."""
-    counted = Counter(phase_of(row.name) for row in section.steps)
+    counted = Counter(phase_of(row.name) for row in [r for r in section.steps if r.usual] or section.steps)
     return counted.most_common(1)[0][0] if counted else ""
 
 
@@ -57,11 +57,15 @@ def by_rank(section: Section) -> list[tuple[int, int, Usage]]:
     if not section.steps:
         return [(rank, 0, used) for rank, used in section.usage]
     usual = usual_phase(section)
+    return of_rows([row for row in section.steps if phase_of(row.name) == usual])
+
+
+def of_rows(steps: Sequence[StepRow]) -> list[tuple[int, int, Usage]]:
+    """Rank, how many steps it has, and a typical one of those that are usual (of all where none is)."""
     ranks: dict[int, list[StepRow]] = {}
-    for row in section.steps:
-        if phase_of(row.name) == usual:
-            ranks.setdefault(row.rank, []).append(row)
-    return [(rank, len(rows), typical(rows)) for rank, rows in sorted(ranks.items())]
+    for row in steps:
+        ranks.setdefault(row.rank, []).append(row)
+    return [(rank, len(rows), typical([r for r in rows if r.usual] or rows)) for rank, rows in sorted(ranks.items())]
 
 
 def of_all(section: Section) -> Usage | None:

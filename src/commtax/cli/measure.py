@@ -158,7 +158,9 @@ def experiment_command(
         boxes = merge([Path(m) for m in merged])
         folder.mkdir(parents=True, exist_ok=True)
     else:
-        weights = _weights(model, random_model or (str(DEMONSTRATION) if builtin and not model else ""))
+        if not model and not random_model:  # for another engine it is a folder like any other
+            model, random_model = ("", str(DEMONSTRATION)) if builtin else (str(DEMONSTRATION), "")
+        weights = _weights(model, random_model)
         if builtin:
             _need_torch()
         asked = Asked(folder, degrees=tuple(tp), lost_s=lost_after, **weights, **options)

@@ -21,7 +21,7 @@ from commtax.planner.serving import WORKLOADS
 from commtax.question import INPUT_LEN, OUTPUT_LEN, SEQUENCE_LEN, Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
-from commtax.units import parse_seconds
+from commtax.units import parse_seconds, parse_tokens
 
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
 SOUGHT = (
-    *("workload", "output_len", "spread", "ttft", "tpot", "confidence", "objective", "max_concurrency", "price", "cost_of"),
+    *("workload", "output_len", "spread", "ttft", "tpot", "confidence", "objective", "max_concurrency", "cost_of"),
     *("kv_dtype", *LIMITS, *COPIES, "imbalance", "plot", *POOLS),
 )
 """Options of a search for serving plans alone."""
@@ -43,7 +43,7 @@ Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 @click.command("plan", cls=Verb)
 @taking(
     *(*WHERE, "pasted", "phase", "input_len", "disaggregated", "dtype", *SOUGHT),
-    *(*fleet.RATED, "global_batch", "margin", "top", "emit", "profile", "html", "as_json"),
+    *(*fleet.RATED, "price", "global_batch", "tokens", "margin", "top", "emit", "profile", "html", "as_json"),
     cluster={
         "multiple": True,
         "default": (),
@@ -54,6 +54,7 @@ Answer = TypeVar("Answer", ServingPlans, TrainPlans)
     price={"kind": Kind("USD[,USD]", fleet.prices)},
     objective={"help": "throughput (default), latency, cost or gpus; with a rate gpus (default), cost or tokens."},
     phase={"default": "serve", "help": "serve (default) or train."},
+    tokens={"help": "Days and dollars of this many tokens.  [default: 1T]"},
     workload={"help": f"Lengths of a usual workload: {', '.join(WORKLOADS)}."},
     input_len={
         "kind": LENGTH,
@@ -258,6 +259,9 @@ def _train(order: Order) -> NoReturn:
         raise Refusal("global_batch: training needs the sequences of a step, such as --global-batch 1024", "global_batch")
     length = q.kind.length if given["input_len"] is None else given["input_len"]
     q = q.but(global_batch=given["global_batch"], context=length, sequence_parallel=True, margin=given["margin"])
+    if given["tokens"]:
+        q = q.but(train_tokens=parse_tokens(given["tokens"], "tokens"))
+    q = priced([q], given["price"])[0]
     searched, speed = _timed(lambda: best_training(q))
     pasted = _trains(searched, order.launch) if order.launch else None
     if given["emit"]:

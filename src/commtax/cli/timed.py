@@ -24,7 +24,7 @@ from commtax.verbs.sweeping import at, points, sweep
 ASKED = ("request_rate", "trace", "num_prompts", "prompts_per_client", "duration", "sweep")
 """What makes it a question of time."""
 ONLY = (
-    *("burstiness", "unique_prompts", "shared_prefix", "prefix_cache", "ramp_up", "warmup", "router", "seed", "goodput"),
+    *("burstiness", "unique_prompts", "shared_prefix", "ramp_up", "warmup", "router", "seed", "goodput"),
     *("ttft", "tpot", "plot", "timeline", "save"),
 )
 """What belongs to such a question alone."""

@@ -20,12 +20,14 @@ from commtax.cost.kernels import kernel_sigma, kernel_source, narrow_note, peak,
 from commtax.cost.placement import Span, span
 from commtax.cost.routed import EXCHANGED
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
-from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
+from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.records import dataclass
 from commtax.spec import Cluster, Engine, Fabric, KernelConstants, KernelHabits, Model, Number, Path, Plan, Workload
-from commtax.statement import Source
+from commtax.statement import Note, Source
+from commtax.units import format_seconds
 
+LATE = "collective_launch_s"  # the part of the host's line that is waiting for collectives to be launched
 UNMEASURED = 0.6  # half-width of the range of a group that nobody measured
 MEASURED = ("calibrated", "transferred")  # somebody timed this library on this chip and link, if in another version
 NCCL_ALGORITHMS = ("ring", "ring-simple", "tree")  # NCCL's, whoever calls it
@@ -126,7 +128,7 @@ def _either(condition: Number, yes: Line, no: Line) -> Line:
     """The line of some plans where a condition holds, and of the others where not."""
     behind = len(no.names)
     codes = {name: pick(condition, getattr(yes, name) + behind, getattr(no, name)) for name in ("link", "algorithm")}
-    parts = ("fixed_s", "moving_s", "hidden_s", "sigma")
+    parts = ("fixed_s", "moving_s", "hidden_s", "sigma", "launch_s")
     return replace(no, names=no.names + yes.names, **codes, **{x: pick(condition, getattr(yes, x), getattr(no, x)) for x in parts})
 
 
@@ -146,17 +148,16 @@ def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
         via = pricer.via(item, int(algorithm))
         algorithm, link = names[int(algorithm)], names[int(link)]
     latency, wire = scaled_s(item, chosen, pricer.terms.engine, settings)
-    if settings.eager:
-        launched = pick(np.asarray(item.ranks) > 1, launched_s(fabric, latency, wire, crosses), latency)
-        why = LAUNCH_FLOOR if np.all(launched > latency) else why
-        latency = launched
+    # Without graphs the host is late with it: that is waiting for the host, and not communication.
+    late = launched_s(fabric, latency, wire, crosses) - latency if settings.eager else 0.0
     hidden = settings.overlap * item.count * (latency + wire)
     outside = not fabric.flat and some(crosses)
     most = int(item.ranks if alone else np.max(item.ranks))
     source = source_of(fabric, op, int(chosen.path if alone else np.max(chosen.path)), most, outside, float(np.max(chosen.inside)))
     spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, crosses, eager=settings.eager)
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
-    return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, via, sigma=sigma)
+    late = pick(np.asarray(item.ranks) > 1, late, 0.0) if settings.eager else late
+    return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, via, sigma=sigma, launch_s=late)
 
 
 def reduced(item: Item, engine: Engine) -> float:
@@ -363,9 +364,23 @@ def host_parts(lines: list[Line], work: Workload, t: Terms) -> dict[str, Number]
     }
     if t.settings.eager or host.launches:
         launches = num_launches(lines, t.engine)
-        busy = sum((line.total_s for line in lines), start=0.0)
-        parts |= {"gap_s": launches * host.gap_s, "launch_s": np.maximum(0, launches * host.launch_s - busy)}
+        late = sum((line.item.count * line.launch_s for line in lines), start=0.0)
+        busy = sum((line.total_s for line in lines), start=late)
+        parts |= {"gap_s": launches * host.gap_s, "launch_s": np.maximum(0, launches * host.launch_s - busy), LATE: late}
     return parts
+
+
+def _launch_note(lines: list[Line], t: Terms) -> Note:
+    """What launching a scalar step without graphs takes, and what of it the GPU does not wait for."""
+    launches = num_launches(lines, t.engine)
+    busy = sum((line.total_s for line in lines), start=0.0)
+    if not (t.settings.eager and np.ndim(launches) == np.ndim(busy) == 0):
+        return NO_NOTE
+    taken, work = launches * t.engine.host.launch_s, f"{format_seconds(busy)} of the GPU's work"
+    hidden = f"hidden behind {work}" if taken <= busy else f"longer than {work}"
+    late = sum((line.item.count * line.launch_s for line in lines), start=0.0)
+    waits = f"; collectives that are launched from Python start {format_seconds(late)} later" if late else ""
+    return Note("launches", f"{launches:,.0f} launches without graphs take {format_seconds(taken)}, {hidden}{waits}")
 
 
 def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
@@ -375,4 +390,4 @@ def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
     unmeasured = Source("assumed" if host.host_s else "by definition")
     source = (host.host_label or Source("calibrated")) if host.calibrated else unmeasured
     item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)
-    return Line("host", item, waiting, 0.0, source=source, sigma=host.sigma_host)
+    return Line("host", item, waiting, 0.0, source=source, sigma=host.sigma_host, why=_launch_note(lines, t))

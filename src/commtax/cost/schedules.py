@@ -9,7 +9,7 @@ on: which layers each holds, and how many of their activations a rank keeps, sta
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from commtax.records import dataclass
 from commtax.spec import Number, Plan
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 
 Op = tuple[str, int, int]
 Path = list[tuple[int, int]]
@@ -357,6 +357,22 @@ def virtual_layers(num_layers: int, pp: int, chunks: int) -> Layout:
 def most_chunks(num_layers: int, pp: Number) -> Number:
     """Chunks a rank at most: every virtual stage has a layer, but for the first and the last, which have embedding and head."""
     return (num_layers + 1 + (np.asarray(pp) > 2)) // pp  # of two ranks only the last can go without
+
+
+def usual_chunks(plan: Plan, num_layers: int) -> int:
+    """Chunks a rank: those of the plan, or where it interleaves without saying how, the fewest that share the layers evenly."""
+    stages = int(np.max(plan.pp))
+    if plan.schedule != "interleaved" or plan.chunks != 1 or stages == 1:
+        return plan.chunks
+    return next((n for n in range(2, num_layers // stages + 1) if num_layers % (stages * n) == 0), 2)
+
+
+def chosen_chunks(num_layers: int, plan: Plan, said: int) -> Iterator[Note]:
+    """That the number of chunks was not the user's."""
+    if plan.chunks != said:
+        even = "the fewest that share" if num_layers % (int(plan.pp) * plan.chunks) == 0 else "the fewest there are; none shares"
+        why = f"{even} {num_layers} layers evenly over {int(plan.pp)} stages"
+        yield Note("chunks", f"{plan.chunks} chunks a rank chosen for the interleaved schedule: {why} (--chunks)")
 
 
 def fill_factor(num_layers: int, pp: Number, chunks: int) -> Number:

@@ -33,6 +33,12 @@ class Load:
     num_prompts: Number = np.inf  # requests of the whole benchmark; inf: the steady state
     spread: Number = SPREAD  # lengths vary by this share of their mean to either side
     state_tokens: Number = 0.0  # tokens whose room in the cache the states of a request take
+    cached: Number = 0.0  # tokens of a prompt that are found in the cache
+
+    @property
+    def computed(self) -> Number:
+        """Tokens of a prompt that are not: the last at least, which makes the first token."""
+        return np.maximum(1.0, self.input_len - self.cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +150,8 @@ def prompt_tokens(load: Load, seqs: Number, room: Number, engine: Engine, stages
 
     The mean over such steps, so the number of prompts need not be whole: what one prompt leaves of a step goes to the next.
     """
-    wanted = (1 + _arrivals_per_decision(load, seqs, stages, engine)) * load.input_len
-    return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.input_len, room))
+    wanted = (1 + _arrivals_per_decision(load, seqs, stages, engine)) * load.computed
+    return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.computed, room))
 
 
 def decoding_seqs(load: Load, seqs: Number, budget: Number, stages: Number, engine: Engine) -> Number:
@@ -155,7 +161,7 @@ def decoding_seqs(load: Load, seqs: Number, budget: Number, stages: Number, engi
     """
     if engine.serves.prefill_first:
         return seqs
-    room = budget / load.input_len if engine.serves.chunked else np.maximum(1.0, budget / load.input_len)
+    room = budget / load.computed if engine.serves.chunked else np.maximum(1.0, budget / load.computed)
     return np.where(load.output_len > 1, np.minimum(seqs, 1 + _life(load) * room * stages), 1.0)
 
 
@@ -174,13 +180,13 @@ def prompts_ahead(load: Load, seqs: Number, room: Number, engine: Engine, stages
     others = seqs - 1
     dense, each = (
         _arrivals_per_decision(load, seqs, stages, engine),
-        prompt_tokens(load, seqs, room, engine, stages) / load.input_len,
+        prompt_tokens(load, seqs, room, engine, stages) / load.computed,
     )
     steady = np.minimum(others, 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
     if engine.serves.prefill_first:
         crowd = np.maximum(others / 2 * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
         steady = np.minimum(others, np.maximum(crowd, each - 1))
-    most = np.clip(room / load.input_len, 1, seqs)
+    most = np.clip(room / load.computed, 1, seqs)
     burst = np.minimum(others, (others + most - 1) / 2)
     share = np.minimum(1.0, seqs / load.num_prompts)
     return steady + share * np.maximum(0.0, burst - steady)

@@ -75,6 +75,25 @@ class Surface:
 
     def mixing(self, seqs: int, cached: float, tokens: int, prompts: int, attention_s: float) -> float:
         """Seconds of a step of decodes beside prompt tokens whose attention takes ``attention_s``."""
+        return max(self._mixing(seqs, cached, tokens, prompts, attention_s), self.mixed_launch_s)
+
+    def prompting(self, seqs: int, cached: float, new: int, past: int) -> tuple[float, float, float]:
+        """The same as ``decoding`` tells, of steps that each compute the next ``new`` tokens of one prompt beside decodes."""
+        across, (at, part) = _between(self.new, new), _between(self.past, past)
+        before, after = (_at(self.prompt, across, (at, end)) for end in (0.0, 1.0))
+        more = (after - before) * new / (self.past[at + 1] - self.past[at])
+        holds = (1 - part) * (self.past[at + 1] - self.past[at]) / new if at + 2 < len(self.past) else inf
+        if seqs:
+            _, slope = self._pieces.get(seqs) or self._piece(seqs)
+            node = min(bisect_right(self.contexts, cached / seqs), len(self.contexts) - 1) - 1
+            more += slope[node]
+            holds = min(holds, self.contexts[node + 1] - cached / seqs if node + 2 < len(self.contexts) else inf)
+        seconds = self._mixing(seqs, cached, new, 1, self.prompts_s([(0, new, past)]))
+        if seconds < self.mixed_launch_s:
+            return self.mixed_launch_s, 0.0, min(holds, (self.mixed_launch_s - seconds) / more if more > 0 else inf)
+        return seconds, more, holds
+
+    def _mixing(self, seqs: int, cached: float, tokens: int, prompts: int, attention_s: float) -> float:
         seconds = self._rest(seqs + tokens, seqs + prompts) + self.prompt_fixed_s + attention_s + self.sample_s * (seqs + prompts)
         if not seqs and prompts > 1:  # more rows need logits, but no kernels of decodes run as in tables of more samples than one
             seconds += self._rest(tokens, 1) - self._rest(tokens, 2)
@@ -83,7 +102,7 @@ class Surface:
             mean = cached / seqs
             at = min(bisect_right(self.contexts, mean), len(self.contexts) - 1) - 1
             seconds += start[at] + slope[at] * (mean - self.contexts[at])
-        return max(seconds, self.mixed_launch_s)
+        return seconds
 
     def prompts_s(self, chunks: Sequence[tuple[int, int, int]]) -> float:
         """Attention of a step's prompts: (request, new tokens, tokens cached before them) of each.

@@ -30,7 +30,7 @@ from commtax.measure.arch import Arch, described
 from commtax.measure.collectives import OPS, alpha_beta
 from commtax.measure.comm import Group, Wire, check_impl, wire
 from commtax.measure.engine import Engine
-from commtax.measure.generate import Run, Turn, generate, prompts
+from commtax.measure.generate import Run, Turn, generate, prompts, quiet
 from commtax.measure.job import DTYPES
 from commtax.measure.weights import Random, load
 from commtax.measure.worker import Place, gather, report
@@ -128,24 +128,24 @@ def measure_box(where: Place, work: Work) -> list[Seen]:
 
 
 def _stream(dtype: Any, nbytes: int) -> float:
-    """Bytes a second of a matrix that no cache holds, read by a product with one row (as decode does)."""
+    """Bytes a second on the core of a matrix that no cache holds, read by a product with one row (as decode does)."""
     inner = 4096
     rows = nbytes // (inner * dtype.itemsize)
     matrix, row = torch.ones(rows, inner, dtype=dtype), torch.ones(1, inner, dtype=dtype)
     F.linear(row, matrix)
     dist.barrier()
-    start = time.perf_counter()
+    start = time.thread_time()
     F.linear(row, matrix)
-    return float(matrix.nbytes / (time.perf_counter() - start))
+    return float(matrix.nbytes / (time.thread_time() - start))
 
 
 def _gemm_rate(dtype: Any, size: int = 1024) -> float:
-    """FLOP a second of a square product, the best of several."""
+    """FLOP a second on the core of a square product, the best of several."""
     a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
-    marks = [time.perf_counter()]
+    marks = [time.thread_time()]
     for _ in range(6):
         torch.mm(a, b)
-        marks.append(time.perf_counter())
+        marks.append(time.thread_time())
     return 2 * size**3 / min(last - first for first, last in pairwise(marks))
 
 
@@ -200,7 +200,9 @@ def profile(seen: Sequence[Seen], dtype: str, name: str) -> Document:
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / ranks,
         },
         "kernels": {"tables": kernels},
-        "libraries": [{"name": impl, "paths": _paths(seen, impl)} for impl in impls],
+        "libraries": [
+            {"name": impl, "paths": _paths(seen, impl)} for impl in reversed(impls)
+        ],  # the fastest, which ranks take, first
         "host_s": 0.0,
         "sources": {
             "memory_Bps": f"a matrix of {STREAM_BYTES >> 20} MiB times one row; {how}",
@@ -226,11 +228,6 @@ def _points(seen: Sequence[Seen], dtype: str) -> dict[str, list[Point]]:
                 if times and np.all(np.asarray(kernel.count) > 0):
                     points.setdefault(kernel.form, []).append((kernel, quiet(times) / float(kernel.count)))
     return points
-
-
-def quiet(times: list[float]) -> float:
-    """The lower quartile: what the machine takes when others leave it alone, without trusting one lucky run."""
-    return sorted(times)[len(times) // 4]
 
 
 def _fit_gemm(points: list[Point], memory_Bps: float, peak: float) -> dict[str, float]:

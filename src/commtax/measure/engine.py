@@ -22,6 +22,7 @@ from commtax.measure.weights import Layer, Weights
 from commtax.statement import Refusal
 
 SENDING = ""  # the line of what passes inside a collective: the group's ledger holds it
+OFF_CORE = "waiting for a core"  # the line of what others took from this thread while it had something to compute
 
 
 def rotated(both: Any, cos: Any, sin: Any) -> Any:
@@ -124,16 +125,19 @@ class Engine:
 
     def watch(self, lines: dict[str, float] | None) -> None:
         """Charge the seconds of each line of the bill to ``lines`` from now on, or stop. On CPU ranks only."""
-        self._lines, self._lapped_s = lines, time.perf_counter()
+        self._lines, self._lapped_s, self._ran_s = lines, time.perf_counter(), time.thread_time()
 
     def _lap(self, line: str) -> None:
-        """Charge the time since the last lap; when nobody looks, nothing is timed."""
-        if self._lines is None:
+        """Charge the time on the core since the last lap, and the time off it apart; nothing is timed when nobody looks."""
+        lines = self._lines
+        if lines is None:
             return
-        now = time.perf_counter()
+        now, ran = time.perf_counter(), time.thread_time()
         if line != SENDING:
-            self._lines[line] = self._lines.get(line, 0.0) + now - self._lapped_s
-        self._lapped_s = now
+            on_core = min(ran - self._ran_s, now - self._lapped_s)
+            lines[line] = lines.get(line, 0.0) + on_core
+            lines[OFF_CORE] = lines.get(OFF_CORE, 0.0) + now - self._lapped_s - on_core
+        self._lapped_s, self._ran_s = now, ran
 
     @torch.inference_mode()
     def prefill(self, tokens: Any) -> Any:

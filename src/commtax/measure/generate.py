@@ -33,7 +33,9 @@ class Run:
     order: list[Sent] = field(default_factory=list)  # what a decode step sends, one after the other …
     comm_s: list[list[float]] = field(default_factory=list)  # … and of each step the seconds inside each
     prefill_lines: dict[str, float] = field(default_factory=dict)
-    decode_lines: list[dict[str, float]] = field(default_factory=list)  # of each decode step
+    decode_lines: list[dict[str, float]] = field(
+        default_factory=list
+    )  # of each decode step, time off the core in a line of its own
 
     def line_medians(self) -> dict[str, float]:
         """Each line's seconds in the median decode step."""
@@ -201,3 +203,8 @@ class Turn:
 def turns(parts: Sequence[Part]) -> list[Turn]:
     """The runs of all ranks, turn by turn."""
     return [Turn(runs) for runs in zip(*(part.runs for part in parts), strict=True)]
+
+
+def quiet(times: list[float]) -> float:
+    """The lower quartile: what the machine takes when others leave it alone, without trusting one lucky run."""
+    return sorted(times)[len(times) // 4]

@@ -5,7 +5,8 @@ stopped does so after ``lost_s``. Nothing is left behind: ranks and the run's fo
 fails or is interrupted; its ranks take the folder along when it is killed, and the next start does when all were killed at once.
 
 A run's folder holds a file that its launcher has locked: whose lock can be had is nobody's any more, in whichever container or on
-whichever host its process was. Names in shared memory last for moments, until all ranks have them open; an old one is nobody's.
+whichever host its process was. Names in shared memory last for moments, until all ranks have them open, and say whose they are:
+those of a process that is gone, and old ones, are nobody's.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ OWNER = "owner.lock"
 OLD_S = 3600.0
 RUN, MAPPED, SEMAPHORE = "commtax-run-", "commtax-map-", "commtax-sem-"
 _FOLDER = re.compile(rf"{RUN}[a-z0-9_]{{8}}")
-_NAME = re.compile(rf"(?:{MAPPED}[a-z0-9_]{{8}}|sem\.{SEMAPHORE}[0-9a-f]{{8}}-\d+)")
+_NAME = re.compile(
+    rf"(?:{MAPPED}|sem\.{SEMAPHORE})(?:([0-9a-f]{{1,8}})-([0-9a-f]{{1,16}})-)?(?:[a-z0-9_]{{8}}|[0-9a-f]{{6,8}}-\d+)"
+)
 Progress = Callable[[Any], None]
 _NOISE = re.compile(r"\[[WIE]\d+ |.*Warning: ")  # torch's log lines are not part of a traceback
 
@@ -88,6 +91,7 @@ def run(
             raise
         finally:
             end(processes, GRACE_S, ended)
+            sweep_names(SHARED)  # of ranks that were killed while they had some
         return take(folder / RESULT)
 
 
@@ -105,14 +109,42 @@ def run_folder() -> Iterator[Path]:
 
 
 def sweep(folders: Path, names: Path) -> None:
-    """Remove what runs of this user left behind: folders that nobody holds, old names in shared memory."""
+    """Remove what runs of this user left behind: folders that nobody holds, names in shared memory whose process is gone."""
     for left in _ours(folders, _FOLDER):
         if left.is_dir() and _unowned(left / OWNER):
             shutil.rmtree(left, ignore_errors=True)
-    for left in _ours(names, _NAME):
+    sweep_names(names)
+
+
+def sweep_names(place: Path) -> None:
+    for left in _ours(place, _NAME):
         with suppress(OSError):
-            if left.is_file() and time.time() - left.stat().st_mtime > OLD_S:
+            if left.is_file() and (time.time() - left.stat().st_mtime > OLD_S or _orphaned(left.name)):
                 left.unlink()
+
+
+def owner() -> str:
+    """Whose a name in shared memory is: this process, among those that one container sees."""
+    return f"{os.getpid():x}-{_pid_space():x}"
+
+
+def _pid_space() -> int:
+    with suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino
+    return 0
+
+
+def _orphaned(name: str) -> bool:
+    """Whether the process that made it is gone; of another container's nobody here can tell."""
+    said = _NAME.fullmatch(name)
+    pid, space = said.groups(default="") if said else ("", "")
+    if not pid or int(space, 16) != _pid_space():
+        return False
+    try:
+        os.kill(int(pid, 16), 0)
+    except (OSError, OverflowError) as error:
+        return isinstance(error, ProcessLookupError)
+    return False
 
 
 def _ours(place: Path, named: re.Pattern[str]) -> list[Path]:

@@ -3,21 +3,24 @@
 Facts are read once and are plain data; choices are pure functions of them, so that any machine's can be tested on any other.
 """
 
+import math
 import os
 import platform
 import secrets
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from commtax import catalog
-from commtax.measure.launch import SEMAPHORE
+from commtax.measure.launch import SEMAPHORE, owner
 
 CPU_CARRIERS = ("gloo", "shm")
 CPUINFO = Path("/proc/cpuinfo")
+MEMINFO, CGROUPS, OWN_CGROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 BF16 = {"avx512_bf16", "amx_bf16", "bf16", "FEAT_BF16"}
 """Instructions that multiply bf16: x86-64's two, ARM's on Linux, and Apple's name for it."""
 
@@ -57,6 +60,47 @@ def share(ranks: int) -> int:
 def shared_cores(share: int) -> str:
     """What CPU ranks run on, in words."""
     return f"{os.cpu_count()} CPU cores, {share} a rank"
+
+
+def free_bytes() -> float:
+    """Memory that this process may still take: what the system can give, and no more than its cgroups leave."""
+    available = (
+        meminfo_available(MEMINFO.read_text()) if MEMINFO.exists() else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    )
+    return min(available, cgroups_leave(OWN_CGROUPS.read_text(), CGROUPS) if OWN_CGROUPS.exists() else math.inf)
+
+
+def meminfo_available(text: str) -> float:
+    """``/proc/meminfo``: what new programs can have without swapping.
+
+    >>> meminfo_available("MemTotal: 16 kB\\nMemAvailable: 8 kB\\n")
+    8192.0
+    """
+    rows = (line.split() for line in text.splitlines())
+    return next(float(row[1]) * 1024 for row in rows if row and row[0] == "MemAvailable:")
+
+
+def cgroups_leave(own: str, root: Path) -> float:
+    """Bytes below the lowest limit of this process's cgroups, of version 1 or 2; infinite where none has one.
+
+    A container sees its own group at the root, under another path than ``/proc/self/cgroup`` names.
+    """
+    rows = [line.split(":", 2) for line in own.splitlines() if line.count(":") >= 2]
+    homes = [(root / ("" if not kinds else "memory"), path) for _, kinds, path in rows if not kinds or "memory" in kinds.split(",")]
+    folders = [
+        home / "/".join(parts[:n]) for home, path in homes for parts in [path.strip("/").split("/")] for n in range(len(parts) + 1)
+    ]
+    return min((_cgroup_leaves(folder) for folder in dict.fromkeys(folders)), default=math.inf)
+
+
+def _cgroup_leaves(folder: Path) -> float:
+    """A group's limit less what it uses; cached files that can go at once are not used."""
+    for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        with suppress(OSError, ValueError):
+            most, used = float((folder / limit).read_text()), float((folder / usage).read_text())  # without one: "max"
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            return max(0.0, most - used + float(stat.get("total_inactive_file", stat.get("inactive_file", 0))))
+    return math.inf
 
 
 def keep_to(chosen: Sequence[int]) -> None:
@@ -119,7 +163,7 @@ def semaphores_missing() -> str:
     try:
         from _multiprocessing import SemLock, sem_unlink
 
-        name = f"/{SEMAPHORE}{secrets.token_hex(4)}-0"
+        name = f"/{SEMAPHORE}{owner()}-{secrets.token_hex(3)}-0"
         SemLock(1, 0, 1, name, False)
         sem_unlink(name)
     except (ImportError, OSError, ValueError) as error:

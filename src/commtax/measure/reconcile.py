@@ -1,7 +1,7 @@
 """What was measured beside what was predicted: weights, KV, collectives, and the bill line by line."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from statistics import median
@@ -13,7 +13,8 @@ from commtax.cost.tensors import held
 from commtax.files import Document
 from commtax.measure import machine
 from commtax.measure.comm import Sent
-from commtax.measure.generate import Measured, Part, Run, Turn, turns
+from commtax.measure.engine import OFF_CORE
+from commtax.measure.generate import Measured, Part, Run, Turn, quiet, turns
 from commtax.measure.job import Job
 from commtax.question import Question, workload
 from commtax.verbs.billing import StepBill, price, sent, with_link
@@ -24,7 +25,9 @@ UNCALIBRATED = (
 )
 Line = tuple[str, str]  # a line of the bill: its kind and what it is
 COMM, COMPUTE = "comm", "compute"
-WAITING: Line = ("wait", "waiting for the slowest rank")
+WAIT = "wait"
+FOR_OTHERS: Line = (WAIT, "waiting for other ranks")
+FOR_A_CORE: Line = (WAIT, OFF_CORE)
 
 
 def document(job: Job, seen: Measured) -> Document:
@@ -50,12 +53,12 @@ def document(job: Job, seen: Measured) -> Document:
         "weights": _weights(seen.ranks, rank_bytes, whole_bytes),
         "collectives": _collectives(job, asked, seen.ranks),
         **(asdict(seen.logits) if seen.logits else {"max_logit_diff": None, "logits_equal": None}),
-        "tp": {**_times(all_turns), **_wire(all_turns)},
+        "tp": {**_times(all_turns, _measured_lines(all_turns, job.slow)), **_wire(all_turns)},
     }
     if seen.tp1:
         each = median(median(run.decode_s) for part in seen.ranks for run in part.replicas)  # with batches of their own
         replicas = {"replicas": job.tp, "ms_per_token": each * 1e3, "tokens_per_s": job.tp * job.batch / each}
-        answer |= {"tp1": _times(seen.tp1), "replicas": replicas}
+        answer |= {"tp1": _times(seen.tp1, _measured_lines([Turn((run,)) for run in seen.tp1])), "replicas": replicas}
     elif job.tp == 1:
         answer["tp1"] = answer["tp"]
     return answer | _bill(job, asked, answer, all_turns)
@@ -108,11 +111,14 @@ def _rows(counted: dict[str, Counter[Sent]]) -> list[Document]:
     return [{"phase": phase, **asdict(one), "count": n} for phase, of_phase in counted.items() for one, n in of_phase.items()]
 
 
-def _times(runs: Iterable[Run | Turn]) -> Document:
-    """The median step of each run; over runs their median, least and largest."""
+def _times(runs: Iterable[Run | Turn], lines: Mapping[Line, float]) -> Document:
+    """The median step of each run; over runs their median, least and largest. What is no line's is waiting, which no price
+    holds: for a core that others have, and for ranks that wait so."""
     prefill, decode = zip(*((run.prefill_s, median(run.decode_s)) for run in runs), strict=True)
-    spread = [min(decode) * 1e3, max(decode) * 1e3]
-    return {"ms_per_token": median(decode) * 1e3, "spread_ms": spread, "prefill_ms": median(prefill) * 1e3}
+    spread, step_s = [min(decode) * 1e3, max(decode) * 1e3], median(decode)
+    own_s = min(step_s, sum(s for (kind, _), s in lines.items() if kind != WAIT)) if lines else step_s
+    waiting = {"own_ms": own_s * 1e3, "waiting_ms": (step_s - own_s) * 1e3}
+    return {"ms_per_token": step_s * 1e3, **waiting, "spread_ms": spread, "prefill_ms": median(prefill) * 1e3}
 
 
 def _wire(all_turns: Sequence[Turn]) -> Document:
@@ -146,19 +152,25 @@ def _bill(job: Job, asked: Question, answer: Document, all_turns: Sequence[Turn]
     """The predicted decode step beside the measured one, and the totals of TP=1 and TP=N; where nothing is known of this
     machine the measured lines stand alone."""
     priced = predicted_step(job, asked, job.tp)
-    measured = _measured_lines(all_turns)
+    measured = _measured_lines(all_turns, job.slow)
+    if measured:  # so that lines and waiting are the step
+        core_s, waiting_s = measured.pop(FOR_A_CORE, 0.0), answer["tp"]["waiting_ms"] * 1e-3
+        core_s = min(core_s, waiting_s) if job.tp > 1 else waiting_s
+        measured |= {FOR_A_CORE: core_s} | ({FOR_OTHERS: waiting_s - core_s} if job.tp > 1 else {})
     rows = []
     for line in (line for line in priced.items if line.kind != "host" or float(line.total_s)):
         seconds = measured.pop((COMM if line.kind == COMM else COMPUTE, line.item.what), None)
         rows.append(_row(line.kind, line.item.what, float(line.total_s) if job.priced else None, seconds))
-    rows += [{**_row(*line, None, seconds), "kind": "unpriced"} for line, seconds in measured.items()]
+    rows += [
+        {**_row(*line, None, seconds), "kind": line[0] if line[0] == WAIT else "unpriced"} for line, seconds in measured.items()
+    ]
     here = machine.facts()
     said = [machine.carrier_note(here), machine.bf16_note(here, job.dtype)] if job.device == "cpu" else []
     predicted = {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3}
     if "tp1" in answer:
         predicted["tp1_ms"] = float(predicted_step(job, asked, 1).step_s) * 1e3
     return {
-        "weight_read": _weight_read(job, asked, answer["tp"]["ms_per_token"]),
+        "weight_read": _weight_read(job, asked, answer["tp"]["own_ms"]),
         "bill": rows,
         "predicted": predicted if job.priced else None,
         "notes": [*filter(None, said), *([] if job.priced else [UNCALIBRATED])],
@@ -170,18 +182,20 @@ def _row(kind: str, what: str, predicted_s: float | None, measured_s: float | No
     return {"item": item, "kind": kind, "predicted_s": predicted_s, "measured_s": measured_s}
 
 
-def _measured_lines(all_turns: Sequence[Turn]) -> dict[Line, float]:
-    """Each line's seconds a step, median over turns: of computing the slowest rank's, of collectives the wire alone."""
+def _measured_lines(all_turns: Sequence[Turn], slow: tuple[int, float] = (-1, 1.0)) -> dict[Line, float]:
+    """Each line's seconds a step, median over turns: of computing the slowest rank's on its core, of collectives the wire alone,
+    when others leave the machine alone.
+
+    A rank that is slow on purpose toils between its lines: they are stretched here as its computing is there.
+    """
     lines: dict[Line, list[float]] = {}
     for turn in all_turns:
         ranks = [run.line_medians() for run in turn.runs]
         for name in ranks[0]:
-            lines.setdefault((COMPUTE, name), []).append(max(rank.get(name, 0.0) for rank in ranks))
+            own = [rank.get(name, 0.0) * (slow[1] if index == slow[0] else 1.0) for index, rank in enumerate(ranks)]
+            lines.setdefault(FOR_A_CORE if name == OFF_CORE else (COMPUTE, name), []).append(max(own))
         for what, seconds in by_collective([turn]).items() if turn.inside_s.size else ():
-            lines.setdefault((COMM, what), []).append(median(seconds) * len(seconds) / len(turn.wire_s))
-        if lines and turn.inside_s.size:
-            skew = turn.inside_s.sum(axis=2).min(axis=0) - turn.wire_s.sum(axis=1)  # of the least delayed rank, beyond the wire
-            lines.setdefault(WAITING, []).append(float(median(skew)))
+            lines.setdefault((COMM, what), []).append(quiet(seconds) * len(seconds) / len(turn.wire_s))
     return {line: median(values) for line, values in lines.items()}
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commtax.measure.launch import MAPPED, SEMAPHORE
+from commtax.measure.launch import MAPPED, SEMAPHORE, owner
 from commtax.measure.worker import gather
 from commtax.statement import Refusal
 
@@ -97,7 +97,7 @@ def _await(semaphore: SemLock, other: int) -> None:
 
 def _semaphores(rank: int, size: int) -> tuple[list[SemLock], list[tuple[int, SemLock]]]:
     """What this rank posts to each other, and what it waits on with whose it is. Names go once everyone has them open."""
-    token = secrets.token_hex(4)
+    token = f"{owner()}-{secrets.token_hex(3)}"  # macOS takes names of 30 characters
     names = [f"/{SEMAPHORE}{token}-{other}" for other in range(size)]
     others = [other for other in range(size) if other != rank]
     posts = [SemLock(COUNTING, 0, MOST, names[other], False) for other in others]
@@ -116,7 +116,7 @@ def _mapped(rank: int, nbytes: int) -> mmap.mmap:
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
     named: list[Any] = [None]
     if rank == 0:
-        handle, name = tempfile.mkstemp(prefix=MAPPED, dir=folder)
+        handle, name = tempfile.mkstemp(prefix=f"{MAPPED}{owner()}-", dir=folder)
         os.ftruncate(handle, nbytes)
         named = [(name, platform.node())]
     dist.broadcast_object_list(named, src=0)

@@ -11,7 +11,7 @@ import numpy as np
 from commtax.planner import serving, training
 from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, order, worth
 from commtax.planner.copies import Roomy, figures, most_each
-from commtax.planner.money import priced
+from commtax.planner.money import Prices, priced
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Space
@@ -83,11 +83,17 @@ def plan_training(
     dtype: str = "",
     profile: str | Profile | None = None,
     margin: float | str | None = None,
+    train_tokens: float = 1e12,
+    usd_per_gpu_hour: Prices = None,
 ) -> TrainPlans:
-    """Price all sizes and microbatches for each ZeRO stage, recomputation and schedule. ``margin`` as in ``plan``."""
+    """Price all sizes and microbatches for each ZeRO stage, recomputation and schedule. ``margin`` as in ``plan``.
+
+    Days and dollars are those of ``train_tokens``.
+    """
     names = {"engine": engine, "dtype": dtype, "profile": profile, "phase": "train", "sequence_parallel": True}
     put = unsettled(model, cluster, {**names, "context": seq})
-    return best_training(put.but(global_batch=global_batch, margin=margin_of(margin)))
+    goal = put.but(global_batch=global_batch, margin=margin_of(margin), train_tokens=float(train_tokens))
+    return best_training(priced([goal], usd_per_gpu_hour)[0])
 
 
 def best_training(put: Question) -> TrainPlans:

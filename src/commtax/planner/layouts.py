@@ -13,7 +13,7 @@ import numpy as np
 
 from commtax.arrays import different
 from commtax.cost.serving import Load
-from commtax.planner.columns import Array, Rejected, sizes_of
+from commtax.planner.columns import Array, Rejected, ground, sizes_of
 from commtax.planner.copies import at_once, simulated, sizes
 from commtax.planner.exchanges import exchanges
 from commtax.planner.reasons import in_type
@@ -147,7 +147,7 @@ def limit_name(name: str) -> str:
 
 def _held(one: Question, plans: Space) -> Array:
     """Requests that a copy (a rank of attention data parallelism) runs at once."""
-    return np.clip(at_once(one, plans), 1, step_limits(one)[1]).astype(int)
+    return np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int)
 
 
 def _shared(one: Question, plans: Space) -> Iterator[Layout]:
@@ -202,7 +202,8 @@ def _moved_s(copy: Question) -> float:
 
 
 def _load(one: Question) -> Load:
-    return Load(1.0, float(one.requests.input_len), float(one.requests.output_len), spread=one.requests.spread)
+    tokens, hit = float(one.requests.input_len), one.offered.prefix_hit_rate
+    return Load(1.0, tokens, float(one.requests.output_len), spread=one.requests.spread, cached=hit * tokens)
 
 
 def _decoded_per_s(one: Question, tp: int, kv_tokens: float) -> float:

@@ -85,6 +85,21 @@ def of_plan(q: Question, gpus: int, output_tokens_per_s: float, prompting: int =
     return Money(gpus, mean, tokens, tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """What a run of so many tokens takes: days of steps without a pause, and dollars of its GPUs, None where no price is known."""
+
+    days: float
+    usd_per_gpu_hour: float
+    usd: float | None
+
+
+def of_run(q: Question, gpus: int, tokens_per_s: float) -> TrainingRun:
+    """The goal's tokens at a pace."""
+    hours = q.goal.train_tokens / tokens_per_s / 3600
+    return TrainingRun(hours / 24, q.goal.usd_per_gpu_hour, gpus * q.goal.usd_per_gpu_hour * hours or None)
+
+
 def check(goal: Goal) -> None:
     """Prices and what they are spread over."""
     for price in (goal.usd_per_gpu_hour, goal.prefill_usd_per_gpu_hour):

@@ -30,10 +30,11 @@ MOST_ROWS = 16_000_000  # about two gigabytes when all is told
 MOST_NAMES = 512 * MiB
 WRONG = (TypeError, AttributeError, KeyError, IndexError, ValueError, OverflowError, RecursionError)
 """What an event of the wrong form ends in."""
-_ROLE, _TRAINS = 15, 16  # of a host's event, and that it runs in training alone
+_ROLE, _TRAINS, _GRADIENT = 15, 16, 32  # of a host's event, that it runs in training alone, and that it accumulates a gradient
 _OF_COLLECTIVES = ("Collective name", "In msg nelems", "Group size")
 _CATEGORIES: Mapping[str, Any] = TABLE["categories"]
-COPY_KERNELS, _LAUNCH_ENDS = tuple(_CATEGORIES["copy_kernels"]), tuple(_CATEGORIES["launch_ends"])
+COPY_KERNELS, WAIT_KERNELS, _LAUNCH_ENDS = (tuple(_CATEGORIES[of]) for of in ("copy_kernels", "wait_kernels", "launch_ends"))
+WAITING_CALLS: tuple[str, ...] = tuple(_CATEGORIES["waiting_calls"])
 _KINDS = {"kernel": KERNEL, "copy": COPY, "launch": LAUNCH, "annotation": ANNOTATION, "operator": OPERATOR}
 
 
@@ -135,7 +136,7 @@ class Columns:
         self.host = Rows(start="q", end="q", name="i", thread="i", role="b", facts="i")
         self.work = Rows(start="q", end="q", name="i", thread="i")
         self.trained = Rows(start="q")
-        self.complete = self.wrong = 0
+        self.complete = self.wrong = self.gradients = 0
         self.on_device = False
         self.origin_ns: int | None = None
         self._roles = {ANNOTATION: _Roles(False), OPERATOR: _Roles(True)}
@@ -209,6 +210,7 @@ class Columns:
         collective = np.flatnonzero(roles & _ROLE < WORK).tolist()
         facts = [told(names[i], args[i]) for i in collective]
         self.trained.extend(starts[roles >= _TRAINS])
+        self.gradients += int(np.count_nonzero(roles & _GRADIENT))
         kept = [*collective, *np.flatnonzero(roles & _ROLE == STEP).tolist()]
         facts += [0] * (len(kept) - len(facts))
         picked = [[numbers[i] for i in kept], [threads[i] for i in kept], (roles[kept] & _ROLE).tolist() if kept else []]
@@ -245,8 +247,8 @@ def correlation_of(told: Any) -> int:
 
 
 def _role(name: str, is_op: bool) -> int:
-    """What a host's event is by its name; 16 more where it runs in training alone."""
-    trains = _TRAINS if trace.trains(name) else 0
+    """What a host's event is by its name; 16 more where it runs in training alone, and 32 where it accumulates a gradient."""
+    trains = (_TRAINS if trace.trains(name) else 0) + (_GRADIENT if trace.accumulates(name) else 0)
     if is_call(name):
         return CALL + trains
     if not is_op:

@@ -46,7 +46,7 @@ def merged(start_s: Column, end_s: Column) -> Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """What one rank's device did: under compute, under compute or communication, and under anything."""
+    """What one rank's device did: under compute, under compute or communication, and under anything but waiting."""
 
     compute: Coverage
     comm: Coverage
@@ -55,10 +55,10 @@ class Covered:
 
 
 def covered(timeline: Timeline) -> Covered:
-    """All four of a timeline with the kinds compute, comm and copy."""
+    """All four of a timeline with the kinds compute, comm and copy; a stream that waits for another is not busy."""
 
     def of(*kinds: str) -> Coverage:
         mask = np.isin(timeline.kind, [timeline.kinds.index(k) for k in kinds if k in timeline.kinds])
         return merged(timeline.start_s[mask], timeline.end_s[mask])
 
-    return Covered(of("compute"), of("comm"), of("compute", "comm"), merged(timeline.start_s, timeline.end_s))
+    return Covered(of("compute"), of("comm"), of("compute", "comm"), of("compute", "comm", "copy"))

@@ -119,6 +119,7 @@ def _trace(head: Json, columns: Columns, name: str, partial: str) -> Trace:
         host=_host(head, name),
         partial=partial,
         replayed=float(run.graph.mean()) if len(run.graph) else 0.0,
+        gradients=columns.gradients,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from commtax.readers import trace
 from commtax.readers.collective_names import UNNAMED, algorithm_of, call_op, kernel_op, shared_memory_op
-from commtax.readers.columns import CALL, COPY_KERNELS, OWN, RECORD, SHARED, STEP, TORCH_CALL, Columns
+from commtax.readers.columns import CALL, COPY_KERNELS, OWN, RECORD, SHARED, STEP, TORCH_CALL, WAIT_KERNELS, WAITING_CALLS, Columns
 from commtax.readers.kineto_facts import Facts
 from commtax.readers.trace import Collective, Span, Step
 from commtax.timeline import Column, Timeline, merged, pairs
@@ -23,7 +23,7 @@ Groups = Mapping[str, tuple[int, ...]]
 """Ranks of the process groups, by name."""
 _LOOKED_AT = 8  # calls before a launch that may be around it
 _HOSTED = ("gloo:", "mpi:")  # libraries whose collectives are no kernels
-_COMPUTE, _COMM, _COPY = (trace.KINDS.index(kind) for kind in ("compute", "comm", "copy"))
+_COMPUTE, _COMM, _COPY, _WAIT = (trace.KINDS.index(kind) for kind in ("compute", "comm", "copy", "wait"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class Run:
             for rows in (columns.device, columns.launches, columns.host, columns.work, columns.trained)
         )
         self.trained = trained["start"]
+        waits = columns.names.mapped(lambda name: name.lower().startswith(WAIT_KERNELS), bool)
+        self.device["waits"] = waits[self.device["name"]]
         if len(self.device["start"]):
             copies = columns.names.mapped(lambda name: name.startswith(COPY_KERNELS), bool)
             self.device["copies"] = self.device["copies"].astype(bool) | copies[self.device["name"]]
@@ -99,6 +101,11 @@ class Run:
         found[linked] = self.launches["start"][self.launch[linked]]
         return found
 
+    @cached_property
+    def _worked(self) -> Column:
+        """Rows of the device whose launch is known and that do more than wait."""
+        return np.flatnonzero((self.launch >= 0) & ~self.device["waits"])
+
     def of(self, *roles: int) -> Column:
         """Which of the host's events have one of these roles, in the order of the roles."""
         return np.concatenate([np.flatnonzero(self.host["role"] == role) for role in roles])
@@ -132,12 +139,12 @@ class Run:
         spans = zip(*(self.host[key][rows].tolist() for key in ("name", "start", "end")), strict=True)
         named = trace.trained(trace.named_steps([(self.names[n], start, end) for n, start, end in spans]), self.trained)
         if named:
-            return self._on_device(named) if np.any(self.launch >= 0) else named
+            return self._on_device(named) if len(self._worked) else named
         return trace.trained(trace.graph_steps(self._replays()), self.trained)
 
     def _replays(self) -> Iterator[tuple[float, bytes, float, float]]:
         """Of each replayed graph: when it was launched, its kernels as one sign, and when it ran."""
-        rows = np.flatnonzero(self.graph & ~self.device["copies"])
+        rows = np.flatnonzero(self.graph & ~self.device["copies"] & ~self.device["waits"])
         rows = rows[np.argsort(self.launch[rows], kind="stable")]
         for begin, end in pairwise(_edges(self.launch[rows])):
             group = rows[begin:end]
@@ -148,23 +155,46 @@ class Run:
         """When the device ran what belongs together."""
 
         def host_s(begin: float, end: float) -> float:
-            """Its own time in a pause: before its step ends, and not inside a call that waits for the device."""
+            """Its own time in a pause: before its step ends, and not inside a call that waits for the device; or all the time
+            until it launched what follows."""
             until = min(end, host_end_s)
-            return until - begin - self._in_driver([(begin, until)]) if until > begin else 0.0
+            own = until - begin - self._in_driver([(begin, until)]) if until > begin else 0.0
+            return max(own, self._unlaunched(rows, begin, end))
 
         spans = np.stack([self.device["start"][rows], self.device["end"][rows]], axis=1)
         start, end, strays = trace.without_strays(spans, host_s)
         self.strays += strays
         return start, end
 
+    def _unlaunched(self, rows: Column, begin: float, end: float) -> float:
+        """How much of a pause the device had nothing to do, since what ends it was not launched yet.
+
+        A few kernels ahead of all else in a trace tell nothing: the device may still run what came before them.
+        """
+        starts, ends = self.device["start"][rows], self.device["end"][rows]
+        behind = int(np.searchsorted(starts, end))
+        until = min(end, float(self.launched_s[rows[behind]]))
+        ahead = 2 * np.sum((ends - starts)[:behind]) < np.sum(ends - starts)
+        if not until > begin or (ahead and starts[0] <= self.device["start"][0]):
+            return 0.0
+        return until - begin - self._busy([(begin, until)])
+
+    @cached_property
+    def _busy(self) -> Callable[[Sequence[Span]], float]:
+        """How long the device did anything, in given windows."""
+        works = ~self.device["waits"]
+        return trace.measure(merged(self.device["start"][works], self.device["end"][works]))
+
     @cached_property
     def _in_driver(self) -> Callable[[Sequence[Span]], float]:
-        """How long the host was inside calls of the driver, in given windows."""
-        return trace.measure(merged(self.launches["start"], self.launches["end"]))
+        """How long the host was inside calls of the driver that may wait for the device, in given windows."""
+        small = (name.lower() for name in self.names)
+        waits = np.array([any(word in name for word in WAITING_CALLS) for name in small], dtype=bool)[self.launches["name"]]
+        return trace.measure(merged(self.launches["start"][waits], self.launches["end"][waits]))
 
     def _on_device(self, steps: list[Step]) -> list[Step]:
         """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""
-        linked = np.flatnonzero(self.launch >= 0)
+        linked = self._worked
         within = holding([s.host for s in steps], self.launched_s[linked])
         order = np.argsort(within, kind="stable")
         linked, within = linked[order], within[order]
@@ -206,9 +236,10 @@ class Run:
         made = list(self._on_host(holding([s.host for s in steps] if named else ran, host_begins)))
         if self.on_device:
             within = holding(ran, self.device["start"][self.kernels_sent])
-            if named:
+            if named:  # what is launched between two steps is part of the one that it runs in
                 launched = self.launched_s[self.kernels_sent]
-                within = np.where(np.isnan(launched), within, holding([s.host for s in steps], launched))
+                inside = holding([s.host for s in steps], launched)
+                within = np.where((inside < 0) & ~(launched < steps[0].host[0]), within, inside)
             made += self._on_kernels(within)
         return sorted(made, key=lambda c: c.start_s)
 
@@ -263,7 +294,7 @@ class Run:
         kind[: len(comm["start"])] = _COMM
         lanes = [f"{label} thread {self.threads[i]}" for i in used.tolist()]
         if self.on_device:
-            ran = np.where(self.device["copies"], _COPY, _COMPUTE)
+            ran = np.where(self.device["copies"], _COPY, np.where(self.device["waits"], _WAIT, _COMPUTE))
             ran[self.kernels_sent] = _COMM
             kind, lane = np.concatenate([ran, kind]), np.concatenate([self.device["lane"], lane + len(self.lanes)])
             rows = {key: np.concatenate([self.device[key], rows[key]]) for key in ("start", "end", "name")}

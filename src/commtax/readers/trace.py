@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from commtax.readers.coverage import covered
 from commtax.statement import Note
 from commtax.timeline import Column, Timeline
 
-KINDS = ("compute", "comm", "copy")
+KINDS = ("compute", "comm", "copy", "wait")
+"""What a lane does; one that waits for an event does nothing."""
 Span = tuple[float, float]
 Spans = Sequence[Span] | Column
 """Starts and ends, as tuples or as rows of two."""
@@ -26,7 +28,8 @@ _PROFILER = re.compile(r"^ProfilerStep#\d+")
 _VLLM = re.compile(r"^execute_(?:\d+_)?context_(?P<prefills>\d{1,9})\((?P<tokens>\w+)\)_generation_(?P<decodes>\d{1,9})\(\w+\)")
 _VLLM_OLD = re.compile(r"^execute_new_(?P<prefills>\d{1,9}+)_cached_(?P<decodes>\d{1,9}+)(?!\d)")
 _SGLANG = re.compile(r"^step\[(\w+) bs=(\d{1,9})(?: toks=(\d{1,12}))?\]")
-_TRAINING = ("Optimizer.step", "Optimizer.zero_grad", "autograd::engine::evaluate_function")
+_BACKWARD = "autograd::engine::evaluate_function"
+_TRAINING = ("Optimizer.step", "Optimizer.zero_grad", _BACKWARD)
 STRAY_PAUSE, STRAY_TIMES = 0.5, 10.0  # of a step's kernels together, and of the kernels set apart
 _SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TARGET_VERIFY": "decode"}
 
@@ -146,6 +149,7 @@ class Trace:
     host: str = ""  # where it ran, where the file or its name tells it
     partial: str = ""  # why the file was not read to its end
     replayed: float = 0.0  # of its kernels the share that came from graphs
+    gradients: int = 0  # that were accumulated, each parameter's in each pass
 
     @property
     def begin_s(self) -> float:
@@ -224,6 +228,15 @@ def trains(name: str) -> bool:
     return name.startswith(_TRAINING)
 
 
+def accumulates(name: str) -> bool:
+    """Whether a host event adds up the gradient of one parameter.
+
+    >>> accumulates("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")
+    True
+    """
+    return name.startswith(_BACKWARD) and name.endswith("AccumulateGrad")
+
+
 def trained(steps: Sequence[Step], moments: Sequence[float] | Column) -> list[Step]:
     """Steps that nobody described and in whose host window something of training ran; replays have none, and any moment counts."""
     at = np.sort(np.asarray(moments, dtype=float))
@@ -258,10 +271,22 @@ def without_strays(spans: Spans, host_s: Callable[[float, float], float] = lambd
     return float(start[first]), float(end[first:last].max()), len(ordered) - (last - first)
 
 
+def middle(steps: Sequence[Step]) -> list[Step]:
+    """The middle half by length: a typical step is their mean."""
+    quarter = len(steps) // 4
+    return sorted(steps, key=lambda s: s.seconds)[quarter : len(steps) - quarter]
+
+
 def until_the_next(steps: Sequence[Step]) -> list[Step]:
-    """A step lasts until the next starts (sampling and scheduling are part of it), unless the gap is longer than the step."""
-    starts = [*(s.start_s for s in steps[1:]), math.inf]
-    return [replace(s, end_s=at if at - s.end_s <= s.seconds else s.end_s) for s, at in zip(steps, starts, strict=False)]
+    """A step lasts until the next starts (sampling, scheduling and loading of data are part of it), unless device and host both
+    rest for longer than the step took."""
+    return [*(replace(s, end_s=s.end_s if _rests(s, n) else n.start_s) for s, n in pairwise(steps)), *steps[-1:]]
+
+
+def _rests(step: Step, following: Step) -> bool:
+    """Whether nothing is done between two steps; of replays the host's windows are not known."""
+    on_host = following.host[0] - step.host[1] if math.isfinite(step.host[1]) else math.inf
+    return min(following.start_s - step.end_s, on_host) > step.seconds
 
 
 def numbered(steps: Iterable[Step]) -> list[Step]:

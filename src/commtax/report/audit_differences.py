@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from commtax.audit.differing import Change, Difference, Sent, SentChange
+from commtax.audit.differing import Change, Difference, SentChange
+from commtax.audit.finding import Sent
 from commtax.report.audit_documents import culprit_record, finite, merged
 from commtax.report.audit_words import culprit_sentence, share_text, value_text
 from commtax.report.auditing import short

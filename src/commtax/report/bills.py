@@ -21,16 +21,19 @@ WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured"
 """Kinds of source, a step as a whole being as sure as its weakest line."""
 WIDTH = 96
 COMPUTE, LATENCY, WIRE = "█", "░", "▓"
+ALIKE = 0.005  # share by which times may differ that are called the same
 PASSES = ("forward", "recompute", "backward", "update")
 
 
 def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
     """Sentence first, then the picture, the lines that sum to the step, and the what-ifs."""
     b, q = step.bill, step.bill.question
+    if not step.memory.fits:
+        say(console, step.lacking, "bold red")
     headline(console, q)
     modes = [text for text, on in _modes(q) if on]
     say(console, ", ".join([_trained_step(q) if q.trains else served_step(q), *modes]), "dim")
-    say(console, step.sentence, "bold yellow")
+    say(console, step.verdict, "bold yellow")
     remarks = _show_trained(console, step, num_tokens, measured_mfu) if q.trains else _show_served(console, step)
     changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
     show_table(console, ("what if", ">step", ">change", ""), changes)
@@ -74,10 +77,10 @@ def _pictures(q: Question) -> str:
 
 
 def weakest(b: StepBill) -> str:
-    """The least certain kind of source among the lines, and which lines rest on it."""
-    kinds = {x.source.kind for x in b.lines}
+    """The least certain kind of source among the lines that cost something, and which lines rest on it."""
+    kinds = {x.source.kind for x in b.items}
     least = next((kind for kind in WEAKEST_FIRST if kind in kinds), None)
-    return "; ".join(dict.fromkeys(f"{x.kind}: {x.source}" for x in b.lines if x.source.kind == least)) or "none"
+    return "; ".join(dict.fromkeys(f"{x.kind}: {x.source}" for x in b.items if x.source.kind == least)) or "none"
 
 
 def _show_served(console: Console, step: Explained) -> tuple[str, ...]:
@@ -88,7 +91,9 @@ def _show_served(console: Console, step: Explained) -> tuple[str, ...]:
     columns = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
     show_table(console, columns, [_line_cells(x, float(b.step_s)) for x in by_cost(b)])
     _served_totals(console, b, step.memory.fits)
-    return (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *b.notes)
+    alone = f"commtax expect --library {step.library.partition('@')[0]} prices one alone"
+    whose = [f"collectives as {step.library} runs them (--library); {alone}"] if b.comm_s else []
+    return (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *whose, *b.notes)
 
 
 def _drawn_layer(bill: StepBill) -> list[Text]:
@@ -132,16 +137,24 @@ def how_sent(x: Line) -> str:
 
 def _served_totals(console: Console, b: StepBill, fits: bool) -> None:
     kv = "fits" if fits else "does not fit in memory with this batch and context (see commtax fit)"
-    q = b.question
-    prompts = {"prefill": float(q.batch), "mixed": 1.0}.get(q.phase, 0.0) * float(q.plan.dp * q.plan.replicas)
-    rate = f", {prompts * float(q.context) / float(b.step_s):,.0f} prompt tokens/s" if prompts else ""
     say(
         console,
         f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)} = compute and host {format_seconds(b.compute_s)} + exposed "
-        f"communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%}); {b.tokens_per_s:,.1f} output tokens/s{rate}; "
-        f"{kv}",
+        f"communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%}); {_rates(b)}; {kv}",
         "bold",
     )
+
+
+def _rates(b: StepBill) -> str:
+    """What the step brings in a second: of prompts, and when their first tokens are there, or of outputs."""
+    prompts = f"{b.prompt_tokens_per_s:,.0f} prompt tokens/s"
+    if b.question.phase == "prefill":
+        return f"{prompts}, TTFT {format_seconds(b.ttft_s)} where nobody is before them"
+    outputs = f"{b.tokens_per_s:,.1f} output tokens/s"
+    if drafts := b.question.speculative:
+        most = float(b.tokens_per_s) * (drafts + 1)
+        outputs = f"{b.tokens_per_s:,.1f} to {most:,.1f} output tokens/s, as none or all {drafts} drafts are accepted"
+    return f"{outputs}{f', {prompts}' if b.question.phase == 'mixed' else ''}"
 
 
 def _show_trained(console: Console, step: Explained, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:
@@ -327,8 +340,8 @@ def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float 
     )
 
 
-def show_expectation(console: Console, e: Expectation, measured_s: float | None) -> None:
-    """One line that a job's prolog can log."""
+def show_expectation(console: Console, e: Expectation, measured_s: float | None, nccl: Expectation | None = None) -> None:
+    """One line that a job's prolog can log; what ``nccl`` alone would take, which its tests measure, where that is another."""
     own = f"; profile {e.profile}" if e.profile else ""
     say(
         console,
@@ -340,6 +353,9 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None)
     )
     parts = f"latency {format_seconds(e.latency_s)} + wire {format_seconds(e.wire_s)}"
     say(console, f"  {parts}; {e.fabric.name}, {e.source}{own}", "dim")
+    if nccl and abs(float(nccl.seconds) / float(e.seconds) - 1) > ALIKE:
+        figures = f"{format_seconds(nccl.seconds)}, busbw {format_rate(nccl.busbw_Bps)} ({nccl.algorithm})"
+        say(console, f"  {nccl.fabric.name} alone, which nccl-tests measure: {figures}; --library nccl", "dim")
     if measured_s is not None:
         _show_measured(console, e, measured_s)
 
@@ -381,7 +397,7 @@ class ExpectationDocument:
     pass_: bool | None = LEFT_OUT
 
 
-def expectation_document(e: Expectation, measured_s: float | None) -> ExpectationDocument:
+def expectation_document(e: Expectation, measured_s: float | None, _: Expectation | None = None) -> ExpectationDocument:
     """``expect --json``."""
     verdict = LEFT_OUT if measured_s is None else e.verdict(measured_s)
     measured = {} if measured_s is None else {"measured_s": measured_s, "pass_": PASSED[verdict]}

@@ -25,8 +25,13 @@ LABELS: dict[str, str] = {
     "local_tokens": "tokens a GPU and step",
 }
 SWEPT = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
+PROMPTED = ("prompt_tokens_per_s", "ttft_s")
 APART = ("tp", "ep")
 """Axes whose communication a served step tells apart; a training step has five taxes."""
+
+
+def _prefills(compared: Comparison) -> bool:
+    return any(row.bill is not None and row.bill.question.phase == "prefill" for row in compared.rows)
 
 
 def _floats(b: StepBill, names: tuple[str, ...]) -> Row:
@@ -41,7 +46,7 @@ def _shown_times(b: StepBill, digits: int) -> tuple[str, ...]:
 def comparison_rows(compared: Comparison) -> list[Row]:
     """One flat record a cell, its figures null where it has none: communication by axis, in training all five taxes."""
     apart = ("mfu", *(f"{axis}_tax_s" for axis in TAXES), "binding") if compared.training else tuple(f"{a}_comm_s" for a in APART)
-    unpriced = dict.fromkeys((*SWEPT, *apart, "fits"))
+    unpriced = dict.fromkeys((*SWEPT, *apart, "fits", *(PROMPTED if _prefills(compared) else ())))
     return [
         dict(zip(compared.axes, row.at, strict=True)) | (_swept(row.bill) if row.bill else unpriced) | {"refused": row.refused}
         for row in compared.rows
@@ -50,15 +55,17 @@ def comparison_rows(compared: Comparison) -> list[Row]:
 
 def _swept(b: StepBill) -> Row:
     if not b.question.trains:
-        return _floats(b, SWEPT) | {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in APART} | {"fits": fits(b)}
+        prompted = _floats(b, PROMPTED) if b.question.phase == "prefill" else {}
+        return _floats(b, SWEPT) | prompted | {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in APART} | {"fits": fits(b)}
     taxes = {f"{axis}_tax_s": float(tax) for axis, tax in b.taxes.items()}
     return _floats(b, SWEPT) | {"mfu": float(b.mfu), **taxes, "binding": b.binding, "fits": bool(fits(b))}
 
 
 def show_comparison(console: Console, compared: Comparison) -> None:
     apart = TAXES if compared.training else tuple(f"{axis} comm" for axis in APART)
-    last = (">MFU", "binding") if compared.training else ()
-    costs = (">step", ">compute", ">exposed comm", ">share", *(f">{name}" for name in apart), ">tokens/s", *last, "fits")
+    last, prefills = (">MFU", "binding") if compared.training else (), _prefills(compared)
+    rates = (">TTFT", ">prompt tokens/s") if prefills else (">tokens/s",)
+    costs = (">step", ">compute", ">exposed comm", ">share", *(f">{name}" for name in apart), *rates, *last, "fits")
     rows: list[tuple[str | Text, ...]] = []
     for row in compared.rows:
         at, b = map(str, row.at), row.bill
@@ -68,7 +75,8 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         taxes = b.taxes.values() if compared.training else [b.exposed_on(axis) for axis in APART]
         trained = (f"{b.mfu:.1%}", b.binding) if compared.training else ()
         shown = (format_seconds(tax) if tax else "" for tax in taxes)
-        rows.append((*at, *_shown_times(b, 1), *shown, f"{b.tokens_per_s:,.0f}", *trained, "yes" if fits(b) else "no", ""))
+        rate = (format_seconds(b.ttft_s), f"{b.prompt_tokens_per_s:,.0f}") if prefills else (f"{b.tokens_per_s:,.0f}",)
+        rows.append((*at, *_shown_times(b, 1), *shown, *rate, *trained, "yes" if fits(b) else "no", ""))
     show_table(console, (*compared.axes, *costs, ""), rows)
 
 
@@ -120,10 +128,12 @@ PRICED = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_frac
 
 def _record(row: PlanRow) -> Record:
     """One flat record a cell, its figures null where it has none."""
-    figures: Record = dict.fromkeys((*PRICED, "tokens_per_s", "tokens_per_s_per_gpu", "fits"))
+    figures: Record = dict.fromkeys((*PRICED, "tokens_per_s", "tokens_per_s_per_gpu", "fits", "prompt_tokens_per_s", "ttft_s"))
     if row.bill is not None:
         rates = {"tokens_per_s": row.tokens_per_s, "tokens_per_s_per_gpu": row.tokens_per_s / row.gpus}
-        figures = _floats(row.bill, PRICED) | rates | {"fits": row.fits}
+        if row.prompt_tokens_per_s:
+            figures |= {"prompt_tokens_per_s": row.prompt_tokens_per_s, "ttft_s": float(row.bill.ttft_s)}
+        figures |= _floats(row.bill, PRICED) | rates | {"fits": row.fits}
     return facts(row, "plan", "link", "batch", "gpus") | figures | {"refused": row.refused}
 
 
@@ -142,7 +152,9 @@ def plan_rows(compared: PlanTable) -> list[Record]:
 
 
 def show_plans(console: Console, compared: PlanTable) -> None:
-    costs = (">step", ">compute", ">exposed comm", ">share", ">tokens/s", ">a GPU", "fits", "")
+    prefill = compared.phase == "prefill"
+    rates = (">TTFT", ">prompt tokens/s", ">a GPU") if prefill else (">tokens/s", ">a GPU")
+    costs = (">step", ">compute", ">exposed comm", ">share", *rates, "fits", "")
     show_table(console, ("plan", "link", ">batch", ">GPUs", *costs), [_plan_cells(row, compared) for row in compared.rows])
     _heat_maps(console, compared)
     _say_flips(console, compared)
@@ -153,10 +165,11 @@ def show_plans(console: Console, compared: PlanTable) -> None:
 def _plan_cells(row: PlanRow, compared: PlanTable) -> tuple[str | Text, ...]:
     head = (row.plan, row.link, f"{row.batch:,}", str(row.gpus))
     if row.bill is None:
-        return (*head, *[""] * 7, Text("not legal", style="red"))
-    rates = (f"{row.tokens_per_s:,.0f}", f"{row.tokens_per_s / row.gpus:,.0f}")
+        return (*head, *[""] * (8 if compared.phase == "prefill" else 7), Text("not legal", style="red"))
+    first_s = (format_seconds(row.bill.ttft_s),) if compared.phase == "prefill" else ()
+    rates = (*first_s, f"{row.rate:,.0f}", f"{row.rate / row.gpus:,.0f}")
     beside = [r for r in compared.beside(row) if r.fits]  # what does not fit wins nothing
-    first = "fastest" if row.fits and len(beside) > 1 and row.tokens_per_s == max(r.tokens_per_s for r in beside) else ""
+    first = "fastest" if row.fits and len(beside) > 1 and row.rate == max(r.rate for r in beside) else ""
     return (*head, *_shown_times(row.bill, 0), *rates, "yes" if row.fits else "no", Text(first, style="green"))
 
 
@@ -214,20 +227,25 @@ def _heat_maps(console: Console, compared: PlanTable) -> None:
     maps = _maps(compared)
     for drawn in maps:
         cells = {c: drawn.cells(compared, c) for c in drawn.columns}
-        best = {c: max((r.tokens_per_s for r in cells[c].values()), default=0.0) for c in drawn.columns}
+        best = {c: max((r.rate for r in cells[c].values()), default=0.0) for c in drawn.columns}
         rows = [(name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns)) for name in compared.values("plan")]
         show_table(console, (drawn.title, *(f">{c}" for c in drawn.columns)), rows)
     if maps:
-        say(console, "tokens/s; ████ within 5 % of the column's best, ▓▓▓ 80 %, ▒▒ half, ░ less, · not legal", "dim")
+        say(console, f"{rate_name(compared)}; ████ within 5 % of the column's best, ▓▓▓ 80 %, ▒▒ half, ░ less, · not legal", "dim")
+
+
+def rate_name(compared: PlanTable) -> str:
+    """What plans are ranked by."""
+    return "prompt tokens/s" if compared.phase == "prefill" else "tokens/s"
 
 
 def _heat(row: PlanRow | None, best: float) -> Text:
     if row is None or row.bill is None or best <= 0:
         return Text("·", style="dim")
-    share = row.tokens_per_s / best
+    share = row.rate / best
     level = 4 if share >= 0.95 else 3 if share >= 0.8 else 2 if share >= 0.5 else 1
     style = ("", "blue", "cyan", "yellow", "bold green")[level]
-    return Text(f"{row.tokens_per_s:,.0f} {BLOCKS[level] * level:<4}", style=style)
+    return Text(f"{row.rate:,.0f} {BLOCKS[level] * level:<4}", style=style)
 
 
 def plot_plans(compared: PlanTable, title: str, path: Path) -> None:
@@ -241,7 +259,7 @@ def plot_plans(compared: PlanTable, title: str, path: Path) -> None:
         names = compared.values("plan")
         for panel, drawn in zip(panels, maps, strict=True):
             cells = [[drawn.cells(compared, c).get(p) for c in drawn.columns] for p in names]
-            rates = np.array([[r.tokens_per_s if r and r.bill is not None else np.nan for r in row] for row in cells])
+            rates = np.array([[r.rate if r and r.bill is not None else np.nan for r in row] for row in cells])
             panel.imshow(rates / np.nanmax(rates, axis=0), cmap="cividis", vmin=0, vmax=1, aspect="auto")
             for (i, j), value in np.ndenumerate(rates):
                 dark = np.isnan(value) or value / np.nanmax(rates[:, j]) < 0.6
@@ -249,7 +267,7 @@ def plot_plans(compared: PlanTable, title: str, path: Path) -> None:
                 panel.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
             panel.set_xticks(range(len(drawn.columns)), [str(c) for c in drawn.columns])
             panel.set_yticks(range(len(names)), names)
-            panel.set_title(f"{drawn.title}: tokens/s, shade = share of the column's best", fontsize=9)
+            panel.set_title(f"{drawn.title}: {rate_name(compared)}, shade = share of the column's best", fontsize=9)
         figure.suptitle(no_formula(title), fontsize=11)
 
     picture(path, draw, (6.5 * len(maps), 1.5 + 0.6 * len(compared.values("plan"))))

@@ -22,7 +22,7 @@ from commtax.report.money import million, plan_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.serving import basis_words
 from commtax.report.tables import notes, say, show_table, sized_places
-from commtax.spec import SIZES
+from commtax.report.training_plans import TRAINED, ranked_columns, run_notes, trained_row
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.confidence import percent
 from commtax.verbs.serving import lengths_note
@@ -33,8 +33,6 @@ GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its token
 TIMES = {">TTFT": "ttft_s", ">TPOT": "tpot_s"}
 WIDTH, HEIGHT = 60, 10
 MOST_REJECTED = 16
-KINDS = ("zero", "recompute", "schedule", "chunks")
-TRAINED = (*SIZES, "micro_batch", "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
 
 
 def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = None) -> None:
@@ -112,7 +110,8 @@ def spread_notes(q: Question) -> list[str]:
 def _show_trained(console: Console, a: TrainPlans, top: int) -> tuple[str, ...]:
     splits = a.splits()
     _show_ranked_training(console, a, a.plans.take(splits), top, int(np.flatnonzero(splits == a.recommended)[0]))
-    return (f"the best microbatch, recomputation and schedule of each split; --json ranks all {len(a.plans):,} that fit",)
+    best = f"the best microbatch, recomputation and schedule of each split; --json ranks all {len(a.plans):,} that fit"
+    return best, *run_notes(a)
 
 
 def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
@@ -309,6 +308,7 @@ class ServedPlans(Named):
 @dataclass(frozen=True)
 class TrainedPlans(Named):
     global_batch: int
+    train_tokens: float
     seq: int
     margin: float
     candidates: int
@@ -360,10 +360,10 @@ def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedP
         *(a, a.question.goal),
         seq=a.question.context,
         margin=margin(a.question),
-        recommended=_trained_row(a, a.plans, a.recommended) if len(a.plans) else None,
-        best=_trained_row(a, a.plans, 0) if len(a.plans) else None,
-        plans=[_trained_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
-        near=[_trained_row(a, a.near, i) for i in range(min(5, len(a.near)))],
+        recommended=trained_row(a, a.plans, a.recommended) if len(a.plans) else None,
+        best=trained_row(a, a.plans, 0) if len(a.plans) else None,
+        plans=[trained_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
+        near=[trained_row(a, a.near, i) for i in range(min(5, len(a.near)))],
         pasted=_standing(pasted, [_at(pasted.rows, i, *TRAINED) for i in range(len(pasted.rows))]) if pasted else None,
         **_common(a, "commtax.plan-train/1"),
     )
@@ -429,20 +429,5 @@ def plot_front(a: ServingPlans, path: Path) -> None:
 
 def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
     first = _listed(rows, top, recommended)
-    columns = {
-        "": ranks(first, recommended),
-        "plan": [a.gpu_words(rows, i) for i in first],
-        ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
-        "kind": [a.kind_words(rows, i) for i in first],
-        ">step": [format_seconds(rows.step_s[i]) for i in first],
-        ">MFU": [f"{rows.mfu[i]:.1%}" for i in first],
-        ">bubble": [f"{rows.bubble_fraction[i]:.1%}" for i in first],
-        ">comm": [f"{rows.exposed_comm_fraction[i]:.1%}" for i in first],
-        ">memory a rank": [format_bytes(rows.memory_bytes[i]) for i in first],
-    }
+    columns = {"": ranks(first, recommended), **ranked_columns(a, rows, first)}
     show_table(console, list(columns), zip(*columns.values(), strict=True))
-
-
-def _trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
-    kind = facts(a.kinds[int(rows.kind[i])].plan, *KINDS)
-    return _at(rows, i, *TRAINED) | kind | {"verdict": a.gpu_words(rows, i)}

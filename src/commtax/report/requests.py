@@ -120,7 +120,7 @@ def _lengths(o: Outcome) -> str:
 
 def _length(own: Lengths | None, mean: int, spread: float) -> str:
     if own is None:
-        return f"{mean:,}{f' ± {spread:.0%}' if spread else ''}"
+        return f"{mean:,}{f' ± {spread:.0%}' if spread and mean > 1 else ''}"
     return f"{own.mean:,.0f}" if own.kind == "constant" else f"{own.mean:,.0f} ({own.source or own.kind})"
 
 
@@ -198,9 +198,14 @@ def gap_words(tail: Gaps) -> str:
     times = (
         f"p99 ITL {format_seconds(tail.p99_s)} is {tail.p99_s / tail.median_s:.1f} x its median of {format_seconds(tail.median_s)}"
     )
+    lost = f"; {plural(tail.preempted, 'request')} lost {format_seconds(tail.lost_s)} each, thrown out of the cache"
+    thrown = lost if tail.preempted else ""
     if tail.p99_s <= SAME * tail.median_s:
-        return f"p99 ITL {format_seconds(tail.p99_s)} is near its median of {format_seconds(tail.median_s)}: no step is disturbed."
-    if tail.stalled > max(0.5, tail.with_prompts):
+        near = f"p99 ITL {format_seconds(tail.p99_s)} is near its median of {format_seconds(tail.median_s)}"
+        return f"{near}: {'few steps are' if thrown else 'no step is'} disturbed{thrown}."
+    if tail.thrown > 0.5:
+        why = f"{tail.thrown:.0%} of the slowest are the next tokens of requests that were thrown out"
+    elif tail.stalled > max(0.5, tail.with_prompts):
         why = f"{tail.stalled:.0%} of the slowest waited before their step, for prompts that go first or for stages"
     elif tail.behind > max(0.5, tail.with_prompts):
         why = f"{tail.behind:.0%} of the slowest waited for prompts on other stages or ranks of their engine"
@@ -209,8 +214,7 @@ def gap_words(tail: Gaps) -> str:
         why = f"{tail.with_prompts:.0%} of the slowest are steps that also compute {beside}"
     else:
         why = "the slowest are steps of larger batches and longer contexts"
-    thrown = f"; {plural(tail.preempted, 'request')} lost {format_seconds(tail.lost_s)} each, thrown out of the cache"
-    return f"{times}: {why}{thrown if tail.preempted else ''}."
+    return f"{times}: {why}{thrown}."
 
 
 def _engine(o: Outcome, used: Usage) -> str:

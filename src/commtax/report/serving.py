@@ -98,7 +98,8 @@ def _head(console: Console, s: Simulation) -> None:
     clients = plural(int(r.concurrency), "client") if np.ndim(r.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(r.num_prompts)):,} prompts" if np.all(np.isfinite(r.num_prompts)) else ", steady state"
     spread = f" (lengths ± {r.spread:.0%})" if r.spread else " (all of equal length)"
-    say(console, f"{clients}, {int(r.input_len):,} tokens in and {int(r.output_len):,} out{spread}{finite}", "dim")
+    hits = f", {hit:.0%} of a prompt found in the cache" if (hit := s.question.offered.prefix_hit_rate) else ""
+    say(console, f"{clients}, {int(r.input_len):,} tokens in and {int(r.output_len):,} out{spread}{hits}{finite}", "dim")
 
 
 def _gpus(s: Simulation) -> str:

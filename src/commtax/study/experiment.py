@@ -52,6 +52,8 @@ def experiment(asked: Asked, progress: Progress = lambda _line: None) -> Documen
     todo = [run for run, file in kept.items() if "error" in (_kept(file) or {"error": "missing or damaged"})]
     checks = _checks(asked.out / "checks.json", driver, not todo)
     if todo:
+        for one in checks:
+            progress(f"{one['check']}: {'' if one['ok'] is not False else 'NO, '}{one['found']}")
         _run(todo, kept, driver, progress)
     done = [(run, record) for run, file in kept.items() if (record := _kept(file)) is not None]
     facts = {

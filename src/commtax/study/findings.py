@@ -132,9 +132,9 @@ def _latencies(by_kind: ByKind, prices: Prices) -> Document:
         if row["decode_ms"] is None and (x["decode_s"] or run.input_len in first):
             decode_s = float(median(x["decode_s"])) if x["decode_s"] else (whole_s - first[run.input_len]) / tokens
             row |= {"decode_ms": ms(decode_s), "decode_predicted_ms": ms(prices.decode_s(run)), "decode_len": middle(run)}
-        if prefill_s is None and row["decode_ms"] is not None:  # what the tokens leave of the request
-            prefill_s = max(0.0, whole_s - tokens * row["decode_ms"] * 1e-3)
-        if prefill_s is not None:
+        if prefill_s is None and row["decode_ms"] is not None:  # what the tokens leave of the request, where they leave something
+            prefill_s = whole_s - tokens * row["decode_ms"] * 1e-3
+        if prefill_s is not None and prefill_s > 0:
             predicted = prices.step_s("prefill", run.tp, 1, run.input_len)
             row["prefill"].append({"input_len": run.input_len, "ms": ms(prefill_s), "predicted_ms": ms(predicted)})
     return row

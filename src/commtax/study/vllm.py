@@ -26,7 +26,7 @@ from commtax.files import Document, table
 from commtax.measure import launch, machine
 from commtax.readers import bench, kineto, vllm_log
 from commtax.readers.benches.record import Bench
-from commtax.statement import Refusal
+from commtax.study import vllm_setup
 from commtax.study.driving import Asked, Done, Driver, allreduces, check, served
 from commtax.study.leash import leashed
 from commtax.study.recipe import LONGEST, SPREAD, Recipe, Run
@@ -64,9 +64,11 @@ class Vllm(Driver):
     kinds = ("latency", "first", "batch", "profile", "serve", "throughput")
 
     def __init__(self, asked: Asked, recipe: Recipe) -> None:
-        self.path, self.version = _installed(asked.vllm or "vllm")
+        self.found = vllm_setup.installed(asked.vllm or "vllm", asked.out)
+        self.version = self.found.version
         self.asked, self.recipe, self.raw = asked, recipe, asked.out / "raw"
         self.model = catalog.model(asked.model)
+        self.weights = vllm_setup.weights(asked.model, self.model, asked.out)
         self.on_cpu = "cpu" in self.version
         eager = "--enforce-eager"
         self.args = [*shlex.split(asked.vllm_args), *([eager] if self.on_cpu and eager not in asked.vllm_args else [])]
@@ -74,7 +76,9 @@ class Vllm(Driver):
         # quantised weights keep their own type
         self.dtype = asked.dtype or ("" if self.model.quant else machine.served_dtype(machine.facts(), self.on_cpu))
         self.ended = launch.Ended()
-        self.share = machine.share(max(asked.degrees))
+        ranks = max(asked.degrees)
+        self.share = machine.share(ranks)
+        self.kv = vllm_setup.kv_space(self.model, self.dtype, ranks, asked.vllm_args) if self.on_cpu else vllm_setup.Chosen()
         query = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
         self.gpus = [] if self.on_cpu else [gpu.split(", ") for gpu in machine.tool("nvidia-smi", *query).splitlines()]
         known = f"{len(self.gpus)} x {self.gpus[0][0]}" if self.gpus else "unknown device"
@@ -84,13 +88,13 @@ class Vllm(Driver):
 
     def checks(self) -> list[Document]:
         ranks = max(self.asked.degrees)
-        version = check("vLLM found", True, self.version)
+        found = [check("vLLM found", True, self.version), *self.found.checks, *self.weights.checks]
         if not self.on_cpu:
-            return [version, check("GPUs for the largest degree", len(self.gpus) >= ranks, self.device)]
+            return [*found, check("GPUs for the largest degree", len(self.gpus) >= ranks, self.device)]
         cores, slow = len(machine.cores()), machine.bf16_note(machine.facts(), self.dtype)
         emulated = [check("bf16 instructions", False, f"{slow}; use --dtype fp32")] if slow else []
         text = f"{cores} cores, {self.share} a rank at every degree"
-        return [version, *emulated, check("a core for each rank", cores >= ranks, text)]
+        return [*found, *emulated, check("a core for each rank", cores >= ranks, text), *self.kv.checks]
 
     def run(self, todo: Sequence[Run], done: Done) -> None:
         """Every run in its own processes; one that fails is told as such, and the others go on, until failures are alike."""
@@ -115,7 +119,16 @@ class Vllm(Driver):
         dtype = ["--dtype", DTYPES.get(self.dtype, self.dtype)] if self.dtype else []
         needed = max(self.recipe.longest, 2 * LONGEST if self.asked.dataset else 0)
         room = min(self.model.max_len, needed)
-        return ["--tensor-parallel-size", str(run.tp), "--max-model-len", str(room), *dtype, *self.args]
+        return [
+            "--tensor-parallel-size",
+            str(run.tp),
+            "--max-model-len",
+            str(room),
+            *dtype,
+            *self.weights.args,
+            *self.weights.tokenizer,
+            *self.args,
+        ]
 
     def _file(self, run: Run, ending: str) -> Path:
         return self.raw / f"{run.name}{ending}"
@@ -128,7 +141,7 @@ class Vllm(Driver):
 
     def _command(self, name: str, run: Run, **more: str | int) -> list[str]:
         """A command of the table, with this run's figures put in."""
-        figures = {"model": self.asked.model, "dataset": self.asked.dataset, "spread": SPREAD, **asdict(run), **more}
+        figures = {"model": self.weights.name, "dataset": self.asked.dataset, "spread": SPREAD, **asdict(run), **more}
         figures |= {"folder": self.raw, "file": f"{run.name}.json", "warmup": max(2, run.iters // 2)}
         return [word.format(**figures) for word in _TABLES["commands"][name].split()]
 
@@ -180,16 +193,19 @@ class Vllm(Driver):
         with self._process([*self._command("serve", run, port=port), *self._model_args(run)], run) as process:
             self._wait_healthy(process, port, run)
             self._warm(port, run)
-            self._call([word for part in client for word in self._command(part, run, port=port)], run, "-client.log")
+            words = [word for part in client for word in self._command(part, run, port=port)]
+            self._call([*words, *self.weights.tokenizer], run, "-client.log")
         return served(self._result(run))
 
     def environment(self, tp: int) -> dict[str, str]:
         """On CPUs every rank gets as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""
         if not self.on_cpu:
-            return dict(os.environ)
+            return {**os.environ, **self.found.environment}
         cores, share = machine.cores(), self.share
         bound = "|".join(",".join(map(str, cores[r * share : (r + 1) * share])) for r in range(tp))
-        return {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_OMP_THREADS_BIND": bound, **os.environ}
+        usual = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_OMP_THREADS_BIND": bound, **self.kv.environment}
+        usual |= vllm_setup.NOT_COMPILED if self.eager else {}
+        return {**usual, **os.environ, **self.found.environment}
 
     def _call(self, command: list[str], run: Run, ending: str = ".log", **extra: str) -> None:
         with self._process(command, run, ending, **extra) as process:
@@ -213,7 +229,7 @@ class Vllm(Driver):
 
     def _warm(self, port: int, run: Run) -> None:
         """Two requests that do not count: libraries' first touches cost seconds at TP > 1."""
-        body = {"model": self.asked.model, "prompt": [5] * run.input_len, "max_tokens": 8, "ignore_eos": True}
+        body = {"model": self.weights.name, "prompt": [5] * run.input_len, "max_tokens": 8, "ignore_eos": True}
         as_json = {"Content-Type": "application/json"}
         warming = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), as_json)
         for _ in range(2):
@@ -224,7 +240,7 @@ class Vllm(Driver):
     def _process(self, command: list[str], run: Run, ending: str = ".log", **extra: str) -> Iterator[Any]:
         """One command with its log in a file; it and its children never outlive this, however this ends."""
         environment = {**self.environment(run.tp), **extra}
-        process = launch.started(leashed([self.path, *command]), self._file(run, ending), environment)
+        process = launch.started(leashed([self.found.path, *command]), self._file(run, ending), environment)
         try:
             yield process
         finally:
@@ -244,18 +260,6 @@ def _alike(failures: Sequence[tuple[int, FailedRunError]], tp: int) -> FailedRun
     """The failure that has come too often: of a dead engine at any degree, of another kind at this one."""
     here = [f for degree, f in failures if f.died or degree == tp]
     return next((f for f in here if f.kind and sum(f.kind == other.kind for other in here) >= LIKE_FAILURES), None)
-
-
-def _installed(name: str) -> tuple[str, str]:
-    """Where the program is, and its version."""
-    program = shutil.which(name)
-    if not program:
-        raise Refusal(f"vllm '{name}': no such program; install vLLM, or say where it is with --vllm PATH")
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=300)
-    said = done.stdout.split()
-    if done.returncode or not said:
-        raise Refusal(f"vllm '{program}': it does not run ({' '.join(done.stderr.split())[-200:]})")
-    return program, said[-1]
 
 
 def failure(what: str, code: int, log: str, dtype: str = "") -> FailedRunError:

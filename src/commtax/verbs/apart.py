@@ -112,13 +112,13 @@ def network_of(
 def prompting_of(asked: Question, load: Load, workers: Number, kv_tokens: Number = np.inf) -> tuple[Prompting, Bill]:
     """Workers of one plan that compute prompts, and the step of one; as many share a step as its tokens and the cache let in."""
     plan, serves = asked.plan, asked.engine.serves
-    (budget, seqs), chunk = step_limits(asked), chunk_tokens(asked, load.input_len)
-    fitting = budget / load.input_len if serves.chunked else budget // load.input_len
+    (budget, seqs), chunk = step_limits(asked), chunk_tokens(asked, load.computed)
+    fitting = budget / load.computed if serves.chunked else budget // load.computed
     held = np.minimum(np.floor(kv_tokens / load.input_len), min(seqs, serves.prompts_per_step))
     most = np.maximum(1.0, np.minimum(fitting, held))
     two = np.maximum(2.0, most)
     one, several = (step_bill(asked, asked.seen(prompt_work(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
-    one_s = one.step_s * load.input_len / chunk
+    one_s = one.step_s * load.computed / chunk
     more_s = np.maximum(0.0, several.step_s - one.step_s) / (two - 1)
     alone = lone_ranks(asked.model, plan)
     return Prompting(workers * alone, one_s, more_s, most, plan.dp / alone * plan.pp), one

@@ -17,6 +17,7 @@ from commtax.cost.caches import with_states
 from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
 from commtax.cost.pricing import Terms
+from commtax.cost.schedules import chosen_chunks, usual_chunks
 from commtax.question import PHASES, Question
 from commtax.spec import ARITHMETIC, AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
 from commtax.spec.stream import Lengths, Stream
@@ -280,8 +281,9 @@ def _ahead(cluster: str | Cluster, own: Profile | None) -> Cluster:
     return catalog.cluster(cluster) if isinstance(cluster, str) else cluster
 
 
-def settled(q: Question) -> Question:
+def settled(put: Question) -> Question:
     """The question as it is run: the machine's own constants laid over, what the engine decides said, the rules checked."""
+    q = put
     checking.check_step(q)
     cluster, engine, own = q.cluster, q.engine, q.profile
     if own:
@@ -304,7 +306,7 @@ def settled(q: Question) -> Question:
         return replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
     legality.check(model, cluster, plan, engine)
     checking.check_run(q)
-    remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q))
+    remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *chosen_chunks(model.num_layers, plan, put.plan.chunks))
     return replace(q, notes=(*remarks, *overlay.remarks(own, cluster, engine)) if own else remarks, codes=0)
 
 
@@ -336,6 +338,7 @@ def _plan(q: Question, engine: Engine) -> Plan:
         kv_dtype=plan.kv_dtype or _kept_dtype(q.model, engine) or checkpoint_kv(q.model, engine) or activations,
         state_dtype=engine.states.state_dtype or activations,
         microbatches=microbatches(q.batch, q.micro_batch) if q.trains else plan.microbatches,
+        chunks=usual_chunks(plan, q.model.num_layers) if q.trains else plan.chunks,
         grads_dtype=engine.trains.grads_dtype,
     )
 

@@ -44,7 +44,7 @@ class StepBill(Bill):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in self.lines if x.source))
+        return tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in self.items if x.source))
 
     @property
     def async_axes(self) -> tuple[str, ...]:
@@ -74,6 +74,18 @@ class StepBill(Bill):
         stack = np.stack([np.asarray(t / step, dtype=float) for t in self.taxes.values()])
         worst = np.where(stack.max(axis=0) < 0.01, len(TAXES), stack.argmax(axis=0))
         return str(names[worst]) if np.ndim(worst) == 0 else names[worst]
+
+    @property
+    def prompt_tokens_per_s(self) -> Number:
+        """Tokens of prompts over all replicas: of the batch in prefill, of one prompt beside decodes in a mixed step."""
+        q = self.question
+        prompts = {"prefill": q.batch, "mixed": 1.0}.get(q.phase, 0.0)
+        return prompts * q.context * q.plan.dp * q.plan.replicas / self.step_s
+
+    @property
+    def ttft_s(self) -> Number:
+        """Of prompts that nobody is before: their step, the way to the engine and that of the first token back."""
+        return self.step_s + self.question.engine.host.request_s
 
     @property
     def num_gpus(self) -> Number:
@@ -210,8 +222,8 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
         yield Note("chunks", f"{q.engine.key} would run these {wanted:,.0f} tokens in {cut}; one step is priced")
     yield from _spread_notes(q, rows)
     if q.speculative:
-        most_tokens = f"up to {q.speculative + 1} times as many if every draft is accepted"
-        yield Note("drafts", f"tokens/s count one token a sequence: {most_tokens}")
+        missing = "how many drafts are accepted is not modelled, nor the time that drafting takes"
+        yield Note("drafts", f"{missing}: with a mean of a accepted drafts, a step makes 1 + a tokens a sequence")
 
 
 def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:

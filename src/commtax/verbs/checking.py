@@ -316,8 +316,6 @@ def _check_schedule(plan: Plan) -> None:
         raise Refusal(f"chunks={plan.chunks}: a rank has at least 1 chunk", "chunks", (1,))
     if plan.chunks > 1 and plan.schedule != "interleaved":
         raise Refusal(f"chunks={plan.chunks}: only the interleaved schedule has several chunks a rank", "chunks", (1,))
-    if plan.schedule == "interleaved" and np.any(np.asarray(plan.pp) > 1) and plan.chunks < 2:
-        raise Refusal("chunks=1: the interleaved schedule needs at least 2 chunks a rank", "chunks", (2,))
 
 
 def check_lengths(q: Question) -> None:

@@ -142,6 +142,17 @@ class PlanRow:
             return 0.0
         return float(self.bill.tokens_per_s if self.bill.question.trains else self.batch / self.bill.step_s)
 
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """The same of prompts, where the step computes nothing else."""
+        prefills = self.bill is not None and self.bill.question.phase == "prefill"
+        return self.tokens_per_s * float(self.bill.question.context) if self.bill and prefills else 0.0
+
+    @property
+    def rate(self) -> float:
+        """What plans are ranked by: tokens/s of prompts in prefill, else of outputs or of training."""
+        return self.prompt_tokens_per_s or self.tokens_per_s
+
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:

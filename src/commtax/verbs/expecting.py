@@ -7,11 +7,14 @@ from commtax.catalog import profile as overlay
 from commtax.cost.collectives import ring_factor
 from commtax.cost.placement import Span
 from commtax.cost.pricing import launched_s, price, source_of, spread_of
+from commtax.question import PHASES
 from commtax.records import dataclass
 from commtax.spec import Cluster, Fabric, Number, Profile
 from commtax.statement import Refusal, Source
 from commtax.verbs.checking import positive
 
+NCCL = "nccl"
+"""Whose collectives are measured by nccl-tests, and so what a measurement is judged by."""
 SPELLED = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
 
@@ -93,7 +96,7 @@ def expect(
     place = overlay.on_cluster(own, place) if own else place
     size = int(positive(ranks or (2 if op == "send-recv" else place.num_gpus), "ranks", least=2))
     _check_sizes(size, nbytes, place)
-    library = library or (next(iter(own.libraries), "") if own else "") or "nccl"
+    library = library or (next(iter(own.libraries), "") if own else "") or NCCL
     where = _span(op, size, place)
     whole = overlay.paths(own, library, place) if own else catalog.fabric(library, place)
     # The first two GPUs of a host are a pair.
@@ -119,6 +122,13 @@ def expect(
         floor_s=_floor_s(op, nbytes, where, met) / (2 if place.bridge and where.ranks_per_domain > 2 else 1),
         profile=own.name if own else "",
     )
+
+
+def billed_library(profile: Profile | None = None) -> str:
+    """The library that a bill's collectives are priced with where nobody names one, nor an engine."""
+    if profile and profile.libraries:
+        return next(iter(profile.libraries))
+    return catalog.engine(PHASES["decode"].engine).library
 
 
 def _check_sizes(ranks: int, nbytes: Number, place: Cluster) -> None:

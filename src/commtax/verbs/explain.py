@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from commtax.cost.inventory import num_active_params, num_params
 from commtax.cost.training import dp_token_threshold, tp_tax
-from commtax.ledger import LAUNCH_FLOOR, Line
+from commtax.ledger import Line
 from commtax.question import Changes, Question
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, TAXES, Cluster
@@ -49,7 +49,6 @@ def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     top = max(lines, key=lambda x: float(x.exposed_s))
     whole = f"{head}: {share:.0%} of the step is communication"
     kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
-    kind = "launch" if top.why.code == LAUNCH_FLOOR.code else kind
     biggest = f"{top.item.what} {top.item.op}, {kind}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"
     return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, share, what_ifs)}."
 
@@ -170,7 +169,8 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
         except ValueError:
             continue
         step, held = float(other.step_s), "does not fit in memory" if q.trains and not fits(other) else ""
-        note = "; ".join(x for x in (one.note, held) if x)
+        pays = f"drafts pay from a mean of {now / step - 1:.2f} accepted a step" if one.code == "plain" else ""
+        note = "; ".join(x for x in (one.note, held, pays) if x)
         answers.append(replace(one, note=note, step_s=step, delta_s=step - now))
     return answers
 
@@ -191,6 +191,8 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
         yield Counterfactual("graphs", "CUDA graphs", {"eager": False})
     if not q.plan.weights_dtype and not q.model.quant:
         yield Counterfactual("fp8", "fp8 weights", {"weights_dtype": "fp8"})
+    if q.speculative:
+        yield Counterfactual("plain", "no drafted tokens", {"speculative": 0})
     other = "prefill" if q.phase == "decode" else "decode"
     note = f"the same batch and length as a {other} step"
     plain = {"images": 0} if q.pictures.images else {}

@@ -86,8 +86,13 @@ class Explained:
         return counterfactuals(self.bill)
 
     @cached_property
-    def sentence(self) -> str:
+    def verdict(self) -> str:
         return verdict(self.bill, [] if self.bill.question.trains else self.what_ifs)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict, after what the step lacks."""
+        return self.verdict if self.memory.fits else f"{self.lacking} {self.verdict}"
 
     @cached_property
     def library(self) -> str:
@@ -101,6 +106,17 @@ class Explained:
     @cached_property
     def memory(self) -> Memory:
         return _trained_memory(self.bill) if self.bill.question.trains else _served_memory(self.bill)
+
+    @property
+    def lacking(self) -> str:
+        """What a step that does not fit lacks: the answer's first words, for nobody can run it."""
+        m, q = self.memory, self.bill.question
+        if q.trains:
+            usable = f"{format_bytes(m.capacity_bytes)} ({USABLE:.0%} of them usable)"
+            return f"Does not fit in memory: a rank would hold {format_bytes(m.used_bytes)} of {usable}."
+        return (
+            f"Does not fit in memory: a rank would hold {format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)}; {m.note}."
+        )
 
     @cached_property
     def thresholds(self) -> Thresholds | None:

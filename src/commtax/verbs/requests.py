@@ -37,6 +37,8 @@ Array = np.ndarray
 PROMPTS = 1000  # requests of a run, where nobody says
 RANGED = 3000  # requests that a range is simulated with at most
 LONGEST = 2048  # tokens that a table of steps reaches at least
+CUTS = 64  # steps that a mean prompt is cut into; where they are more, ranges and capacity are found with fewer requests
+MOST_STEPS = 300_000  # that prompts are cut into, of engines whose steps are followed one by one
 SURE = 1.02  # times the capacity: a run of some thousand requests tells that to two per cent
 
 
@@ -71,12 +73,18 @@ class Outcome:
         return figures.segments(self.ran.engines)
 
     @cached_property
+    def late(self) -> dict[str, Array]:
+        """Tokens that came more than a step after those before them."""
+        return figures.late_tokens(self.ran.engines)
+
+    @cached_property
     def gaps(self) -> tuple[Array, Array]:
         """Times between tokens, and how many tokens came so, from the first request on that counts."""
-        begin, warmup = self.log["begin_s"], self.question.offered.warmup
+        warmup = self.question.offered.warmup
         if not 0 < warmup < len(self.stream):
-            return figures.gaps(self.log)
-        return figures.gaps({name: column[begin >= self.stream.arrival_s[warmup]] for name, column in self.log.items()})
+            return figures.gaps(self.log, self.late)
+        since = self.stream.arrival_s[warmup]
+        return figures.gaps(*(figures.rows(log, log["begin_s"] >= since) for log in (self.log, self.late)))
 
     @cached_property
     def _ordered_gaps(self) -> tuple[Array, Array]:
@@ -126,7 +134,7 @@ class Outcome:
     @cached_property
     def ends(self) -> tuple["Outcome", "Outcome", "Outcome"]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are."""
-        part = first(self.stream, RANGED)
+        part = first(self.stream, _fewer(RANGED, self.stream, self.fleet))
         factor = float(np.exp(Z80 * self.sigma))
         same = self if len(part) == len(self.stream) else self._again(part, 1.0)
         return self._again(part, 1 / factor), same, self._again(part, factor)
@@ -228,12 +236,19 @@ def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int 
     """
     rules, workers = fleet.workers.rules, fleet.workers
     each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) + rules.states * rules.block
-    at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
-    count = min(20_000, max(least, int(5 * at_once)))
+    seqs = rules.seqs if rules.prefill_first else min(rules.seqs, rules.tokens)
+    at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
+    count = min(20_000, max(_fewer(least, stream, fleet), int(5 * at_once)))
     quarter = count // 4
     ran = run(_repeated(stream, count), fleet, hit_rate, enough=count - quarter, prompted=prompted)
     done = np.sort(ran.book.done_s)  # those who are not, last
     return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
+
+
+def _fewer(count: int, stream: Stream, fleet: Fleet) -> int:
+    """So many requests, fewer where each takes very many steps."""
+    cuts = float(np.mean(stream.input_len)) / fleet.workers.rules.tokens
+    return count if cuts <= CUTS else max(200, int(count * CUTS / cuts))
 
 
 def serve(put: Question, watch: Callable[[Run], None] | None = None) -> Outcome:
@@ -241,9 +256,20 @@ def serve(put: Question, watch: Callable[[Run], None] | None = None) -> Outcome:
     asked = settled(put)
     stream = stream_of(asked)
     fleet = fleet_of(asked, longest_of(stream))
+    _check_steps(stream, fleet)
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
     notes = (*asked.notes, *stream.notes)
     return _answered(Outcome(asked, stream, fleet, ran, notes)) if ran.stopped else Outcome(asked, stream, fleet, ran, notes)
+
+
+def _check_steps(stream: Stream, fleet: Fleet) -> None:
+    """Pipelines and ranks that wait for each other are followed step by step: prompts may not be cut into too many."""
+    tokens, total = fleet.workers.rules.tokens, int(stream.input_len.sum())
+    if total > MOST_STEPS * tokens and (fleet.workers.stages > 1 or fleet.workers.ranks > 1):
+        nearest = ceil(total / MOST_STEPS)
+        cut = f"{len(stream):,} prompts of {total / len(stream):,.0f} tokens are cut into {total / tokens:,.0f} steps"
+        rule = f"{cut}, and {MOST_STEPS:,} are simulated at most; fewer requests, or nearest valid: {nearest}"
+        raise Refusal(f"max_num_batched_tokens={tokens}: {rule}", "max_num_batched_tokens", (nearest,))
 
 
 def _answered(cut: Outcome) -> Outcome:
@@ -286,7 +312,8 @@ def stream_of(asked: Question) -> Stream:
 def _lengths(mean: object, spread: object) -> Lengths:
     """Lengths that vary by a share of their mean to either side."""
     mean, spread = float(mean), float(spread)  # type: ignore[arg-type]
-    low, high = max(1.0, round(mean * (1 - spread))), max(1.0, round(mean * (1 + spread)))
+    low = max(1.0, round(mean * (1 - spread)))
+    high = round(2 * mean - low)  # as far above as below: none is shorter than 1 token, and the mean is what was asked
     return Lengths("uniform", mean, low, high) if high > low else Lengths("constant", mean)
 
 

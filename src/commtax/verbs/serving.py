@@ -202,7 +202,7 @@ def _served_apart(asked: Question, load: Load, kv: Number, most: Number, apart: 
     room = loop.running(replace(load, concurrency=np.inf), asked.engine, kv, most)
     net, passed, bills = _apart(asked, load, wanted.concurrency, room, apart)
     served = loop.prompts_apart(net, passed, asked.engine, wanted.num_prompts)
-    chunks = load.input_len / chunk_tokens(prompter(asked), load.input_len)
+    chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
     steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp)
     work = decoding(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)
     rows = padded_rows(work.rows, work, asked.engine, plan.tp)
@@ -232,7 +232,7 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Numbe
     beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
     room = np.maximum(1.0, budget - beside)  # for prompt tokens, with a token for each decode beside them
     tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
-    chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
+    chunks, together = np.maximum(1.0, load.computed / tokens), np.maximum(1.0, tokens / load.computed)
     decode = step_bill(asked, decoding(np.ceil(decodes / pp), load))
     prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
     ranks = _waiting_ranks(asked)
@@ -273,7 +273,8 @@ def _load(asked: Question) -> Load:
             raise Refusal(f"num_prompts={prompts}: {rule}", "num_prompts")
     dp = asked.plan.dp * asked.plan.replicas
     each, lengths = np.maximum(1.0, wanted.concurrency / dp), (wanted.input_len * 1.0, wanted.output_len * 1.0)
-    return Load(each, *lengths, prompts / dp, checking.spread(wanted.spread), state_tokens(asked))
+    cached = asked.offered.prefix_hit_rate * lengths[0]
+    return Load(each, *lengths, prompts / dp, checking.spread(wanted.spread), state_tokens(asked), cached)
 
 
 def lengths_note(spread: float) -> Note:

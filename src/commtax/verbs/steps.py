@@ -41,8 +41,8 @@ def decoding(seqs: Number, load: Load) -> Workload:
 
 
 def prompt_work(beside: Number, load: Load, tokens: Number, together: Number = 1.0) -> Workload:
-    """A step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are cached."""
-    past = np.maximum(0.0, load.input_len - tokens) / 2
+    """A step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are done."""
+    past = load.input_len - load.computed + np.maximum(0.0, load.computed - tokens) / 2
     return Workload(beside, beside * context(load), together, tokens, past)
 
 

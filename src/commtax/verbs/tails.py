@@ -54,6 +54,7 @@ class Gaps:
     tokens: float  # … with so many prompt tokens in the mean
     behind: float  # share without prompts of their own that had to wait for another stage's or rank's
     stalled: float  # share that waited before their step: for prompts that go first, or for stages
+    thrown: float  # share of those whose requests had been thrown out of the cache
     preempted: int  # requests that were thrown out of the cache …
     lost_s: float  # … and waited for their next token this long in the mean
 
@@ -133,12 +134,12 @@ def _cause(log: Columns, at: int, seqs: int, needed: int) -> str:
 def gaps(o: Outcome) -> Gaps:
     """What the slowest times between tokens are."""
     limit = o.statistic("itl_p99")
-    mixed = o.log["tokens"] > 0
-    times = [figures.gaps({name: column[part] for name, column in o.log.items()}) for part in (mixed, ~mixed)]
-    slow = [float(counts[seconds >= limit].sum()) for seconds, counts in times]
-    last = o.log["first_s"] + np.maximum(0.0, o.log["more_s"]) * (o.log["steps"] - 1)
-    late = (o.log["stalled"] > 0) & (o.log["first_s"] + o.log["stall_s"] >= limit) & (last < limit)
-    total = max(1.0, sum(slow))
+    mixed, late = o.log["tokens"] > 0, figures.rows(o.late, o.late["gap_s"] >= limit)
+    again = late["thrown"] > 0
+    usual = figures.rows(o.late, o.late["thrown"] == 0)
+    parts = [[figures.rows(log, (log["tokens"] > 0) == prompts) for log in (o.log, usual)] for prompts in (True, False)]
+    slow = [float(counts[seconds >= limit].sum()) for seconds, counts in (figures.gaps(*part) for part in parts)]
+    total = max(1.0, sum(slow) + float(late["requests"][again].sum()))
     heavy = mixed & (o.log["first_s"] >= limit) & (o.log["decodes"] > 0)
     thrown = o.columns["preemptions"] > 0
     return Gaps(
@@ -147,7 +148,8 @@ def gaps(o: Outcome) -> Gaps:
         with_prompts=slow[0] / total,
         tokens=float(np.mean(o.log["tokens"][heavy])) if heavy.any() else 0.0,
         behind=float(o.log["decodes"][_behind(o, limit)].sum()) / total,
-        stalled=float(o.log["stalled"][late].sum()) / total,
+        stalled=float(late["requests"][~again & (late["step_s"] < limit)].sum()) / total,
+        thrown=float(late["requests"][again].sum()) / total,
         preempted=int(thrown.sum()),
         lost_s=float(np.mean(o.columns["preempted_s"][thrown])) if thrown.any() else 0.0,
     )

@@ -107,7 +107,8 @@ def _host(b: StepBill, x: Line) -> Explanation:
     effects = tuple(engine_effect(q, name) for name in spent)
     shown = tuple(TimePart(one.name, one.mechanism, spent[one.name]) for one in effects)
     doubt = f"{x.source.kind}: standard deviation of the logarithm of this engine's host time"
-    return Explanation(parts=shown, effects=effects, source=x.source, doubts=(doubt,))
+    own = tuple(one for one in effects if one.value)  # how late collectives are is their library's
+    return Explanation(parts=shown, effects=own, source=x.source, doubts=(doubt,))
 
 
 def _bubble(b: StepBill, x: Line) -> Explanation:

@@ -10,7 +10,7 @@ from commtax.catalog.fabric import cited
 from commtax.cost.applied import Factor
 from commtax.cost.collectives import ALGORITHMS, Choice
 from commtax.cost.crossing import across
-from commtax.cost.pricing import Pricer, launched_s, reduced, scaled_s
+from commtax.cost.pricing import Pricer, reduced, scaled_s
 from commtax.cost.stated import stated
 from commtax.cost.training import scales
 from commtax.ledger import Z80, Line
@@ -41,7 +41,7 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
     if q.trains and x.item.whole_axis == "dp":
         factors += (("gather_rate", q.engine.trains.gather_rate),)
     return Explanation(
-        parts=tuple(_parts(x, chosen, fabric, pricer, settings, crosses)),
+        parts=tuple(_parts(x, chosen, pricer, settings)),
         shape={"ranks": float(x.item.ranks), "ranks_per_domain": float(where.ranks_per_domain)},
         nbytes=float(x.item.nbytes),
         floor=None if crosses else _floor(x, pricer),
@@ -53,14 +53,10 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
     )
 
 
-def _parts(x: Line, chosen: Choice, fabric: Fabric, pricer: Pricer, settings: WhatIf, crosses: bool) -> Iterator[TimePart]:
+def _parts(x: Line, chosen: Choice, pricer: Pricer, settings: WhatIf) -> Iterator[TimePart]:
     latency, wire = (float(s) for s in scaled_s(x.item, chosen, pricer.terms.engine, settings))
     yield TimePart("latency", "launch, hops and what fills a pipeline: the same for any size", latency, float(chosen.latency_s))
     yield TimePart("wire", "bytes at the rate that the path reaches", wire, float(chosen.wire_s))
-    if settings.eager and float(x.item.ranks) > 1:
-        floor = float(launched_s(fabric, latency, wire, crosses)) - latency
-        if floor:
-            yield TimePart("launch", "launched from Python, alone: no less than a launch, and across hosts threads wake", floor)
 
 
 def _floor(x: Line, pricer: Pricer) -> Floor:

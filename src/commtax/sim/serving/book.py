@@ -76,6 +76,7 @@ class Book:
     cached: list[int] = field(default_factory=list)  # prompt tokens that were in the cache when it started
     thrown: list[int] = field(default_factory=list)  # times that it was thrown out of the cache
     lost_s: list[float] = field(default_factory=list)  # between being thrown out and its next token
+    token_s: dict[int, float] = field(default_factory=dict)  # of those who are thrown out: when their last token came
     served_by: list[int] = field(default_factory=list)
     goal: list[int] = field(default_factory=list)  # tokens to compute before its next token
     left: list[int] = field(default_factory=list)  # tokens that it still makes, that one included

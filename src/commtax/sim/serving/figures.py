@@ -5,7 +5,7 @@ from math import nan
 
 import numpy as np
 
-from commtax.sim.serving.replica import Replica, Segment
+from commtax.sim.serving.replica import Late, Replica, Segment
 from commtax.sim.serving.running import Run
 
 Array = np.ndarray
@@ -48,10 +48,23 @@ def columns(run: Run) -> dict[str, Array]:
 
 def segments(engines: Sequence[Replica]) -> dict[str, Array]:
     """The logs of all engines as columns, with the engine's number."""
-    logs = [np.array(engine.log, float).reshape(-1, len(Segment._fields)) for engine in engines]
-    whole = np.concatenate(logs) if logs else np.zeros((0, len(Segment._fields)))
-    owner = np.repeat([engine.number for engine in engines], [len(log) for log in logs])
-    return {**{name: whole[:, at] for at, name in enumerate(Segment._fields)}, "engine": owner}
+    owner = np.repeat([engine.number for engine in engines], [len(engine.log) for engine in engines])
+    return {**_columns([engine.log for engine in engines], Segment._fields), "engine": owner}
+
+
+def late_tokens(engines: Sequence[Replica]) -> dict[str, Array]:
+    """Tokens of all engines that came more than a step after those before them, as columns."""
+    return _columns([engine.late for engine in engines], Late._fields)
+
+
+def _columns(logs: Sequence[Sequence[tuple[float, ...]]], names: tuple[str, ...]) -> dict[str, Array]:
+    whole = np.concatenate([np.array(log, float).reshape(-1, len(names)) for log in logs] or [np.zeros((0, len(names)))])
+    return {name: whole[:, at] for at, name in enumerate(names)}
+
+
+def rows(log: Columns, chosen: Array) -> dict[str, Array]:
+    """Some rows of a log."""
+    return {name: column[chosen] for name, column in log.items()}
 
 
 def seconds(log: Columns) -> Array:
@@ -59,24 +72,24 @@ def seconds(log: Columns) -> Array:
     return np.asarray(log["steps"] * (log["first_s"] + log["more_s"] * (log["steps"] - 1) / 2))
 
 
-def gaps(log: Columns) -> tuple[Array, Array]:
-    """Times between tokens, and how many tokens came so: each step's length for all that decode in it.
+def gaps(log: Columns, late: Columns) -> tuple[Array, Array]:
+    """Times between tokens, and how many tokens came so: each step's length for all that decode in it, but those who came late.
 
-    Those who had to wait before a segment's first step have that on top. Of a long segment, whose steps grow evenly, several
-    steps beside each other are one entry with their mean: sums stay what they are.
+    Their sum is the time from first to last tokens of all requests. Of a long segment, whose steps grow evenly, several steps
+    beside each other are one entry with their mean: sums stay what they are.
     """
     decoding = log["decodes"] > 0
     steps = log["steps"][decoding]
-    first, more, tokens, stalled, stall = (log[n][decoding] for n in ("first_s", "more_s", "decodes", "stalled", "stall_s"))
+    stretch = log["stretch"][decoding]
+    first, more, tokens = log["first_s"][decoding] * stretch, log["more_s"][decoding] * stretch, log["decodes"][decoding]
     pieces = np.minimum(steps, MOST_PIECES).astype(np.int64)
     each = steps / np.maximum(1, pieces)
     begin = np.cumsum(pieces) - pieces
     place = (np.arange(int(pieces.sum())) - np.repeat(begin, pieces) + 0.5) * np.repeat(each, pieces) - 0.5
     times = np.repeat(first, pieces) + np.repeat(more, pieces) * place
     counts = np.repeat(tokens * each, pieces)
-    counts[begin] -= stalled
-    late = stalled > 0
-    return np.concatenate([times, (first + stall)[late]]), np.concatenate([counts, stalled[late]])
+    counts[begin] -= log["late"][decoding]
+    return np.concatenate([times, late["gap_s"]]), np.concatenate([counts, late["requests"]])
 
 
 def weighted_quantile(values: Array, weights: Array, share: float) -> float:

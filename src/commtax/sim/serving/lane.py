@@ -17,7 +17,7 @@ NOBODY = ()
 
 
 class Lane:
-    __slots__ = ("cached", "ends", "last_s", "phases", "pool", "prompts", "seqs", "stalled", "step", "surface", "taken")
+    __slots__ = ("cached", "ends", "joined", "last_s", "phases", "pool", "prompts", "seqs", "step", "surface", "taken")
 
     def __init__(self, pool: Pool, surface: Surface) -> None:
         self.pool, self.surface = pool, surface
@@ -28,8 +28,8 @@ class Lane:
         self.ends: list[tuple[int, int]] = []
         self.phases = [0] * pool.rules.block
         self.prompts: list[tuple[int, int]] = []  # begun, and tokens that are done
-        self.last_s = 0.0  # when decoding requests got their last token …
-        self.stalled = 0  # … and how many of them have waited since
+        self.last_s = 0.0  # when those that decode got their last token …
+        self.joined: list[tuple[float, int]] = []  # … but these, who joined at other times and have not decoded since
 
     @property
     def busy(self) -> bool:
@@ -86,17 +86,21 @@ class Lane:
         book = self.pool.book
         if done == book.goal[i]:  # its prompt was computed elsewhere, with its first token
             book.first_s[i] = begin
-            self._decode(i)
+            self._decode(i, begin)
             return
         if book.started_s[i] != book.started_s[i]:  # not a number yet
             book.started_s[i], book.cached[i] = begin, done
         self.prompts.append((i, done))
 
-    def _decode(self, i: int) -> None:
-        """A request whose tokens so far are in the cache, and one more is made, begins to decode."""
+    def _decode(self, i: int, now: float) -> None:
+        """A request whose tokens so far are in the cache, and one more is made now, begins to decode."""
         book = self.pool.book
         tokens = book.goal[i]
         book.left[i] -= 1
+        if not self.seqs:
+            self.last_s = now
+        elif now != self.last_s:
+            self.joined.append((now, i))
         self.seqs += 1
         self.cached += tokens
         self.phases[(tokens - self.step) % self.pool.rules.block] += 1
@@ -152,6 +156,8 @@ class Lane:
         book.goal[i], book.left[i] = tokens + 1, end - self.step
         book.thrown[i] += 1
         book.lost_s[i] -= begin
+        book.token_s[i] = next((at for at, who in self.joined if who == i), self.last_s)
+        self.joined = [(at, who) for at, who in self.joined if who != i]
         pool.waiting.appendleft(i)
 
     def _leave(self, i: int, left: int) -> int:
@@ -169,6 +175,17 @@ class Lane:
         tokens = sum([new for _, new, _ in chunks])
         beside = 0 if self.pool.rules.prefill_first else self.seqs
         return surface.mixing(beside, self.cached, tokens, len(chunks), surface.prompts_s(chunks))
+
+    def prompt_pace(self, chunks: list[Chunk]) -> tuple[float, float, int]:
+        """What ``pace`` tells, of steps with these chunks: several only where one prompt fills each and has more to come."""
+        rules, (i, new, past) = self.pool.rules, chunks[0]
+        left = self.pool.book.goal[i] - past
+        if len(chunks) > 1 or left <= 2 * new or rules.stint > 1:
+            return self.seconds(chunks), 0.0, 1
+        beside = 0 if rules.prefill_first else self.seqs
+        first, more, holds = self.surface.prompting(beside, self.cached, new, past)
+        steps = min((left - 1) // new, self.ends[0][0] - self.step) if beside else (left - 1) // new
+        return first, more, steps if holds >= steps else max(1, ceil(holds))
 
     def pace(self) -> tuple[float, float, int]:
         """Of steps of decodes alone: seconds of the first, by how much each is longer than the one before, and for how many
@@ -210,11 +227,11 @@ class Lane:
             self.prompts = [(i, done) for i, done in kept if done < book.goal[i]]
         return ready
 
-    def join(self, i: int) -> bool:
-        """A request with its prompt done decodes on; False where that was its last token."""
+    def join(self, i: int, now: float) -> bool:
+        """A request with its prompt done, and a token now, decodes on; False where that was its last."""
         book = self.pool.book
         if book.left[i] > 1 and not self.pool.rules.prompts_only:
-            self._decode(i)
+            self._decode(i, now)
             return True
         self.pool.release(i, book.goal[i])
         return False

@@ -54,9 +54,8 @@ class Pipeline(Replica):
     def _complete(self, turn: int, lane: Lane, batch: Batch) -> None:
         """What a batch has computed becomes true when it leaves the last stage."""
         chunks, begin, seconds = batch
-        lane.stalled = lane.seqs if begin > lane.last_s else 0
         if chunks:
-            self.finish(turn, lane, chunks, begin, seconds)
+            self.finish(turn, lane, chunks, (begin, begin + seconds), 1, seconds, 0.0)
         else:
             self._tokens(turn, lane, (begin, begin + seconds), 1, seconds, 0.0, 0)
 

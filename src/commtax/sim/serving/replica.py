@@ -26,12 +26,23 @@ class Segment(NamedTuple):
     decodes: int  # requests that get a token in each
     first_s: float  # seconds of the first …
     more_s: float  # … and by how much each is longer than the one before
-    stalled: int  # of the decodes: those that had to wait before the first …
-    stall_s: float  # … this long
-    tokens: int  # of prompts
+    late: int  # of the decodes: those that had to wait before the first
+    stretch: float  # tokens reach clients so many times as far apart as steps are: the front end falls behind, or catches up
+    tokens: int  # of prompts in each
     waiting: int
     free: int  # blocks
     lane: int
+
+
+class Late(NamedTuple):
+    """Tokens that came more than a step after those before them: prompts went first, stages were busy, or the cache was full."""
+
+    begin_s: float  # of the step that made them …
+    step_s: float  # … and its length
+    gap_s: float
+    requests: int
+    tokens: int  # of prompts in that step
+    thrown: bool  # their requests had been thrown out of the cache, and were computed again
 
 
 class Replica:
@@ -53,6 +64,7 @@ class Replica:
         self.ready = False  # whether each rank has a prompt to compute …
         self.passed = 0  # … and steps of decodes since that changed, or since prompts were computed
         self.log: list[tuple[float, ...]] = []  # what a ``Segment`` has
+        self.late: list[tuple[float, ...]] = []  # what a ``Late`` has
         self.ended: list[float] = []  # when requests left
         self.on_done: Callable[[int, float], None] | None = None
 
@@ -135,10 +147,7 @@ class Replica:
         if rules.stint > 1:
             self.undecided = rules.stint
         if chunks:
-            self.passed = 0
-            seconds = lane.seconds(chunks)
-            self._pass(begin, begin + seconds)
-            self.finish(0, lane, chunks, begin, seconds)
+            self._prompt_alone(begin, until, lane, chunks)
             return
         if rules.prefill_first:
             lane.secure(begin)
@@ -184,26 +193,35 @@ class Replica:
         seconds -= self.rules.spread * (seconds - sum(each) / len(self.lanes))
         self._pass(begin, begin + seconds)
         for number, (lane, own) in enumerate(zip(self.lanes, chunks, strict=True)):
-            self.finish(number, lane, own, begin, seconds)
+            self.finish(number, lane, own, (begin, begin + seconds), 1, seconds, 0.0)
 
-    def finish(self, number: int, lane: Lane, chunks: list[Chunk], begin: float, seconds: float) -> None:
-        """One lane's part of a step with prompts."""
-        tokens, end = sum([new for _, new, _ in chunks]), begin + seconds
+    def _prompt_alone(self, begin: float, until: float, lane: Lane, chunks: list[Chunk]) -> None:
+        """Steps with prompts: one, or as many as pass before something changes while one prompt takes what each has room for."""
+        self.passed = 0
+        first, more, steps = lane.prompt_pace(chunks)
+        if steps > 1:
+            steps = min(steps, self._undisturbed(begin, until, first, more))
+            steps = steps if self.rules.prefill_first else lane.fits(steps)
+        end = begin + (steps * first + more * steps * (steps - 1) / 2)
+        self._pass(end - first - more * (steps - 1) if steps > 1 else begin, end)
+        self.finish(0, lane, chunks, (begin, end), steps, first, more)
+
+    def finish(self, number: int, lane: Lane, chunks: list[Chunk], time: Span, steps: int, first: float, more: float) -> None:
+        """One lane's part of steps with prompts, each of which computes as much of them."""
+        tokens, (begin, end) = sum([new for _, new, _ in chunks]), time
         if self.rules.prefill_first or not lane.seqs:
-            lane.stalled = lane.stalled or lane.seqs
-            lane.last_s = lane.last_s if lane.seqs else end
-            self.log.append((begin, 1, 0, seconds, 0.0, 0, 0.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
+            self.log.append((begin, steps, 0, first, more, 0, 1.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
             if self.streams:
                 self._stream(begin, 0)
         else:
-            self._tokens(number, lane, (begin, end), 1, seconds, 0.0, tokens)
+            self._tokens(number, lane, time, steps, first, more, tokens)
         first_s, seen = self.book.first_s, end if end > self.streamed else self.streamed
-        for i in lane.prompted(chunks):
+        for i in lane.prompted(chunks if steps == 1 else [(i, steps * new, past) for i, new, past in chunks]):
             if first_s[i] != first_s[i]:  # not a number yet
                 first_s[i] = seen
             else:
-                self._token_again(i, end)
-            if not lane.join(i):
+                self._token_again(i, (begin, end), seen, tokens)
+            if not lane.join(i, seen):
                 self._leave(i, end)
 
     def _decode(self, begin: float, until: float) -> None:
@@ -256,12 +274,15 @@ class Replica:
     def _tokens(self, number: int, lane: Lane, time: Span, steps: int, first: float, more: float, tokens: int) -> None:
         """All that decode in a lane have got so many tokens, and who has got all leaves."""
         begin, end = time
-        stalled, pool = lane.stalled, lane.pool
-        stall = begin - lane.last_s if stalled else 0.0
-        self.log.append((begin, steps, lane.seqs, first, more, stalled, stall, tokens, len(pool.waiting), pool.free, number))
+        pool, due, seen, stretch = lane.pool, begin, end, 1.0
         if self.streams:
+            due = max(begin, self.streamed)
             self._stream(begin, steps * lane.seqs)
-        lane.last_s, lane.stalled = end, 0
+            seen = max(end, self.streamed)
+            stretch = (seen - due) / (end - begin)
+        late = self._waited(lane, begin, due, first * stretch, tokens) if lane.joined or lane.last_s < due else 0
+        self.log.append((begin, steps, lane.seqs, first, more, late, stretch, tokens, len(pool.waiting), pool.free, number))
+        lane.last_s = seen
         for i in lane.decoded(steps):
             self._leave(i, end)
 
@@ -269,10 +290,20 @@ class Replica:
         """The front end sends so many tokens of steps that begin then."""
         self.streamed = max(self.streamed, begin) + tokens * self.rules.token_s
 
-    def _token_again(self, i: int, now: float) -> None:
+    def _waited(self, lane: Lane, begin: float, due: float, step_s: float, tokens: int) -> int:
+        """How many of a lane had their last token before a step could begin to make the next, which is written down."""
+        groups = [(lane.last_s, lane.seqs - len(lane.joined)), *((at, 1) for at, _ in lane.joined)]
+        late = [(begin, step_s, due - at + step_s, count, tokens, False) for at, count in groups if count and at < due]
+        self.late += late
+        lane.joined = []
+        return sum(count for _, _, _, count, _, _ in late)
+
+    def _token_again(self, i: int, step: Span, seen: float, tokens: int) -> None:
         """A prompt is done again and made the next token of a request that had been thrown out."""
         if self.book.thrown[i]:
-            self.book.lost_s[i] += now
+            begin, end = step
+            self.book.lost_s[i] += end
+            self.late.append((begin, end - begin, seen - self.book.token_s.pop(i), 1, tokens, True))
 
     def _leave(self, i: int, now: float) -> None:
         self.book.done_s[i] = seen = now if now > self.streamed else self.streamed
