@@ -21,9 +21,18 @@ SAME = 0.03  # two degrees whose times differ by less did the same work
 WHOLE = 0.05  # TTFT this near to a multiple of ITL is the time of a whole request
 LEAST_OUTPUT = 8  # tokens below which such a multiple may be chance
 FLOOR_SLACK = 0.98
+SENT_SLACK = 0.1  # of a rate that was set
 SAME_BOOKS = 0.05  # means of products are not products of means where lengths vary
 TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E", "queue": "queue", "prefill": "prefill", "decode": "decode"}
 RATES = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "total_tokens_per_s": "total tokens/s"}
+BESIDE = {
+    "peak concurrency": "requests at once, the most",
+    "mean concurrency": "requests at once, on average",
+    "decode tokens/s": "tokens/s while decoding",
+    "sent requests/s": "requests/s sent",
+    "tokens/s": "tokens/s, nobody says which",
+}
+"""Facts that are figures, and beside no prediction."""
 STATISTICS = ("mean", "median", "p99")
 CHUNKS = "between chunks of a stream, which may hold several tokens"
 SLOW = {
@@ -156,10 +165,11 @@ def _rates(result: Bench, judged: Judge) -> Iterator[Finding]:
         if rate and not (name == "total_tokens_per_s" and result.output_tokens_per_s):
             item = Note(name, title)
             yield judged(name, "", item, rate, "") or Finding(item, None, rate)
-    if result.kind == "throughput" and result.duration_s:
+    if result.duration_s:
         yield Finding(Note("duration", "time of all requests"), None, result.duration_s, "s")
-    if peak := result.facts.get("peak concurrency"):
-        yield Finding(Note("peak", "requests at once, the most"), None, float(peak))
+    for fact, title in BESIDE.items():
+        if told := result.facts.get(fact):
+            yield Finding(Note(fact, title), None, float(told))
 
 
 def _judged(
@@ -215,8 +225,19 @@ def _suspicious(result: Bench, claim: Claim | None = None) -> Iterator[Finding]:
         yield Finding("conditions of the benchmark missed", 0, len(invalid), reason=str(invalid[0])).judged()
     if result.stats.get("ttft", {}).get("mean") == 0 and result.seconds("e2el", "mean"):
         yield Finding("results without a first token", 0, 1, reason=UNSTREAMED).judged()
+    elif result.stats.get("itl", {}).get("mean") == 0 and (result.output_len or 0.0) > LEAST_OUTPUT:
+        yield Finding("results without gaps between tokens", 0, 1, reason=UNSTREAMED_GAPS).judged()
+    yield from _more_than_sent(result)
     yield from _identities(result)
     yield from _whole_request(result, lengths_of(result, claim)[1] if claim else result.output_len)
+
+
+def _more_than_sent(result: Bench) -> Iterator[Finding]:
+    """That more was answered than was sent, by more than chance: the rate that was set is not the one that came."""
+    asked, answered, count = result.request_rate, result.requests_per_s, result.requests
+    if asked and answered and count and math.isfinite(asked) and answered > asked * (1 + SENT_SLACK + 3 / math.sqrt(count)):
+        why = "requests came faster than the rate that is said of them"
+        yield Finding("requests/s answered, at most those sent", asked, answered, "", SENT_SLACK, why, verdict=DISAGREE)
 
 
 def _against(result: Bench, claim: Claim, baseline: Bench | None) -> Iterator[Finding]:
@@ -270,6 +291,7 @@ def _floor(result: Bench, claim: Claim) -> Iterator[Finding]:
     yield Finding(item, least, measured, "s", float("inf"), reason, verdict=verdict)
 
 
+UNSTREAMED_GAPS = "all tokens of an answer came at once: it was not streamed, and what is called TPOT is no time of a decode step"
 UNSTREAMED = "no first token was seen: answers did not come as a stream, and what is called TPOT holds the prompt and all waiting"
 BEATS = "beats the hardware"
 

@@ -22,6 +22,7 @@ KEPT_UP = 0.9  # of the requests that were asked for: a server that answers as m
 CHANCE = 2.0  # deviations by which arrivals may take longer than their rate says
 LONGEST = 4.0  # times as long as the usual answer, of many whose lengths vary
 GROWS = 3.0  # times as late come first tokens at the end of a run as at its beginning
+PROMPTS = 0.8  # share of a server's time for prompts, above which the time of a token is theirs
 SMALL = 0.5  # share of the host's time in a step, above which the host is the likely one
 
 
@@ -70,13 +71,21 @@ def _decode(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | 
     metric, statistic, measured = _steps(result)
     figure = predicted.of(metric, statistic)
     more = slower(figure, measured, claim) if result.accepted <= 1 else 0.0
-    if not more or figure is None or measured is None:
+    if not more or figure is None or measured is None or _mostly_prompts(predicted, claim):
         return
     cost = more * max(1, predicted.load.answer - 1)
     gain = f"{measured / figure.value:.2f}x faster tokens ({format_seconds(figure.value)} each)"
     times = measured / figure.value
     said = f"a decode step takes {times:.2f} times what it should"
     yield _blamed(times, predicted, claim, baseline, Cause("", said, cost, _share(result, predicted, cost), gain=gain))
+
+
+def _mostly_prompts(predicted: Expected, claim: Claim) -> bool:
+    """Whether the server works on prompts nearly all the time: tokens then wait behind them, and tell nothing of decode steps."""
+    load, batch = predicted.load, max(1, round(predicted.running))
+    prompt = float(claim.bill("prefill", 1, load.prompt).step_s)
+    answer = load.answer * float(claim.bill("decode", batch, load.prompt + load.answer // 2).step_s) / batch
+    return not load.alone and prompt > PROMPTS * (prompt + answer)
 
 
 def _whole(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None) -> Iterator[Cause]:
@@ -222,7 +231,7 @@ def overload(result: Bench) -> tuple[Cause, ...]:
     most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
     said = f"overloaded: answered {answered:.3g} of {asked:.3g} requests/s{most}{later}"
     change = "more replicas or GPUs, fewer or shorter requests, or a limit on what is let in"
-    return (Cause("overload", said, share=1 - answered / asked, change=change, gain=f"{asked / answered:.2f}x the requests"),)
+    return (Cause("overload", said, share=1 - answered / asked, change=change),)
 
 
 def _lasts(result: Bench, asked: float, answered: float) -> bool:

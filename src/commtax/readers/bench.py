@@ -18,7 +18,7 @@ from itertools import islice
 from statistics import fmean, median
 
 from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
-from commtax.readers.benches import aiperf, guidellm, inferencex, lines, mlperf, prometheus, tables, trtllm
+from commtax.readers.benches import aiperf, documents, guidellm, inferencex, lines, mlperf, printed, prometheus, trtllm
 from commtax.readers.benches.cut import readable
 from commtax.readers.benches.record import METRICS, TABLE, Bench, number, result, spread_among, thirds_of
 from commtax.readers.short_lines import each_line
@@ -34,18 +34,18 @@ COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of 
 NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
 
 _PRINTED = (
-    tables.looks_like,
     mlperf.looks_like,
     prometheus.looks_like,
     aiperf.looks_printed,
     lines.looks_like,
     trtllm.looks_like,
+    printed.looks_like,
 )
 
 
 def looks_like_data(head: bytes) -> bool:
     """Whether JSON begins with a key of a result."""
-    return any(key in head for key in (*KEYS, *MORE_KEYS, *PER_GPU))
+    return any(key in head for key in (*KEYS, *MORE_KEYS, *PER_GPU)) or documents.looks_like(head)
 
 
 def looks_like_text(text: str) -> bool:
@@ -73,12 +73,14 @@ def _found(text: str) -> Iterator[Bench]:
     elif _is_sweep(text):
         yield from _sweep(text)
     else:
-        yield from tables.parse(text, _printed)
-        for module in (mlperf, prometheus, lines, trtllm):
-            if module.looks_like(text):
-                yield from module.parse(text)
+        special = [module for module in (mlperf, prometheus, lines, trtllm) if module.looks_like(text)]
+        listed = aiperf.looks_printed(text)
+        if printed.TITLE in text or not (special or listed):
+            yield from printed.parse(text)
+        for module in special:
+            yield from module.parse(text)
         yield from _between(text)
-        if aiperf.looks_printed(text):
+        if listed:
             yield from aiperf.from_text(text)
 
 
@@ -155,6 +157,8 @@ def _each(d: Json) -> Iterator[Bench]:
         yield aiperf.from_document(d)
     elif lines.is_batch(d):
         yield lines.from_batch(d)
+    else:
+        yield from documents.from_document(d)
 
 
 def _latency(d: Json) -> Bench:
@@ -191,12 +195,6 @@ def _serve(d: Json) -> Bench:
     facts = ({"backend": backend} if backend else {}) | ({"peak concurrency": f"{peak:g}"} if peak else {})
     tool = "sglang" if sglang else "vllm"
     return result(tool, "serve", d, stats, spread=spread_among(answers), facts=facts)
-
-
-def _printed(d: dict[str, object], notes: tuple[Note, ...]) -> Bench:
-    """A table, by whoever printed it: SGLang's has a backend."""
-    served = replace(_serve(d), notes=notes)
-    return served if d.get("backend") is None else replace(served, tool="sglang")
 
 
 def _details(d: Json) -> Mapping[str, list[float]]:

@@ -1,0 +1,181 @@
+"""Results as people print and paste them: lists of labels and values, tables of any frame, anywhere in a longer text.
+
+A line is a label, a colon or an equals sign and a value, whatever a launcher or a logger wrote before it; below the title of a
+metric its statistics may stand alone. A list whose first labels come again is the next run. Labels mean what ``labels`` says.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from commtax.readers.benches.commands import Told, is_command
+from commtax.readers.benches.grids import Row, row_of, runs_of
+from commtax.readers.benches.labels import LONGEST, Meaning, meaning
+from commtax.readers.benches.record import Bench
+from commtax.readers.benches.runs import STRONG, Run, built, dialect_of
+from commtax.readers.short_lines import each_line
+from commtax.statement import Note
+
+TITLE = "Serving Benchmark Result"
+INSIDE = ("Benchmark duration (s):", "Mean TTFT (ms):")  # lines that only a table of that title has
+FRAME = "│┃|>*#\"', \t=•-"  # what panes, quotes and lists put around a line
+LONGEST_LINE = 400
+NAMESPACE_SIGNS = 8000  # of a line with all options, in which the model shows
+MOST_ROWS = 10_000  # of one table
+LEAST = 2  # figures of a list that is a result
+FAR = 12  # lines that say nothing, after which what was said of a load is of no list any more
+END = "=" * 40
+_MODEL = re.compile(r"\bmodel(?:_id)?='([^']{1,200})'")
+_PAIR = re.compile(r"(.{1,300}?)(?::|\s=)\s+(\S.{0,200})$|(.{1,300}):\s*(\S.{0,200})$|(.{1,300}):\s*$")
+_LOGGED = re.compile(r".*(?:[\]>)]|: | - |INFO|WARNING|\||\.\w{1,9}:\d{1,6})\s+(?=[A-Za-z])")
+_HINT = re.compile(
+    r"ttft|tpot|first.token|output.tok|inter.?token|per.output.token|e2e|throughput|tok(?:en)?s?\s?(?:/|per)\s?(?:s|m)|req(?:uest)?s?\s?/\s?(?:s|m)|\brps\b|\btps\b",
+    re.I,
+)
+
+
+def looks_like(text: str) -> bool:
+    return _HINT.search(text) is not None and bool(parse(text))
+
+
+@lru_cache(maxsize=1)
+def parse(text: str) -> tuple[Bench, ...]:
+    """All results of a text, in their order."""
+    return tuple(_Reader(text).results())
+
+
+class _Reader:
+    """Goes through a text once."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.dialect = text, dialect_of(text)
+        self.told = Told()
+        self.run = Run(self.dialect)
+        self.grid: list[tuple[int, Row]] = []
+        self.section = Meaning()
+        self.titled = 0  # the line of a title whose table is not ended
+        self.command, self.idle = "", 0
+        self.named: dict[tuple[str, int], Run] = {}  # rows of tables by their names, which later tables go on with
+        self.model = ""
+
+    def results(self) -> Iterator[Bench]:
+        for number, line in enumerate(each_line(self.text), 1):
+            if len(line) > LONGEST_LINE and "Namespace(" in line[:NAMESPACE_SIGNS] and (named := _MODEL.search(line[:NAMESPACE_SIGNS])):
+                self.model = named[1]
+            elif len(line) <= LONGEST_LINE or self.command:
+                yield from self._line(number, line)
+        yield from self._table()
+        yield from self._closed(self._unended())
+        yield from (one for run in self.named.values() for one in self._bench(run))
+
+    def _line(self, number: int, line: str) -> Iterator[Bench]:
+        row = None if self.titled or self.command else row_of(line)
+        if row is not None and (row or self.grid) and len(self.grid) < MOST_ROWS:
+            self.grid.append((number, row))
+            return
+        yield from self._table()
+        if TITLE in line:
+            if self.titled or self.run.measured:  # else what stands above says its load
+                yield from self._closed(self._unended() if self.titled else None)
+            self.titled = number
+        elif END in line and not any(sign.isalpha() for sign in line):
+            yield from self._closed(None) if self.titled else ()
+        elif self.command or is_command(line.strip(" `")):
+            yield from self._commanded(line)
+        else:
+            yield from self._plain(number, line)
+
+    def _commanded(self, line: str) -> Iterator[Bench]:
+        self.command += " " + line.strip(" `").rstrip("\\")
+        if not line.rstrip().endswith("\\"):
+            if self.run.measured:
+                yield from self._closed(None)
+            self.told.take(self.command.strip())
+            self.command = ""
+
+    def _plain(self, number: int, line: str) -> Iterator[Bench]:
+        """A pair, or the title of a metric."""
+        if "Namespace(" in line and (named := _MODEL.search(line)):
+            self.model = named[1]
+            return
+        pair = _PAIR.match(line.rstrip("│┃| \t"))
+        if pair is None or pair[5]:
+            said = meaning((pair[5] if pair else line).strip(FRAME + "─━ "))
+            self.section = said if said.kind == "time" and not said.statistics else self.section
+            self.idle += not said.field
+        else:
+            yield from self._pair(number, pair[1] or pair[3], pair[2] or pair[4])
+        if self.idle > FAR and not self.titled and not self.run.measured:
+            self.run, self.idle = Run(self.dialect), 0
+
+    def _pair(self, number: int, label: str, value: str) -> Iterator[Bench]:
+        said, value = self._meant(label, value)
+        if not said.field:
+            self.idle += 1
+            return
+        read = self.run.read(said, value)
+        if not self.titled and any(key in self.run.figures and self.run.figures[key] != n for key, n in read.items() if key[0] in STRONG):
+            yield from self._closed(None)
+        if not self.run.figures:
+            self.run.line = number
+            if not self.titled and any(word in f"{label}:" for word in INSIDE):
+                self.run.notes.append(Note("partial", f"the table on line {number} has no title: what is above it is missing"))
+        self.run.put(said, value)
+        self.idle = 0
+
+    def _meant(self, label: str, value: str) -> tuple[Meaning, str]:
+        """A label's meaning: below the title of a metric statistics alone, and behind whatever a logger wrote."""
+        if ": " in value:  # the first colon is a logger's
+            before, _, last = value.rpartition(": ")
+            label, value = f"{label}: {before}", last
+        for one in (label.strip(FRAME), _LOGGED.sub("", label[-LONGEST:]).strip(FRAME)):
+            said = meaning(one)
+            if said.field:
+                return said, value
+            if not said.kind and said.statistics and self.section.field:
+                return replace(self.section, statistics=said.statistics, unit_s=said.unit_s or self.section.unit_s), value
+        return Meaning(), value
+
+    def _table(self) -> Iterator[Bench]:
+        """What the table above was."""
+        lines, self.grid = self.grid, []
+        seen: dict[str, int] = {}
+        for run in runs_of(lines, self.dialect, self.run) if any(row for _, row in lines) else ():
+            key = run.name, seen.setdefault(run.name, 0)
+            seen[run.name] += 1
+            if key not in self.named or not run.name:
+                key = (run.name, seen[run.name] - 1) if run.name else ("", len(self.named))
+            known = self.named.setdefault(key, run)
+            known.figures = {**run.figures, **known.figures}
+            known.strings = {**run.strings, **known.strings}
+        yield from ()
+
+    def _closed(self, note: Note | None) -> Iterator[Bench]:
+        run, titled = self.run, self.titled
+        run.notes += [note] if note else []
+        self.run, self.titled, self.section = Run(self.dialect), 0, Meaning()
+        yield from self._bench(run, bool(titled))
+
+    def _bench(self, run: Run, titled: bool = False) -> Iterator[Bench]:
+        """The run's result, where it is one: a titled table with any figure, another list or row with a time or a rate."""
+        known = self.dialect.tool not in ("printed", "vllm")
+        least = 1 if run.name or run.line == 0 else LEAST
+        if run.measured >= least and run.strong or (titled and run.figures) or (known and len(run.figures) > LEAST and not run.measured):
+            if not run.measured:
+                run.notes.append(Note("partial", "no time and no rate is in it: cut off before them"))
+            if self.model:
+                run.strings.setdefault("model", self.model)
+            found = built(run, self.told.facts)
+            if titled and {("failed", ""), ("peak_concurrency", "")} <= run.figures.keys() and not found.concurrency:
+                found = replace(found, request_rate=found.request_rate or math.inf)  # it would say a rate or a cap
+            yield replace(found, tool="sglang") if titled and "backend" in run.strings else found
+
+    def _unended(self) -> Note | None:
+        """That a table is cut off: its last line is missing, or the text ends within a label."""
+        if self.titled:
+            return Note("partial", f"the table that begins on line {self.titled} is cut off: what it has is read")
+        last = self.text[-LONGEST_LINE:].rstrip().rpartition("\n")[2].strip(FRAME)
+        ended = self.run.measured and last.endswith(":") and meaning(last.rstrip(":")).field
+        return Note("partial", "the text ends within a line: what is above it is read") if ended else None
