@@ -171,7 +171,7 @@ P95 TPOT (ms):                           50.00
 def test_the_highest_percentile_the_gaps_and_the_peak_of_a_result_are_told(told):
     findings, _, _ = told(SERVED)
     assert (findings["ttft_p95"].measured, findings["tpot_p95"].measured, findings["itl_mean"].measured) == (0.9, 0.05, 0.16)
-    assert findings["peak"].measured == 37
+    assert findings["peak concurrency"].measured == 37
     (read,) = bench.parse(json.dumps({"duration": 5.0, "completed": 9, "max_concurrent_requests": 7, "mean_ttft_ms": 3.0}))
     assert read.facts["peak concurrency"] == "7"
 

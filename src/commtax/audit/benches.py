@@ -21,6 +21,7 @@ SAME = 0.03  # two degrees whose times differ by less did the same work
 WHOLE = 0.05  # TTFT this near to a multiple of ITL is the time of a whole request
 LEAST_OUTPUT = 8  # tokens below which such a multiple may be chance
 FLOOR_SLACK = 0.98
+RESULTS = "results"  # a fact of a file with several
 SENT_SLACK = 0.1  # of a rate that was set
 SAME_BOOKS = 0.05  # means of products are not products of means where lengths vary
 TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E", "queue": "queue", "prefill": "prefill", "decode": "decode"}
@@ -29,6 +30,7 @@ BESIDE = {
     "peak concurrency": "requests at once, the most",
     "mean concurrency": "requests at once, on average",
     "decode tokens/s": "tokens/s while decoding",
+    "prompt tokens/s": "prompt tokens/s",
     "sent requests/s": "requests/s sent",
     "tokens/s": "tokens/s, nobody says which",
 }
@@ -45,6 +47,8 @@ FAST = "faster than predicted: a cached prefix, several tokens a step, shorter p
 TERMS = ("queue", "prefill", "decode")
 """Times that a server tells of its own inside: told and judged, and no headline."""
 DEGREES = ("pp", "dp", "ep")
+IDENTITY = ("model", "chip", "tp", *DEGREES)
+"""Codes of findings on what ran."""
 PULLED = 3.0  # times the median, from which on outliers make a mean
 SPECULATIVE = "several tokens a step under speculative decoding: the time of a step is not in it"
 
@@ -102,7 +106,8 @@ def _compared(result: Bench, claim: Claim, baseline: Bench | None) -> _Run:
         *_times(result, partial(_judged, result, predicted, claim)),
         *_rates(result, partial(_judged, result, predicted, claim)),
     )
-    blamed = () if claim.distrust and not claim.strict else terms.causes(result, predicted, claim, baseline)
+    other = any(f.code in IDENTITY and f.verdict == DISAGREE for f in checks)  # what it should take is that of another run
+    blamed = () if other or (claim.distrust and not claim.strict) else terms.causes(result, predicted, claim, baseline)
     remarks = (Note("load", f"predicted for {predicted.load}{_beyond(predicted)}"), *_remarks(result, claim))
     more = terms.overload(result) if blamed else terms.told(result)
     return _Run((*found, *checks), (*more, *blamed), remarks)
@@ -243,7 +248,9 @@ def _more_than_sent(result: Bench) -> Iterator[Finding]:
 def _against(result: Bench, claim: Claim, baseline: Bench | None) -> Iterator[Finding]:
     """What a sound run of this claim cannot show."""
     if result.tp:
-        yield Finding("tensor-parallel size in the result", claim.tp, result.tp, reason="another run than was said").judged()
+        yield Finding(
+            Note("tp", "tensor-parallel size in the result"), claim.tp, result.tp, reason="another run than was said"
+        ).judged()
     sizes = {axis: int(size) for axis in DEGREES if (size := result.facts.get(axis, "")).isdecimal()}
     yield from differing(claim, result.model, result.facts.get(HARDWARE) or result.facts.get("sut name", ""), sizes)
     yield from _floor(result, claim)
@@ -387,8 +394,10 @@ def _facts(results: Sequence[Bench]) -> Mapping[str, str]:
         named = {"tool": r.tool, "kind": r.kind, "model": r.model, "version": r.version, "tp": r.tp, "failed": r.failed}
         load = {"requests": r.requests, "concurrency": r.concurrency, "request rate": r.request_rate, "batch": r.batch}
         lengths = {"input length": r.input_len, "output length": r.output_len}
+        lengths |= {} if any(lengths.values()) else {"input tokens": r.input_tokens, "output tokens": r.output_tokens}
         lengths |= {"tokens a step": r.accepted} if r.accepted > 1 else {}
         for fact, value in {**named, **load, **lengths, **r.facts}.items():
             if value:
                 held.setdefault(fact, {})[f"{value:g}" if isinstance(value, float) else str(value)] = None
-    return {fact: ", ".join(values) for fact, values in held.items()}
+    several = {RESULTS: str(len(results))} if len(results) > 1 else {}
+    return several | {fact: ", ".join(values) for fact, values in held.items()}

@@ -22,7 +22,7 @@ KEPT_UP = 0.9  # of the requests that were asked for: a server that answers as m
 CHANCE = 2.0  # deviations by which arrivals may take longer than their rate says
 LONGEST = 4.0  # times as long as the usual answer, of many whose lengths vary
 GROWS = 3.0  # times as late come first tokens at the end of a run as at its beginning
-PROMPTS = 0.8  # share of a server's time for prompts, above which the time of a token is theirs
+PROMPTS = 2 / 3  # share of a server's time for prompts, above which the time of a token is theirs
 SMALL = 0.5  # share of the host's time in a step, above which the host is the likely one
 
 
@@ -231,7 +231,7 @@ def overload(result: Bench) -> tuple[Cause, ...]:
     most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
     said = f"overloaded: answered {answered:.3g} of {asked:.3g} requests/s{most}{later}"
     change = "more replicas or GPUs, fewer or shorter requests, or a limit on what is let in"
-    return (Cause("overload", said, share=1 - answered / asked, change=change),)
+    return (Cause("overload", said, change=change),)
 
 
 def _lasts(result: Bench, asked: float, answered: float) -> bool:
@@ -259,7 +259,8 @@ def _waits(result: Bench) -> Iterator[Cause]:
     at_once = (
         math.isinf(result.request_rate or 0.0) and not result.concurrency
     )  # of a test in which all requests wait for each other
-    if not whole or at_once or (in_flight(result) or math.inf) <= FEW:
+    unstreamed = result.stats.get("itl", {}).get("mean") == 0  # its first token is its last
+    if not whole or at_once or unstreamed or (in_flight(result) or math.inf) <= FEW:
         return
     change = "more KV memory or replicas, or fewer requests at once"
     if waited and waited > LARGE * whole:

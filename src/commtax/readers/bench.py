@@ -36,7 +36,6 @@ NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf
 _PRINTED = (
     mlperf.looks_like,
     prometheus.looks_like,
-    aiperf.looks_printed,
     lines.looks_like,
     trtllm.looks_like,
     printed.looks_like,
@@ -74,14 +73,11 @@ def _found(text: str) -> Iterator[Bench]:
         yield from _sweep(text)
     else:
         special = [module for module in (mlperf, prometheus, lines, trtllm) if module.looks_like(text)]
-        listed = aiperf.looks_printed(text)
-        if printed.TITLE in text or not (special or listed):
+        if printed.TITLE in text or not special:
             yield from printed.parse(text)
         for module in special:
             yield from module.parse(text)
         yield from _between(text)
-        if listed:
-            yield from aiperf.from_text(text)
 
 
 def _between(text: str) -> Iterator[Bench]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from commtax.audit.benches import RESULTS
 from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Cause, Culprit, Section
 from commtax.audit.lacking import missing
 from commtax.audit.typical import PARTS, by_rank, of_all, usual_phase
@@ -177,10 +178,13 @@ def what_ran(sections: Sequence[Section]) -> str:
     for section in sections:
         if used := of_all(section):
             return f"{job(section)}, {binding(used, {**BINDING, **ON_HOST} if on_host(section) else BINDING)}"
-    kinds = Counter(s.kind for s in sections)
+    kinds: Counter[str] = Counter()
+    for section in sections:
+        kinds[section.kind] += int(section.facts.get(RESULTS, "1"))
     read = ", ".join(plural(count, KINDS.get(kind, kind)) for kind, count in kinds.items()) or "no file"
     figures = [figure for s in sections for figure in _figures(s)][:MOST_FIGURES]
-    return f"{read}, {', '.join(figures)}" if figures else read
+    first = "the first: " if any(RESULTS in s.facts for s in sections) else ""
+    return f"{read}, {first}{', '.join(figures)}" if figures else read
 
 
 def _figures(section: Section) -> Iterator[str]:

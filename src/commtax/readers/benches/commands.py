@@ -22,8 +22,11 @@ def is_command(line: str) -> bool:
     >>> is_command("$ vllm serve m -tp 2"), is_command("vllm serve was started: 3")
     (True, False)
     """
-    return len(line) <= LONGEST and any(p in line for p in PROGRAMS) and _FIRST.match(line) is not None and (
-        " -" in line or "\\" in line or line.count(" ") <= 3
+    return (
+        len(line) <= LONGEST
+        and any(p in line for p in PROGRAMS)
+        and _FIRST.match(line) is not None
+        and (" -" in line or "\\" in line or line.count(" ") <= 3)
     )
 
 

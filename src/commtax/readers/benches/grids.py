@@ -14,6 +14,7 @@ _BAR = re.compile(r"[|│┃║]")
 _RULE = re.compile(r"[\s|│┃║+:=─━═\-╇╪┼╒╤╕╞╡╘╧╛├┤┌┬┐└┴┘┏┳┓┡┩╔╗╚╝╠╣╦╩╬]{3,}")
 _LEFT_OUT = frozenset(LABELS["left_out"])
 Row = list[str]
+Pairs = list[tuple[Meaning, str]]
 Lines = Sequence[tuple[int, Row]]  # an empty row is a rule
 
 
@@ -42,10 +43,12 @@ def runs_of(lines: Lines, dialect: Dialect, current: Run) -> Iterator[Run]:
             current.notes.append(Note("partial", f"the table on line {lines[0][0]} has no rows: the file is cut there"))
         return
     columns = [meaning(label) for label in header]
-    if any(said.measured or said.kind in ("time", "count") for said in columns[1:]) or columns[:1] and columns[0].measured:
-        yield from _by_row(header, columns, rows, dialect, current)
+    if any(said.measured for said in columns):
+        yield from _by_row(columns, rows, dialect, current)
     elif any(meaning(row[0]).field for _, row in rows):
         yield from _by_column(header, columns, rows, dialect, current)
+    elif any(said.field for said in columns):
+        yield from _by_row(columns, rows, dialect, current)
 
 
 def _parted(lines: Lines) -> tuple[Row, list[tuple[int, Row]]]:
@@ -54,9 +57,17 @@ def _parted(lines: Lines) -> tuple[Row, list[tuple[int, Row]]]:
     width = max((len(row) for _, row in filled), default=0)
     first = next((at for at, (_, row) in enumerate(lines) if row), 0)
     last = next((at for at in range(first, len(lines)) if not lines[at][1]), first + 1)
-    above = [_spread(row, width) for _, row in lines[first:last]][:MOST_HEADERS]
+    if width == 2 and last - first > 1 and not any(row for _, row in lines[last:]):  # a list without a header
+        last = first
+    above = [_spread(row, width) for _, row in lines[first:last]][:MOST_HEADERS] or [[""] * width]
     labels = [" ".join(dict.fromkeys(part for part in parts if part)) for parts in zip(*above, strict=True)]
-    return labels, [(n, [*(cell.strip("\0") for cell in row), *[""] * (width - len(row))]) for n, row in lines[last:] if row]
+    rows: list[tuple[int, Row]] = []
+    for n, row in ((n, [*(cell.strip("\0") for cell in row), *[""] * (width - len(row))]) for n, row in lines[last:] if row):
+        if rows and row[0] and not any(row[1:]) and (row[0][0] == "(" or rows[-1][1][0].count("(") > rows[-1][1][0].count(")")):
+            rows[-1][1][0] += f" {row[0]}"  # the rest of a label, on a line of its own
+        else:
+            rows.append((n, row))
+    return labels, rows
 
 
 def _spread(row: Row, width: int) -> Row:
@@ -67,7 +78,7 @@ def _spread(row: Row, width: int) -> Row:
     return spread
 
 
-def _by_row(header: Row, columns: list[Meaning], rows: Lines, dialect: Dialect, current: Run) -> Iterator[Run]:
+def _by_row(columns: list[Meaning], rows: Lines, dialect: Dialect, current: Run) -> Iterator[Run]:
     """Each row a run, or a statistic of the current one."""
     for n, row in rows:
         ranked = meaning(row[0] if columns[0].field == "" else "")
@@ -85,20 +96,42 @@ def _by_row(header: Row, columns: list[Meaning], rows: Lines, dialect: Dialect, 
 
 
 def _by_column(header: Row, columns: list[Meaning], rows: Lines, dialect: Dialect, current: Run) -> Iterator[Run]:
-    """Each row a figure: its statistics in columns, or each column a run."""
-    apart = [at for at in range(1, len(header)) if not columns[at].statistics and header[at].lower() not in _LEFT_OUT]
-    units = next((at for at in apart if header[at].lower() in ("unit", "units")), 0)
-    apart = [at for at in apart if at != units and any(meaning(row[0]).field and _digits(row[at]) for _, row in rows)]
-    several = len(apart) > 1
-    runs = {at: Run(dialect, rows[0][0], header[at]) if several else current for at in apart}
-    for _, row in rows:
-        said = meaning(f"{row[0]} ({row[units]})" if units and row[units] else row[0])
-        for at in range(1, len(row)) if said.field else ():
-            if at in runs:
-                runs[at].put(said, row[at])
-            elif at < len(columns) and columns[at].statistics and not columns[at].field and not said.statistics:
-                current.put(replace(said, statistics=columns[at].statistics, unit_s=columns[at].unit_s or said.unit_s), row[at])
-    yield from runs.values() if several else ()
+    """Each row a figure: its statistics in columns, or each column a run; sizes beside it tell runs apart."""
+    others = [at for at in range(1, len(header)) if not columns[at].statistics and header[at].lower() not in _LEFT_OUT]
+    units = next((at for at in others if header[at].lower() in ("unit", "units")), 0)
+    sizes = [at for at in others if columns[at].kind == "count"]
+    apart = [
+        at for at in others if at not in (units, *sizes) and any(meaning(row[0]).field and _digits(row[at]) for _, row in rows)
+    ]
+    apart = apart or [at for at in others if len(header) == 2]
+    runs: dict[tuple[str | int, ...], Run] = {}
+    for at in apart:
+        runs[at,] = Run(dialect, rows[0][0], header[at]) if len(apart) > 1 else current
+    above = ""
+    for n, row in rows:
+        above = row[0] or above
+        said = meaning(f"{above} ({row[units]})" if units and row[units] else above)
+        if said.field and sizes:
+            run = runs.setdefault(("", *(row[at] for at in sizes)), Run(dialect, n))
+            _put_row([*((columns[at], row[at]) for at in sizes), *_statistics(said, columns, row)], run)
+        elif said.field:
+            _put_row(_statistics(said, columns, row), current)
+            for at in apart:
+                runs[at,].put(said, row[at])
+    yield from (run for run in runs.values() if run is not current)
+
+
+def _statistics(said: Meaning, columns: list[Meaning], row: Row) -> Pairs:
+    """The cells of a row below statistics; of a rate the mean alone, where it is one of the whole run: a request has others too."""
+    told = [(column, cell) for column, cell in zip(columns, row, strict=False) if column.statistics and not column.field]
+    if said.statistics or (said.kind == "rate" and sum(_digits(cell) for _, cell in told) > 1):
+        return []
+    return [(replace(said, statistics=column.statistics, unit_s=column.unit_s or said.unit_s), cell) for column, cell in told]
+
+
+def _put_row(pairs: Pairs, run: Run) -> None:
+    for said, cell in pairs:
+        run.put(said, cell)
 
 
 def _digits(cell: str) -> bool:

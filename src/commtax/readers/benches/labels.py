@@ -16,6 +16,7 @@ _FILLERS, _RATES, STRINGS = (frozenset(LABELS[kind]) for kind in ("fillers", "ra
 LONGEST = 120  # signs of a label
 MINUTE_S = 60.0
 _TOKEN = re.compile(r"p\d{1,2}(?:\.\d{1,3})?(?![a-z0-9.])|\d{1,3}(?:\.\d{1,3})?(?:%|th\b)|[a-zµ][a-z0-9µ]*|\d{1,9}(?:\.\d{1,9})?|/")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 _REMARK = re.compile(r"\((?:incl|excl|lower|higher)[^()]{0,80}\)")
 _VALUE = re.compile(r"[*`~<≈\[(\s]{0,9}(-?\d[\d,]{0,20}(?:\.\d{0,20})?(?:e[+-]?\d{1,3})?)\s{0,4}(.{0,60})", re.I)
 _UNIT = re.compile(r"[a-zµ]{1,12}")
@@ -39,7 +40,7 @@ class Meaning:
 
 def _words(label: str) -> Iterable[str]:
     """The words of a label, each in its usual spelling."""
-    plain = _REMARK.sub(" ", label.lower()[:LONGEST].replace("_", " ").replace("-", " ").replace("–", " "))
+    plain = _REMARK.sub(" ", _CAMEL.sub(" ", label[:LONGEST]).lower().replace("_", " ").replace("-", " ").replace("–", " "))
     for token in _TOKEN.findall(plain):
         yield from _WORDS.get(token, token).split()
 
@@ -100,7 +101,7 @@ def _known(words: frozenset[str], statistics: tuple[str, ...], unit_s: float | N
     if words in _COUNTS and unit_s is None:
         return Meaning(_COUNTS[words], "count", statistics)
     if len(words) == 1 and words <= STRINGS:
-        return Meaning(*words, kind="string")
+        return Meaning(next(iter(words)), "string")
     if words in _PATHS:
         return Meaning("path", "string")
     return Meaning("", "" if not words else "unknown", statistics, unit_s)

@@ -6,7 +6,7 @@ metric its statistics may stand alone. A list whose first labels come again is t
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -20,6 +20,8 @@ from commtax.statement import Note
 
 TITLE = "Serving Benchmark Result"
 INSIDE = ("Benchmark duration (s):", "Mean TTFT (ms):")  # lines that only a table of that title has
+TOPS = "┏┌╒╔╭┡"  # with which a drawn table begins
+BOTTOMS = "└╘╚╰┗"
 FRAME = "│┃|>*#\"', \t=•-"  # what panes, quotes and lists put around a line
 LONGEST_LINE = 400
 NAMESPACE_SIGNS = 8000  # of a line with all options, in which the model shows
@@ -31,7 +33,7 @@ _MODEL = re.compile(r"\bmodel(?:_id)?='([^']{1,200})'")
 _PAIR = re.compile(r"(.{1,300}?)(?::|\s=)\s+(\S.{0,200})$|(.{1,300}):\s*(\S.{0,200})$|(.{1,300}):\s*$")
 _LOGGED = re.compile(r".*(?:[\]>)]|: | - |INFO|WARNING|\||\.\w{1,9}:\d{1,6})\s+(?=[A-Za-z])")
 _HINT = re.compile(
-    r"ttft|tpot|first.token|output.tok|inter.?token|per.output.token|e2e|throughput|tok(?:en)?s?\s?(?:/|per)\s?(?:s|m)|req(?:uest)?s?\s?/\s?(?:s|m)|\brps\b|\btps\b",
+    r"ttft|tpot|first.token|output.tok|inter.?token|per.output.token|e2e|throughput|tok(?:en)?s?\s?(?:/|per)\s?(?:s|m)|req(?:uest)?s?\s?/\s?(?:s|m)|\brps\b|\btps\b|\bt/s\b|\|\s*prefill",
     re.I,
 )
 
@@ -59,23 +61,36 @@ class _Reader:
         self.command, self.idle = "", 0
         self.named: dict[tuple[str, int], Run] = {}  # rows of tables by their names, which later tables go on with
         self.model = ""
+        self.heads: frozenset[tuple[str, str]] = frozenset()  # figures with which the first run begins
+        self.begun = self.drawn = False
+        self.cut: Note | None = None
 
     def results(self) -> Iterator[Bench]:
         for number, line in enumerate(each_line(self.text), 1):
-            if len(line) > LONGEST_LINE and "Namespace(" in line[:NAMESPACE_SIGNS] and (named := _MODEL.search(line[:NAMESPACE_SIGNS])):
+            if (
+                len(line) > LONGEST_LINE
+                and "Namespace(" in line[:NAMESPACE_SIGNS]
+                and (named := _MODEL.search(line[:NAMESPACE_SIGNS]))
+            ):
                 self.model = named[1]
             elif len(line) <= LONGEST_LINE or self.command:
                 yield from self._line(number, line)
-        yield from self._table()
-        yield from self._closed(self._unended())
-        yield from (one for run in self.named.values() for one in self._bench(run))
+        if self.grid and self.drawn and not self.text.rstrip().rpartition("\n")[2].strip().startswith(tuple(BOTTOMS)):
+            self.cut = Note("partial", "the table's frame does not end: rows below are missing")
+        self._table()
+        rows = [one for run in self.named.values() for one in self._bench(run, row=True)]
+        listed = list(self._closed(self._unended() or (None if rows else self.cut)))
+        yield from (*listed, *rows[:-1], *(replace(one, notes=(*one.notes, *filter(None, [self.cut]))) for one in rows[-1:]))
 
     def _line(self, number: int, line: str) -> Iterator[Bench]:
         row = None if self.titled or self.command else row_of(line)
         if row is not None and (row or self.grid) and len(self.grid) < MOST_ROWS:
+            if not row and line.lstrip()[0] in TOPS[:-1]:  # a table begins, and what stands above was its title or another
+                self._table()
+            self.drawn = self.drawn or (not row and line.lstrip()[0] in TOPS)
             self.grid.append((number, row))
             return
-        yield from self._table()
+        self._table()
         if TITLE in line:
             if self.titled or self.run.measured:  # else what stands above says its load
                 yield from self._closed(self._unended() if self.titled else None)
@@ -103,7 +118,8 @@ class _Reader:
         pair = _PAIR.match(line.rstrip("│┃| \t"))
         if pair is None or pair[5]:
             said = meaning((pair[5] if pair else line).strip(FRAME + "─━ "))
-            self.section = said if said.kind == "time" and not said.statistics else self.section
+            if said.kind:  # what is no metric ends the one above
+                self.section = said if said.kind in ("time", "count") and not said.statistics else Meaning()
             self.idle += not said.field
         else:
             yield from self._pair(number, pair[1] or pair[3], pair[2] or pair[4])
@@ -115,15 +131,23 @@ class _Reader:
         if not said.field:
             self.idle += 1
             return
-        read = self.run.read(said, value)
-        if not self.titled and any(key in self.run.figures and self.run.figures[key] != n for key, n in read.items() if key[0] in STRONG):
+        if not self.titled and self._again(self.run.read(said, value)):
             yield from self._closed(None)
         if not self.run.figures:
             self.run.line = number
-            if not self.titled and any(word in f"{label}:" for word in INSIDE):
-                self.run.notes.append(Note("partial", f"the table on line {number} has no title: what is above it is missing"))
+        headless = not self.titled and not self.run.notes and ("requests", "") not in self.run.figures
+        if headless and any(word in f"{label}:" for word in INSIDE):
+            self.run.notes.append(Note("partial", f"the table on line {number} has no title: what is above it is missing"))
         self.run.put(said, value)
         self.idle = 0
+
+    def _again(self, read: Mapping[tuple[str, str], float]) -> bool:
+        """Whether a figure is one of the next run: one with which runs begin, or another value of what a full one has."""
+        held = self.run
+        self.begun = self.begun or bool(held.measured)
+        self.heads = self.heads if self.begun else self.heads | read.keys()
+        other = {name for (name, s), n in read.items() if held.figures.get((name, s), n) != n}
+        return bool((self.heads & read.keys() and held.measured) or other & STRONG or (other and held.measured >= LEAST))
 
     def _meant(self, label: str, value: str) -> tuple[Meaning, str]:
         """A label's meaning: below the title of a metric statistics alone, and behind whatever a logger wrote."""
@@ -138,11 +162,13 @@ class _Reader:
                 return replace(self.section, statistics=said.statistics, unit_s=said.unit_s or self.section.unit_s), value
         return Meaning(), value
 
-    def _table(self) -> Iterator[Bench]:
+    def _table(self) -> None:
         """What the table above was."""
         lines, self.grid = self.grid, []
         seen: dict[str, int] = {}
         for run in runs_of(lines, self.dialect, self.run) if any(row for _, row in lines) else ():
+            run.strings = {**self.run.strings, **run.strings}
+            run.figures = {**({} if self.run.measured else self.run.figures), **run.figures}
             key = run.name, seen.setdefault(run.name, 0)
             seen[run.name] += 1
             if key not in self.named or not run.name:
@@ -150,7 +176,6 @@ class _Reader:
             known = self.named.setdefault(key, run)
             known.figures = {**run.figures, **known.figures}
             known.strings = {**run.strings, **known.strings}
-        yield from ()
 
     def _closed(self, note: Note | None) -> Iterator[Bench]:
         run, titled = self.run, self.titled
@@ -158,11 +183,12 @@ class _Reader:
         self.run, self.titled, self.section = Run(self.dialect), 0, Meaning()
         yield from self._bench(run, bool(titled))
 
-    def _bench(self, run: Run, titled: bool = False) -> Iterator[Bench]:
+    def _bench(self, run: Run, titled: bool = False, row: bool = False) -> Iterator[Bench]:
         """The run's result, where it is one: a titled table with any figure, another list or row with a time or a rate."""
         known = self.dialect.tool not in ("printed", "vllm")
-        least = 1 if run.name or run.line == 0 else LEAST
-        if run.measured >= least and run.strong or (titled and run.figures) or (known and len(run.figures) > LEAST and not run.measured):
+        least = 1 if row or run.line == 0 else LEAST
+        whole = run.strong and (run.measured >= least or len(run.figures) > LEAST)
+        if whole or (titled and run.figures) or (known and not run.measured and len(run.figures) > LEAST):
             if not run.measured:
                 run.notes.append(Note("partial", "no time and no rate is in it: cut off before them"))
             if self.model:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from commtax.readers.benches.labels import LABELS, UNITS, Meaning, figures, meaning, printed_whole
-from commtax.readers.benches.record import METRICS, Bench, result
+from commtax.readers.benches.record import METRICS, Bench, result, spread_of
 from commtax.statement import Note
 
 LOADS: Mapping[str, Mapping[str, float]] = LABELS["loads"]
@@ -33,6 +33,7 @@ FACTS = {
     "tokens_per_s": "tokens/s",
 }
 STRONG = frozenset({*METRICS, "requests_per_s", "output_tokens_per_s", "total_tokens_per_s"})
+_TESTED = re.compile(r"(pp|tg)(\d{1,6})")  # of llama-bench
 _AT = re.compile(r"@([\d.]{1,12})$")
 _NAMED = re.compile(r"[/=]([A-Za-z][\w.-]{3,100})(?=/|$)")
 
@@ -49,7 +50,7 @@ class Dialect:
 
 def dialect_of(text: str) -> Dialect:
     """By the first mark that a text has."""
-    told = next((about for mark, about in LABELS["tools"].items() if mark in text), {})
+    told: Mapping[str, str] = next((about for mark, about in LABELS["tools"].items() if mark in text), {})
     renamed = {metric: told[metric] for metric in METRICS if metric in told}
     return Dialect(told.get("tool", "printed"), UNITS.get(told.get("unit", "")), UNITS.get(told.get("latency", "")), renamed)
 
@@ -99,7 +100,7 @@ class Run:
 
     @property
     def strong(self) -> bool:
-        return any(name in STRONG for name, _ in self.figures)
+        return any(name in STRONG for name, _ in self.figures) or ("test" in self.strings and self.measured > 0)
 
     def one(self, name: str) -> float | None:
         """A figure that is no time of a request: its mean, where it has statistics."""
@@ -128,8 +129,23 @@ def built(run: Run, told: Mapping[str, str]) -> Bench:
     facts = {name: f"{n:g}" for key, name in FACTS.items() if (n := run.one(key)) is not None}
     facts.pop("tokens/s" if told_apart else "", "")
     backend = run.strings.get("backend") or run.strings.get("engine", "")
+    if tested := _TESTED.fullmatch(run.strings.get("test", "")):
+        return _tested(run, tested[1], int(tested[2]), str(model))
     facts |= ({"backend": backend} if backend else {}) | ({"run": run.name} if run.name else {})
-    return result(run.dialect.tool, "serve", d, stats, lengths=lengths, facts=facts, notes=tuple(run.notes), batch=_batch(run))
+    spread = spread_of(lengths[1], run.figures.get(("output_length", "std")))
+    kind = "latency" if (batch := _batch(run)) and not d.get("max_concurrency") else "serve"
+    return result(
+        run.dialect.tool, kind, d, stats, lengths=lengths, facts=facts, notes=tuple(run.notes), batch=batch, spread=spread
+    )
+
+
+def _tested(run: Run, what: str, tokens: int, model: str) -> Bench:
+    """A line of llama-bench: so many tokens of a prompt (pp), or generated one after the other (tg)."""
+    rate = run.one("tokens_per_s") or math.inf
+    stats = {"ttft": {"mean": tokens / rate}} if what == "pp" else {"tpot": {"mean": 1 / rate}}
+    lengths = (float(tokens), None) if what == "pp" else (None, float(tokens))
+    facts = {"decode tokens/s": f"{rate:g}"} if what == "tg" else {"prompt tokens/s": f"{rate:g}"}
+    return result("llama.cpp", "latency", {"model": model}, stats, batch=1, lengths=lengths, facts=facts)
 
 
 def _requests(run: Run) -> float | None:
@@ -167,4 +183,6 @@ def _load(run: Run) -> dict[str, object]:
 
 def _in_path(path: str) -> str:
     """The folder of a result that is called as a model may be: with a size or a hyphen in it."""
-    return next((name for name in _NAMED.findall(path[:400]) if "-" in name and re.search(r"\d", name) and "." not in name[-4:]), "")
+    return next(
+        (name for name in _NAMED.findall(path[:400]) if "-" in name and re.search(r"\d", name) and "." not in name[-4:]), ""
+    )
