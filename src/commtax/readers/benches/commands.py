@@ -22,12 +22,9 @@ def is_command(line: str) -> bool:
     >>> is_command("$ vllm serve m -tp 2"), is_command("vllm serve was started: 3")
     (True, False)
     """
-    return (
-        len(line) <= LONGEST
-        and any(p in line for p in PROGRAMS)
-        and _FIRST.match(line) is not None
-        and (" -" in line or "\\" in line or line.count(" ") <= 3)
-    )
+    if len(line) > LONGEST or not (" -" in line or line.endswith("\\") or "serve " in line):
+        return False
+    return any(program in line for program in PROGRAMS) and _FIRST.match(line) is not None and ": " not in line
 
 
 def told(command: str) -> dict[str, str]:

@@ -25,6 +25,8 @@ def row_of(line: str) -> Row | None:
     (['a', 'b', '\\x00', '1'], [], None)
     """
     line = line.strip()
+    if not line or (line[0].isalnum() and not _BAR.search(line)):
+        return None
     if _RULE.fullmatch(line):
         return [] if len(set(line)) > 1 or line[0] in "=-─━═" else None
     if "█" in line or not _BAR.search(line):
@@ -43,12 +45,11 @@ def runs_of(lines: Lines, dialect: Dialect, current: Run) -> Iterator[Run]:
             current.notes.append(Note("partial", f"the table on line {lines[0][0]} has no rows: the file is cut there"))
         return
     columns = [meaning(label) for label in header]
-    if any(said.measured for said in columns):
+    across, down = sum(bool(said.field) for said in columns), sum(bool(meaning(row[0]).field) for _, row in rows)
+    if any(said.measured for said in columns) or across > down:
         yield from _by_row(columns, rows, dialect, current)
-    elif any(meaning(row[0]).field for _, row in rows):
+    elif down:
         yield from _by_column(header, columns, rows, dialect, current)
-    elif any(said.field for said in columns):
-        yield from _by_row(columns, rows, dialect, current)
 
 
 def _parted(lines: Lines) -> tuple[Row, list[tuple[int, Row]]]:

@@ -30,8 +30,10 @@ LEAST = 2  # figures of a list that is a result
 FAR = 12  # lines that say nothing, after which what was said of a load is of no list any more
 END = "=" * 40
 _MODEL = re.compile(r"\bmodel(?:_id)?='([^']{1,200})'")
-_PAIR = re.compile(r"(.{1,300}?)(?::|\s=)\s+(\S.{0,200})$|(.{1,300}):\s*(\S.{0,200})$|(.{1,300}):\s*$")
-_LOGGED = re.compile(r".*(?:[\]>)]|: | - |INFO|WARNING|\||\.\w{1,9}:\d{1,6})\s+(?=[A-Za-z])")
+_SEPARATED = re.compile(r"[\]>)|] | - |: |INFO |WARNING |\.py:\d{1,6} ")  # behind what a logger writes
+_FIGURE = re.compile(r"[\s\[(*`~<≈]{0,9}(?:-?\d|inf)", re.I)
+_NAMES = ("model", "backend", "engine", "path", "gpu", "hardware")  # labels of what is no figure
+_METRIC = re.compile(r"ttft|tpot|itl|latency|token|e2e|queue|time", re.I)
 _HINT = re.compile(
     r"ttft|tpot|first.token|output.tok|inter.?token|per.output.token|e2e|throughput|tok(?:en)?s?\s?(?:/|per)\s?(?:s|m)|req(?:uest)?s?\s?/\s?(?:s|m)|\brps\b|\btps\b|\bt/s\b|\|\s*prefill",
     re.I,
@@ -46,6 +48,21 @@ def looks_like(text: str) -> bool:
 def parse(text: str) -> tuple[Bench, ...]:
     """All results of a text, in their order."""
     return tuple(_Reader(text).results())
+
+
+def pair_of(line: str) -> tuple[str, str]:
+    """A label and its value; a line that is no pair is a label alone.
+
+    >>> pair_of("INFO: Mean TTFT (ms):   5.1 "), pair_of("p50 = 0.1"), pair_of("rank 3: loading"), pair_of("Latency (ms):")
+    (('INFO: Mean TTFT (ms)', '5.1'), ('p50', '0.1'), ('', ''), ('Latency (ms):', ''))
+    """
+    line = line.rstrip("│┃| \t")
+    for sign in (": ", ":\t", " = ", ":"):
+        label, found, value = line.rpartition(sign)
+        if found and (value := value.strip()):
+            named = label[-12:].lower().rstrip(' "*`').endswith(_NAMES)
+            return (label.rstrip(), value) if (_FIGURE.match(value) and value[-1] != "%") or named else ("", "")
+    return line, ""
 
 
 class _Reader:
@@ -115,16 +132,20 @@ class _Reader:
         if "Namespace(" in line and (named := _MODEL.search(line)):
             self.model = named[1]
             return
-        pair = _PAIR.match(line.rstrip("│┃| \t"))
-        if pair is None or pair[5]:
-            said = meaning((pair[5] if pair else line).strip(FRAME + "─━ "))
-            if said.kind:  # what is no metric ends the one above
-                self.section = said if said.kind in ("time", "count") and not said.statistics else Meaning()
-            self.idle += not said.field
-        else:
-            yield from self._pair(number, pair[1] or pair[3], pair[2] or pair[4])
+        label, value = pair_of(line)
+        if value:
+            yield from self._pair(number, label, value)
+        elif label and len(label) <= LONGEST:
+            self._titled_by(label.strip(FRAME + "─━ :"))
         if self.idle > FAR and not self.titled and not self.run.measured:
             self.run, self.idle = Run(self.dialect), 0
+
+    def _titled_by(self, label: str) -> None:
+        """A line that may be the title of a metric; what is none ends the one above."""
+        said = meaning(label) if self.section.field or _METRIC.search(label) else Meaning()
+        if said.kind:
+            self.section = said if said.kind in ("time", "count") and not said.statistics else Meaning()
+        self.idle += not said.field
 
     def _pair(self, number: int, label: str, value: str) -> Iterator[Bench]:
         said, value = self._meant(label, value)
@@ -151,10 +172,9 @@ class _Reader:
 
     def _meant(self, label: str, value: str) -> tuple[Meaning, str]:
         """A label's meaning: below the title of a metric statistics alone, and behind whatever a logger wrote."""
-        if ": " in value:  # the first colon is a logger's
-            before, _, last = value.rpartition(": ")
-            label, value = f"{label}: {before}", last
-        for one in (label.strip(FRAME), _LOGGED.sub("", label[-LONGEST:]).strip(FRAME)):
+        cut = [match.end() for match in _SEPARATED.finditer(label[-LONGEST_LINE:])]
+        whole, last = label[-LONGEST_LINE:], label[-LONGEST_LINE:][cut[-1] if cut else 0 :]
+        for one in dict.fromkeys(text.strip(FRAME) for text in (whole, last) if len(text) <= LONGEST):
             said = meaning(one)
             if said.field:
                 return said, value

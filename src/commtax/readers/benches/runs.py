@@ -178,7 +178,7 @@ def _load(run: Run) -> dict[str, object]:
     known = LOADS.get(run.name.lower(), {})
     named: dict[str, object] = {"max_concurrency": known["concurrency"]} if "concurrency" in known else {}
     named |= {"request_rate": known["request_rate"]} if "request_rate" in known else {}
-    return named | ({"request_rate": at[1], "burstiness": math.inf if run.name.startswith("constant") else None} if at else {})
+    return named | ({"request_rate": at[1]} if at else {})
 
 
 def _in_path(path: str) -> str:

@@ -1,0 +1,156 @@
+"""Printed benchmark results of any tool: lists and tables by the words of their labels."""
+
+import math
+
+import pytest
+
+from commtax.audit.benches import audit_bench
+from commtax.readers import bench, formats
+from commtax.readers.benches import commands
+from commtax.readers.benches.labels import meaning
+from commtax.statement import Refusal
+
+LISTED = """concurrency: 16
+elapsed_time: 10.0s
+first token latency(s)(min, max, ave): 0.1, 0.9, 0.4
+number of prompt tokens: 5000
+number of completion tokens: 4000
+token throughput (completion token): 400.0 token/s
+RPS (request per second): 2.0 req/s
+RPM (request per minute): 120.0 req/min
+"""
+MINUTES = """====Result for Model: org/some-model-7b====
+Total time: 50 s
+Successful/total requests: 20/20
+Requests/min: 24
+Output_tokens/min: 6000
+Average Time to First Token (s): 0.5
+Average milliseconds/request (includes waiting time on server): 9000
+"""
+BELOW = """Completed requests: 8/8 (100.00%)
+Request throughput: 2.0 requests/s
+Time to First Token (ms):
+  Mean: 50.0
+  P99: 90.0
+"""
+MARKDOWN = """| ISL | Concurrency | TTFT Avg (ms) | TTFT P99 (ms) | TPOT (ms) | Req/s |
+|---|---|---|---|---|---|
+| 128 | 1 | 50 | 90 | 20 | 0.5 |
+| 256 | 8 | 70 | 99 | 25 | 3.5 |
+"""
+ACROSS = """| Metric | main | patched | change |
+|---|---|---|---|
+| Mean TTFT (ms) | 80 | 60 | -25% |
+| Output token throughput (tok/s) | 100 | 120 | +20% |
+"""
+BOX = """╒═════════════════╤═══════╤══════════╤══════════╕
+│ Parameters      │ Stage │ Average  │ P99      │
+╞═════════════════╪═══════╪══════════╪══════════╡
+│ TTFT            │ total │ 50.0 ms  │ 90.0 ms  │
+├─────────────────┼───────┼──────────┼──────────┤
+│ E2EL            │ total │ 900.0 ms │ 950.0 ms │
+╘═════════════════╧═══════╧══════════╧══════════╛
+╒═════════════════╤═══════╤══════════╕
+│ Common Metric   │ Stage │ Value    │
+╞═════════════════╪═══════╪══════════╡
+│ Max Concurrency │ total │ 4        │
+╘═════════════════╧═══════╧══════════╛
+"""
+SPANNED = """Benchmarks Stats:
+Metadata     | Request Stats         || TTFT (ms)    || ITL (ms)     ||
+    Benchmark| Per Second| Concurrency|  mean|    p99|  mean|    p99
+-------------|-----------|------------|------|-------|------|-------
+  synchronous|       0.50|        1.00|  50.0|   90.0|  16.0|   17.0
+constant@1.50|       1.40|        5.00|  60.0|   99.0|  18.0|   19.0
+"""
+
+
+def test_lists_of_other_tools_in_seconds():
+    (found,) = bench.read(LISTED)
+    assert (found.concurrency, found.duration_s, found.requests_per_s, found.output_tokens_per_s) == (16, 10, 2, 400)
+    assert (found.stats["ttft"], found.requests, found.output_len) == ({"min": 0.1, "max": 0.9, "mean": 0.4}, 20, 200)
+    (found,) = bench.read(MINUTES)
+    assert (found.model, found.requests_per_s, found.output_tokens_per_s) == ("org/some-model-7b", 0.4, 100)
+    assert (found.seconds("ttft", "mean"), found.seconds("e2el", "mean"), found.requests) == (0.5, 9.0, 20)
+    (found,) = bench.read(BELOW)
+    assert found.stats["ttft"] == pytest.approx({"mean": 0.05, "p99": 0.09})
+
+
+@pytest.mark.parametrize(
+    ("text", "ttfts"), [(MARKDOWN, [0.05, 0.07]), (ACROSS, [0.08, 0.06]), (BOX, [0.05]), (SPANNED, [0.05, 0.06])]
+)
+def test_tables_either_way_round(text, ttfts):
+    assert [r.seconds("ttft", "mean") for r in bench.read(text)] == pytest.approx(ttfts)
+
+
+def test_what_a_table_says_of_its_runs():
+    first, second = bench.read(MARKDOWN)
+    assert (first.concurrency, second.concurrency, second.lengths[0], second.stats["ttft"]["p99"]) == (1, 8, 256, 0.099)
+    (boxed,) = bench.read(BOX)
+    assert (boxed.concurrency, boxed.stats["e2el"]["p99"]) == (4, pytest.approx(0.95))
+    alone, paced = bench.read(SPANNED)
+    assert (alone.concurrency, paced.request_rate, paced.burstiness) == (1, 1.5, math.inf)
+    assert "itl" not in paced.stats  # GuideLLM's ITL is what others call TPOT
+    assert paced.seconds("tpot", "mean") == pytest.approx(0.018)
+
+
+def test_a_second_list_is_a_second_run():
+    assert [r.seconds("ttft", "mean") for r in bench.read(BELOW + "\n" + BELOW.replace("50.0", "70.0"))] == pytest.approx(
+        [0.05, 0.07]
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["| Name | Cost |\n|---|---|\n| a | 3 |\n", "Mean TTFT: 5\nMean TPOT: 3\n", "rank 3: step 5\nloss: 2.1\n"]
+)
+def test_what_is_not_understood_stays_refused(text, tmp_path):
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(Refusal):
+        formats.read(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "label", ["Peak output token throughput (tok/s)", "Total generated tokens (retokenized)", "Tput User (TPS)"]
+)
+def test_a_label_with_another_word_is_another(label):
+    assert meaning(label).field == ""
+
+
+def test_json_whose_keys_are_labels():
+    (found,) = bench.parse(
+        '{"load_summary": {"count": 9, "requested_rate": 2.0}, "successes": {"count": 9, "latency": '
+        '{"time_to_first_token": {"mean": 0.2}, '
+        '"normalized_time_per_output_token": {"mean": 9}, "time_per_output_token": {"mean": 0.02}}}}'
+    )
+    assert (found.requests, found.request_rate, found.stats) == (9, 2.0, {"ttft": {"mean": 0.2}, "tpot": {"mean": 0.02}})
+
+
+TABLE = "============ Serving Benchmark Result ============\nSuccessful requests: 9\nMean TTFT (ms): 5.0\n" + "=" * 50 + "\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("vllm serve org/m -tp 2\nvllm bench serve --model org/m", ("org/m", 2, math.inf)),
+        ("vllm bench serve --model org/m --request-rate 1 --num-prompts 9", ("org/m", 0, 1.0)),
+        ("python -m sglang.launch_server \\\n  --model-path org/m \\\n  --tp 4", ("org/m", 4, None)),
+        ("TP=1 LLM_MODEL=org/m modal run x.py --task benchmark", ("org/m", 1, None)),
+        ("vllm serve org/m -tp 2\nvllm serve org/m -tp 4 --port 1", ("org/m", 0, None)),
+    ],
+)
+def test_the_command_above_a_result_is_what_ran(command, said):
+    (found,) = bench.read(f"{command}\n{TABLE}")
+    assert (found.model, found.tp, found.request_rate) == said
+
+
+def test_no_command_is_a_sentence():
+    assert not commands.is_command("vllm serve prints this: 5 - 6")
+
+
+def test_answers_that_were_not_streamed_and_rates_that_were_not_sent_are_told():
+    text = TABLE.replace("Mean TTFT", "Traffic request rate: 2.0\nRequest throughput (req/s): 4.0\nMean ITL (ms): 0.00\nMean TTFT")
+    (found,) = bench.read(text.replace("requests: 9", "requests: 900\nTotal generated tokens: 90000"))
+    section = audit_bench([found], None, "x")
+    told = {f.item: f.verdict for f in section.findings if f.verdict == "disagree"}
+    assert set(told) == {"results without gaps between tokens", "requests/s answered, at most those sent"}
+    assert audit_bench([found, found], None, "x").facts["results"] == "2"
