@@ -76,7 +76,7 @@ def told(log: StartupLog) -> Iterator[Finding]:
     if len(log.weights_bytes) > 1:
         yield Finding(ALL_WEIGHTS, None, sum(nbytes for _, nbytes in log.weights_bytes), "bytes")
     if log.available_kv_bytes is not None:
-        yield Finding("KV memory a rank", None, log.available_kv_bytes, "bytes")
+        yield Finding("KV memory per rank", None, log.available_kv_bytes, "bytes")
     tokens = log.kv_tokens or (log.kv_blocks or 0) * log.block_size
     if tokens:
         yield Finding("KV tokens", None, tokens, "tokens")

@@ -21,8 +21,8 @@ LABELS: dict[str, str] = {
     "context": "context (tokens)",
     "link": "link",
     **{str(axis.name): axis.title for axis in PARALLEL.values()},
-    "micro_batch": "sequences a microbatch",
-    "local_tokens": "tokens a GPU and step",
+    "micro_batch": "sequences per microbatch",
+    "local_tokens": "tokens per GPU and step",
 }
 SWEPT = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 PROMPTED = ("prompt_tokens_per_s", "ttft_s")
@@ -153,7 +153,7 @@ def plan_rows(compared: PlanTable) -> list[Record]:
 
 def show_plans(console: Console, compared: PlanTable) -> None:
     prefill = compared.phase == "prefill"
-    rates = (">TTFT", ">prompt tokens/s", ">a GPU") if prefill else (">tokens/s", ">a GPU")
+    rates = (">TTFT", ">prompt tokens/s", ">per GPU") if prefill else (">tokens/s", ">per GPU")
     costs = (">step", ">compute", ">exposed comm", ">share", *rates, "fits", "")
     show_table(console, ("plan", "link", ">batch", ">GPUs", *costs), [_plan_cells(row, compared) for row in compared.rows])
     _heat_maps(console, compared)
