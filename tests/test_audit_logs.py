@@ -63,7 +63,7 @@ def test_figures_of_real_starts(row):
     assert "kv_gib" not in wanted or log.available_kv_bytes / GIB == pytest.approx(wanted["kv_gib"])
     if each := wanted.get("kv_bytes_a_token"):
         assert log.available_kv_bytes / log.kv_tokens == pytest.approx(each, rel=0.011 * GIB / log.available_kv_bytes)
-    assert len(log.moments) == wanted.get("moments", 0)
+    assert sum(m.tokens_per_s > 0 for m in log.moments) == wanted.get("moments", 0)
     if usual := wanted.get("typical"):
         assert typical(log) == pytest.approx(tuple(usual), abs=0.02)
 

@@ -25,6 +25,7 @@ SAME_BOOKS = 0.05  # means of products are not products of means where lengths v
 TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E", "queue": "queue", "prefill": "prefill", "decode": "decode"}
 RATES = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "total_tokens_per_s": "total tokens/s"}
 STATISTICS = ("mean", "median", "p99")
+CHUNKS = "between chunks of a stream, which may hold several tokens"
 SLOW = {
     "ttft": "waiting, the way through HTTP and tokenising, or other prompts than was said",
     "tpot": "other hardware, version or options (eager, number format) than was said",
@@ -132,14 +133,20 @@ OTHER_PLAN = "another model, number format, chip, degree or number of GPUs than 
 
 
 def _times(result: Bench, judged: Judge) -> Iterator[Finding]:
-    """Each time that the result has; gaps of a stream only where it has no time of a token."""
+    """Each time that the result has; gaps of a stream are judged only where it has no time of a token."""
     for metric, title in TIMES.items():
-        if metric == "itl" and "tpot" in result.stats:
-            continue
-        for statistic in STATISTICS:
+        chunks = metric == "itl" and "tpot" in result.stats
+        for statistic in ("mean",) if chunks else (*STATISTICS[:2], _tail(result, metric)):
             if (seconds := result.stats.get(metric, {}).get(statistic)) is not None:
                 item = Note(f"{metric}_{statistic}", f"{title} ({statistic})")
-                yield judged(metric, statistic, item, seconds, "s") or Finding(item, None, seconds, "s")
+                plain = Finding(item, None, seconds, "s", reason=CHUNKS if chunks else "")
+                yield (None if chunks else judged(metric, statistic, item, seconds, "s")) or plain
+
+
+def _tail(result: Bench, metric: str) -> str:
+    """p99, or the highest percentile that a result has instead."""
+    told = [s for s in result.stats.get(metric, {}) if s[:1] == "p" and s[1:].replace(".", "", 1).isdecimal()]
+    return STATISTICS[2] if STATISTICS[2] in told else max(told, key=lambda s: float(s[1:]), default=STATISTICS[2])
 
 
 def _rates(result: Bench, judged: Judge) -> Iterator[Finding]:
@@ -149,6 +156,10 @@ def _rates(result: Bench, judged: Judge) -> Iterator[Finding]:
         if rate and not (name == "total_tokens_per_s" and result.output_tokens_per_s):
             item = Note(name, title)
             yield judged(name, "", item, rate, "") or Finding(item, None, rate)
+    if result.kind == "throughput" and result.duration_s:
+        yield Finding(Note("duration", "time of all requests"), None, result.duration_s, "s")
+    if peak := result.facts.get("peak concurrency"):
+        yield Finding(Note("peak", "requests at once, the most"), None, float(peak))
 
 
 def _judged(

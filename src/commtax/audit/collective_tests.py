@@ -18,6 +18,8 @@ from commtax.verbs.expecting import Expectation, expect
 SMALL_BYTES = 65_536  # of which the time is latency
 LARGE_BYTES = 1 << 20
 MOST_BYTES = 1e15  # of a tensor that has a price
+BANDWIDTH_BYTES, FAR_BELOW = 64 << 20, 0.1  # tensors whose time is the link's, and the share of its rate below which it was another
+MOST_TOLD, MOST_NAMED = 64, 8  # rows of a test, and ranks by name
 DIP = 0.75  # of the best bandwidth of smaller tensors
 APART = 0.25  # between in place and out of place
 ROUNDED = 0.02  # the printed average holds rows that are rounded
@@ -26,20 +28,20 @@ ROUNDED = 0.02  # the printed average holds rows that are rounded
 def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "output") -> Section:
     """What each run reached; each size against the claimed cluster, or the one that its devices' names tell."""
     place, assumed = (claim.question.cluster, False) if claim else (_place(tests), True)
-    findings: list[Finding] = [*_printed(tests)]
-    causes: list[Cause] = []
+    findings: list[Finding] = [*_printed(tests), *_doubled(tests)]
+    causes: list[Cause] = [*_sharing(tests)]
     for number, run in enumerate(tests.runs, 1):
         ranks = run.ranks or tests.ranks
         label = f"run {number}: " if len(tests.runs) > 1 else ""
         told = (*_reached(run, ranks, place), *_expected(run, ranks, place, claim, assumed))
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in told]
-        causes += _faults(run, label)
+        causes += (*_faults(run, label), *_far_below(run, ranks, place, label))
     findings += _average(tests)
     findings += differing(claim, chip=tests.devices[0]) if claim and tests.devices else ()
     causes += _alone(tests)
     where = claim.question.cluster.key if claim else place.key if place else "…"
     notes = [*_cut(tests)]
-    if tests.runs:
+    if tests.runs and not tests.shared:
         notes.append(Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"))
     if place and assumed:
         notes.append(Note("place", f"{place.key} is taken from the devices' names"))
@@ -64,10 +66,10 @@ def _cut(tests: CollectiveTests) -> Iterator[Note]:
 def _place(tests: CollectiveTests) -> Cluster | None:
     """Hosts of the chip that all devices are."""
     chips = {device_named(device) for device in tests.devices}
-    if len(chips) != 1 or "" in chips or not tests.ranks:
+    if len(chips) != 1 or "" in chips or not tests.ranks or tests.shared:
         return None
     hosts = max(1, len(tests.hosts))
-    each = -(-tests.ranks // hosts)
+    each = -(-max(tests.ranks, *(run.ranks for run in tests.runs), 0) // hosts)
     try:
         return catalog.cluster(f"{hosts}x{each}x{chips.pop()}" if hosts > 1 else f"{each}x{chips.pop()}")
     except Refusal:
@@ -97,6 +99,7 @@ def _reached(run: Run, ranks: int, place: Cluster | None) -> Iterator[Finding]:
 def _expected(run: Run, ranks: int, place: Cluster | None, claim: Claim | None, assumed: bool) -> Iterator[Finding]:
     """Each size against the catalogue's range for this cluster; not judged where the cluster is a guess."""
     if place is None or ranks < 2 or not run.op:
+        yield from (_timed(row, run.op) for row in run.rows[:MOST_TOLD])
         return
     library = "rccl" if place.chip.vendor.lower() == "amd" else ""
     own = claim.question.profile if claim else None
@@ -104,7 +107,8 @@ def _expected(run: Run, ranks: int, place: Cluster | None, claim: Claim | None, 
         try:
             wanted = expect(run.op, place, nbytes=row.nbytes, ranks=ranks, library=library, profile=own)
         except Refusal:
-            return
+            yield _timed(row, run.op)
+            continue
         yield _compared(row, run.op, wanted, assumed)
 
 
@@ -118,6 +122,11 @@ def _compared(row: Row, op: str, wanted: Expectation, assumed: bool) -> Finding:
         return finding.undecided(why)
     slower = f"slower than {wanted.algorithm} over {wanted.link} should be ({format_seconds(float(wanted.high_s))} at most)"
     return replace(finding, verdict=judged, reason=slower if judged == DISAGREE else "")
+
+
+def _timed(row: Row, op: str) -> Finding:
+    """One row with nothing to compare it with."""
+    return Finding(Note("size", f"{op or 'collective'} of {format_bytes(row.nbytes)}"), None, row.seconds, "s")
 
 
 def _faults(run: Run, label: str) -> Iterator[Cause]:
@@ -142,6 +151,31 @@ def _alone(tests: CollectiveTests) -> Iterator[Cause]:
     if tests.alone:
         said = f"{tests.alone} processes call themselves the same rank: each runs the test alone, and nothing is sent between them"
         yield Cause("alone", said, change="build the tests with MPI=1 and the MPI that starts them")
+
+
+def _doubled(tests: CollectiveTests) -> Iterator[Finding]:
+    """GPUs that several ranks name: nothing of a sound test."""
+    if tests.shared:
+        who = ", ".join(map(str, tests.shared[0][:MOST_NAMED]))
+        why = f"ranks {who} name one bus id: NCCL joins them through the host or a socket"
+        yield Finding("GPUs that several ranks share", 0, len(tests.shared), reason=why).judged()
+
+
+def _sharing(tests: CollectiveTests) -> Iterator[Cause]:
+    if tests.shared:
+        said = f"{plural(len(tests.shared), 'GPU')} shared by several ranks: what was measured is no link between GPUs"
+        yield Cause("shared GPU", said, change="one rank for each GPU: CUDA_VISIBLE_DEVICES by local rank, or --gpus-per-task")
+
+
+def _far_below(run: Run, ranks: int, place: Cluster | None, label: str) -> Iterator[Cause]:
+    """Large tensors that reach only a small part of what the link between the GPUs of one host carries."""
+    best = max((r.busbw_Bps for r in run.rows if r.nbytes >= BANDWIDTH_BYTES), default=0.0)
+    share = best / place.intra.bandwidth_Bps if place and 2 <= ranks <= place.domain else 1.0
+    if not place or not 0 < share < FAR_BELOW:
+        return
+    said = f"{label}large tensors reach {format_rate(best)}, {share:.1%} of {place.intra.key}"
+    what = "NCCL_DEBUG=INFO tells which way was taken: sockets or the host's memory instead of the link"
+    yield Cause("far below", said, share=1 - share, change=what)
 
 
 def _dip(rows: tuple[Row, ...]) -> tuple[Row, Row] | None:

@@ -11,6 +11,7 @@ from commtax.audit.started import (
     AXES,
     ENGINES,
     FULL_LENGTH,
+    besides,
     broken,
     causes,
     facts,
@@ -71,6 +72,7 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
         *_memory(log, held),
         *_allreduce(log, claim),
         *_served(log, claim),
+        *besides(log),
     )
     notes += _notes(log, asked)
     return Section("log", (name,), findings, tuple(notes), causes=tuple(causes(log, claim)), facts=facts(log))

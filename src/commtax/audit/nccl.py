@@ -32,7 +32,7 @@ def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str
         "log",
         tuple(names),
         (*_layout(log, claim), *_ways(log), *_unstarted(log), *_broken(log)),
-        tuple(_notes(log)),
+        (*_notes(log), *_stood(log)),
         causes=tuple(found),
         culprit=culprit,
         collectives=tuple(_called(log)),
@@ -61,7 +61,10 @@ def _layout(log: NcclLog, claim: Claim | None) -> Iterator[Finding]:
 
 
 def _ways(log: NcclLog) -> Iterator[Finding]:
-    """How many ranks reach how many over what, and how wide."""
+    """How long starts took, how many ranks reach how many over what, and how wide."""
+    if log.init_s:
+        size = max(log.init_s)
+        yield Finding(Note("init", f"start of a communicator of {size} ranks"), None, log.init_s[size], "s")
     for (transport, direct), pairs in _transports(log).items():
         yield Finding(Note("transport", f"ways over {_called_so(transport, direct)}"), None, pairs)
     if log.widths:
@@ -165,6 +168,16 @@ def _notes(log: NcclLog) -> Iterator[Note]:
     if (first := next(iter(log.rings), ())) and len(first) > 1:
         order = " ".join(map(str, first[: 4 * NAMED])) + (" …" if len(first) > 4 * NAMED else "")
         yield Note("rings", f"{plural(len(log.rings), 'ring')}, the first {order}")
+
+
+def _stood(log: NcclLog) -> Iterator[Note]:
+    """Where ranks stood when the watchdog spoke: those that had come as far share a line."""
+    alike: dict[tuple[str, int, int], list[int]] = {}
+    for (group, rank), at in log.progress.items():
+        alike.setdefault((group, at.enqueued, at.completed), []).append(rank)
+    for (group, enqueued, completed), ranks in list(alike.items())[:NAMED]:
+        done = f"completed up to number {completed:,}" if completed >= 0 else "completed none"
+        yield Note("progress", f"{_ranks(sorted(ranks))} of group {group} had enqueued up to number {enqueued:,} and {done}")
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from commtax.audit.finding import Cause, Claim, Finding
+from commtax.audit.held_up import FEW_MOMENTS, FULL_CACHE, behind_cache, held_up, served
 from commtax.audit.identity import names_of
 from commtax.catalog.models import bundled
 from commtax.files import table
@@ -18,12 +19,17 @@ AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas",
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
 GROWS = 3.0  # times as many requests that wait
-FULL_CACHE, FEW_MOMENTS = 0.95, 3  # a cache that full makes requests wait; fewer lines make no rate
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
 EIGHT_BITS = ("fp8", "float8", "int8", "uint8")  # types of a cache
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
+TAKEN = {
+    "graph_bytes": ("memory of CUDA graphs, a rank", "bytes"),
+    "unused_bytes": ("memory left free, a rank", "bytes"),
+    "loading_s": ("loading the weights", "s"),
+}
+"""Figures that a start may have besides weights and cache."""
 _CAUSES = table("audit/log_causes.toml")
 
 
@@ -80,6 +86,15 @@ def told(log: StartupLog) -> Iterator[Finding]:
         yield Finding(FULL_LENGTH, None, log.max_concurrency)
     if usual := typical(log):
         yield Finding(Note("served", f"tokens a second, {plural(usual[0], 'request')} running"), None, usual[1])
+    yield from besides(log)
+
+
+def besides(log: StartupLog) -> Iterator[Finding]:
+    """What a start took besides weights and cache, and what its serving lines count."""
+    for name, (title, unit) in TAKEN.items():
+        if name in log.figures:
+            yield Finding(title, None, log.figures[name], unit)
+    yield from served(log)
 
 
 def broken(log: StartupLog) -> Iterator[Finding]:
@@ -93,6 +108,8 @@ def begun(log: StartupLog) -> str:
     if log.settings.get(FAILURE):
         return "started, and failed later" if log.is_ready else "did not start"
     came = log.is_ready or log.weights_bytes or log.kv_tokens or log.kv_blocks or log.available_kv_bytes or log.max_concurrency
+    if log.moments and not (log.weights_bytes or log.kv_tokens or log.version):
+        return "served"
     return "started" if came else "began to start, and the log tells no more"
 
 
@@ -140,6 +157,7 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
             said = f"kernels are launched one by one ({name}={value})"
             yield _priced("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
     yield from _queue(log)
+    yield from held_up(log)
 
 
 def to_change(why: str) -> str:
@@ -173,16 +191,18 @@ def _on_cpu(log: StartupLog) -> bool:
 def _queue(log: StartupLog) -> Iterator[Cause]:
     moments = [m for m in log.moments if m.running]
     waits = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= FULL_CACHE]
-    if len(waits) >= FEW_MOMENTS:
+    if behind_cache(waits, moments):
         share, most = len(waits) / len(moments), max(m.waiting for m in waits)
-        said = f"the KV cache is full in {plural(len(waits), 'line')} of {len(moments)}, and up to {plural(most, 'request')} wait"
+        full = f"{plural(len(waits), 'line')} of {len(moments)}"
+        said = f"overloaded: the KV cache is full in {full}, and up to {plural(most, 'request')} wait"
         change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
         yield Cause("cache full", said, share=share, change=change)
     yield from _growing(moments)
     launched = [m for m in moments if m.graph is False]
-    if len(launched) >= FEW_MOMENTS and len(launched) * 2 > len(moments):
-        said = f"{plural(len(launched), 'decode line')} of {len(moments)} ran without a CUDA graph"
-        yield Cause("no graph", said, share=len(launched) / len(moments), change="capture larger batches (--cuda-graph-max-bs)")
+    decoded = sum(m.graph is not None or m.tokens_per_s > 0 for m in moments)
+    if len(launched) >= FEW_MOMENTS and len(launched) * 2 > decoded:
+        said = f"{plural(len(launched), 'decode line')} of {decoded} ran without a CUDA graph"
+        yield Cause("no graph", said, share=len(launched) / decoded, change="capture larger batches (--cuda-graph-max-bs)")
 
 
 def _growing(moments: list[Moment]) -> Iterator[Cause]:

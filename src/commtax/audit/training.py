@@ -22,6 +22,7 @@ from commtax.verbs.billing import StepBill, price
 OTHER_RUN = "other hardware, software or options than was said; the taxes say where the time goes"
 COMPARED = ("params_dtype", "transformer_impl", "optimizer")
 """Arguments that two runs may differ in beside their plans."""
+BATCH_NAMES = ("global_batch_size", "train_batch_size")  # Megatron's and DeepSpeed's
 SMALL, MOST_CLOCKS = 0.01, 8  # of a step, and clocks that are told
 UNEVEN = 0.1  # of a step, between the quickest and the slowest rank, before it is told
 MEMORY_MODEL = "a model of what is allocated: allocators and libraries take more"
@@ -104,6 +105,12 @@ def _batch(log: TrainingLog) -> float:
     return median(batches) if batches else 0.0
 
 
+def _told_batch(log: TrainingLog) -> float:
+    """The global batch of the arguments, where no step's line has it."""
+    said = next((log.arguments[name] for name in BATCH_NAMES if name in log.arguments), "")
+    return float(said) if said.isdecimal() and len(said) < 16 else 0.0
+
+
 def _mfu(priced: StepBill, measured_s: float) -> float:
     """The MFU of the measured step, by the FLOPs that the price counts."""
     return float(priced.mfu) * float(priced.step_s) / measured_s
@@ -154,6 +161,8 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
         yield Finding("MFU", float(priced.mfu), _mfu(priced, measured), "share", tolerance, why)
     elif rates.tokens_per_s:
         yield Finding("tokens/s a GPU", None, rates.tokens_per_s)
+    if batch := _batch(log) or _told_batch(log):
+        yield Finding("global batch, sequences", None, batch)
     if rates.samples_per_s:
         yield Finding("samples/s", None, rates.samples_per_s)
     if rates.flops_per_s:

@@ -1,8 +1,8 @@
 """Results of benchmarks, told apart by what they hold; seconds inside.
 
 JSON, JSON lines and CSV: ``vllm bench latency|throughput|serve`` and its sweeps, ``sglang.bench_serving``, ``bench_one_batch`` and
-``bench_one_batch_server``, AIPerf, GenAI-Perf, GuideLLM. Text: what those and trtllm-bench print, MLPerf's summary, a server's
-``/metrics``.
+``bench_one_batch_server``, AIPerf, GenAI-Perf, GuideLLM, InferenceX. Text: what those and trtllm-bench print, MLPerf's summary, a
+server's ``/metrics``.
 
 Which keys are there differs by tool and version; a key that is missing leaves None. TPOT is (E2E - TTFT) / (output - 1) in all of
 them; ITL is the list of gaps between chunks of a stream, which may hold several tokens.
@@ -18,7 +18,7 @@ from itertools import islice
 from statistics import fmean, median
 
 from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
-from commtax.readers.benches import aiperf, guidellm, lines, mlperf, prometheus, tables, trtllm
+from commtax.readers.benches import aiperf, guidellm, inferencex, lines, mlperf, prometheus, tables, trtllm
 from commtax.readers.benches.cut import readable
 from commtax.readers.benches.record import METRICS, TABLE, Bench, number, result, spread_among, thirds_of
 from commtax.readers.short_lines import each_line
@@ -28,9 +28,10 @@ MOST_RESULTS = 2_000  # of one file
 LONGEST_LINE = 1 << 20  # signs of a row of a sweep
 KEYS = (b'"avg_latency"', b'"latencies"', b'"total_output_tokens"', b'"completed"', b'"elapsed_time"', b'"time_to_first_token"')
 MORE_KEYS = (b'"inter_token_latency"', b'"request_latency"', b'"benchmarks"', b'"output_throughput"', b'"prefill_latency"')
+PER_GPU = tuple(f'"{key}"'.encode() for key in inferencex.KEYS)
 _LINE = re.compile(r'^\{"\w{1,60}": .{0,4000}?"(?:total_output_tokens|output_throughput)": ', re.M)  # with which a result begins
 COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of a sweep's table
-NOTHING = "none of the keys of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf or GuideLLM found"
+NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
 
 _PRINTED = (
     tables.looks_like,
@@ -44,7 +45,7 @@ _PRINTED = (
 
 def looks_like_data(head: bytes) -> bool:
     """Whether JSON begins with a key of a result."""
-    return any(key in head for key in (*KEYS, *MORE_KEYS))
+    return any(key in head for key in (*KEYS, *MORE_KEYS, *PER_GPU))
 
 
 def looks_like_text(text: str) -> bool:
@@ -148,6 +149,8 @@ def _each(d: Json) -> Iterator[Bench]:
         yield _latency(d)
     elif "elapsed_time" in d and "tokens_per_second" in d:  # prompt and output tokens are counted together
         yield result("vllm", "throughput", d, request_rate=math.inf)
+    elif inferencex.is_document(d):
+        yield inferencex.from_document(d)
     elif aiperf.is_document(d):
         yield aiperf.from_document(d)
     elif lines.is_batch(d):
@@ -184,7 +187,8 @@ def _serve(d: Json) -> Bench:
     sglang = "accept_length" in d or "mean_e2e_latency_ms" in d or backend.startswith("sglang")
     lengths = d.get("output_lens")
     answers = [float(n) for n in lengths if n] if isinstance(lengths, list) else []
-    facts = {"backend": backend} if backend else {}
+    peak = number(d.get("max_concurrent_requests", d.get("peak_concurrency")))
+    facts = ({"backend": backend} if backend else {}) | ({"peak concurrency": f"{peak:g}"} if peak else {})
     tool = "sglang" if sglang else "vllm"
     return result(tool, "serve", d, stats, spread=spread_among(answers), facts=facts)
 

@@ -12,7 +12,7 @@ MOST_DEVICES = 1 << 16
 LAST = 0.9  # of the largest size that was asked for: what is rounded down is still the last row
 _WITHIN = re.compile(r"\[\d{1,9}\](?=\s{2})")  # a launcher's mark inside a row that was printed in pieces
 _DEVICE = re.compile(
-    r"#?\s{0,9}Rank\s{1,9}(\d{1,9})\s.{0,120}? on\s{1,40}(\S{0,120}) {0,9}device\s{1,9}\d{1,4} \[[^\]]{1,40}\] (.{1,80})"
+    r"#?\s{0,9}Rank\s{1,9}(\d{1,9})\s.{0,120}? on\s{1,40}(\S{0,120}) {0,9}device\s{1,9}\d{1,4} \[([^\]]{1,40})\] (.{1,80})"
 )
 _PID = re.compile(r"\bPid\s{1,20}(\d{1,12})")
 _HEADER = re.compile(r"nThread:? \d{1,9} .{0,200}?minBytes:? (\d{1,18}) maxBytes:? (\d{1,18}) step: (\d{1,18})\((factor|bytes)\)")
@@ -33,7 +33,8 @@ class CollectiveTests:
     runs: tuple[Run, ...]
     devices: tuple[str, ...] = ()  # names, each once
     hosts: tuple[str, ...] = ()
-    ranks: int = 0  # that are listed
+    ranks: int = 0  # that are listed, and those before them where the list's beginning is missing
+    shared: tuple[tuple[int, ...], ...] = ()  # ranks that one GPU has together, by its host and bus id
     average_Bps: float = 0.0
     version: str = ""
     alone: int = 0  # processes of one table that all call themselves the same rank
@@ -49,12 +50,14 @@ def looks_like(text: str) -> bool:
 def parse(text: str, name: str = "output") -> CollectiveTests:
     """All runs of a text, whatever printed it."""
     devices: dict[int, tuple[str, str]] = {}
+    buses: dict[int, tuple[str, str]] = {}  # host and bus id of each rank
     average, version = 0.0, ""
     namesakes, alone = dict[str, set[tuple[str, str]]](), 0  # since the last row
     asked, last, ended, headed = 0, 0.0, True, 0.0
     for line in lines_with(_SAID, text, LINE_CHARS):
         if "device" in line and (found := _DEVICE.search(line)) and len(devices) < MOST_DEVICES:
-            devices[int(found[1])] = (found[2], found[3].strip())
+            devices[int(found[1])] = (found[2], found[4].strip())
+            buses[int(found[1])] = (found[2], found[3])
             pid = _PID.search(line)
             namesakes.setdefault(found[1], set()).add((found[2], pid[1] if pid else ""))
             alone = max(alone, len(namesakes[found[1]]))
@@ -71,9 +74,31 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
         ended = ended or _ENDED.search(line) is not None
     runs = nccl_tests.parse_all(text, name, lambda line: _WITHIN.sub(" ", line))
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
+    listed = min(max(devices, default=-1) + 1, MOST_DEVICES)
     return CollectiveTests(
-        runs, names, hosts, len(devices), average, version, alone if alone > 1 else 0, asked, not ended and last < LAST * headed
+        runs,
+        names,
+        hosts,
+        listed,
+        _shared(buses),
+        average,
+        version,
+        alone if alone > 1 else 0,
+        asked,
+        not ended and last < LAST * headed,
     )
+
+
+def _shared(buses: dict[int, tuple[str, str]]) -> tuple[tuple[int, ...], ...]:
+    """Ranks that name one GPU.
+
+    >>> _shared({0: ("a", "0000:02:00"), 1: ("a", "0000:02:00"), 2: ("b", "0000:02:00")})
+    ((0, 1),)
+    """
+    held: dict[tuple[str, str], list[int]] = {}
+    for rank, place in sorted(buses.items()):
+        held.setdefault(place, []).append(rank)
+    return tuple(tuple(ranks) for ranks in held.values() if len(ranks) > 1)
 
 
 def _sizes(least: int, most: int, step: int, factor: bool) -> int:

@@ -164,7 +164,7 @@ DATA = (
     ),
     Format(
         "bench",
-        "a benchmark result (vllm bench, sglang.bench_serving, AIPerf, GenAI-Perf, GuideLLM)",
+        "a benchmark result (vllm bench, sglang.bench_serving, AIPerf, GenAI-Perf, GuideLLM, InferenceX)",
         lambda source: source.begins in ("{", "[") and bench.looks_like_data(source.head),
         lambda source: bench.parse(source.text, str(source.path)),
     ),
@@ -173,13 +173,13 @@ DATA = (
 TEXTS = (
     Format(
         "log",
-        "a vLLM start-up log (model weights, KV cache size, rank lines)",
+        "a vLLM log (model weights, KV cache size, rank lines, throughput)",
         lambda source: vllm_log.looks_like(source.text),
         lambda source: vllm_log.parse(source.text),
     ),
     Format(
         "log",
-        "an SGLang log (ServerArgs, weights, KV cache, decode batches)",
+        "an SGLang log (ServerArgs, weights, KV cache, batches)",
         lambda source: sglang_log.looks_like(source.text),
         lambda source: sglang_log.parse(source.text),
     ),

@@ -32,6 +32,7 @@ _WIDTH = re.compile(r"(\d{1,4}) coll channels, (?:\d{1,4} collnet channels, )?(?
 _ENVIRONMENT = re.compile(r"\b([NR]CCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (.{1,200})")
 _NIC = re.compile(r"\[\d{1,3}\]([\w.-]{1,40}(?::\d{1,3}/(?:IB|RoCE))?)")
 _TUNED = re.compile(r"(\d{1,18}) Bytes -> Algo (\w{1,20}) proto (\w{1,20})")
+_INIT = re.compile(r"Init timings\b.{0,60}? rank \d{1,7} nranks (\d{1,7}) total (\d{1,9}(?:\.\d{1,9})?)")
 _CALL = re.compile(
     r"(\w{4,20}): opCount ([0-9a-f]{1,16}) sendbuff \S{1,20} recvbuff \S{1,20} (?:acc \S{1,20} )?"
     r"count (\d{1,15}) datatype (\d{1,3}) op \d{1,5} root \d{1,7} comm (0x[0-9a-fA-F]{1,16}) \[nranks=(\d{1,7})\]"
@@ -122,6 +123,7 @@ class NcclLog:
     progress: dict[tuple[str, int], Progress] = field(default_factory=dict)  # by group and rank
     starting: dict[str, tuple[str, int]] = field(default_factory=dict)  # each process's last start: communicator and rank
     heard: set[int] = field(default_factory=set)  # ranks that PyTorch's own lines name
+    init_s: dict[int, float] = field(default_factory=dict)  # of the slowest rank, by the ranks of its communicator
     warnings: Counter[str] = field(default_factory=Counter)
     tuned: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # by algorithm: how often, the least and the most bytes
 
@@ -184,6 +186,8 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
     if "coll channels" in message and (match := _WIDTH.search(message)):
         log.widths.add((int(match[1]), int(match[2] or 0), int(match[3])))
         _went_on(log, process)
+    if "Init timings" in message and len(log.init_s) < MOST and (match := _INIT.search(message)):
+        log.init_s[int(match[1])] = max(float(match[2]), log.init_s.get(int(match[1]), 0.0))
     if message.startswith("Using network "):
         log.networks[message[14:80].strip()] += 1
     if " set " in message and (match := _ENVIRONMENT.search(message)):
@@ -318,6 +322,8 @@ def joined(logs: Iterable[NcclLog]) -> NcclLog:
         for name, (times, least, most) in log.tuned.items():
             before = whole.tuned.get(name, (0, least, most))
             whole.tuned[name] = before[0] + times, min(before[1], least), max(before[2], most)
+        for size, seconds in log.init_s.items():
+            whole.init_s[size] = max(seconds, whole.init_s.get(size, 0.0))
         whole.widths |= log.widths
         whole.heard |= log.heard
         whole.timeouts += log.timeouts

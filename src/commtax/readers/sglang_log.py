@@ -9,16 +9,29 @@ from collections.abc import Iterator
 from itertools import islice
 
 from commtax.readers import crashes
-from commtax.readers.startup import MOST_MOMENTS, Heard, Moment, Rank, StartupLog, Wordings, axes_of, lines, number, since_last
+from commtax.readers.startup import (
+    FAILURE,
+    MOST_MOMENTS,
+    Heard,
+    Moment,
+    Rank,
+    StartupLog,
+    Wordings,
+    axes_of,
+    lines,
+    number,
+    since_last,
+)
 from commtax.units import GiB
 
-_WORKER = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d((?: [A-Z]{2,5}\d{1,6}){1,8})\]")
+_WORKER = re.compile(r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?((?: [A-Z]{2,5}\d{1,6}){1,8})\]")
+_FAILED = "Scheduler hit an exception"
 _START = "server_args=ServerArgs("
 _NODE = re.compile(r"\bnode_rank=(\d{1,9})")
 _CACHE = re.compile(r"KV Cache is allocated\. (?:dtype: [\w.]{1,60}+, )?#tokens: (\d{1,15}+), (.{0,200})")
 _SIZE = re.compile(r"\b(?:K|V|KV) (?:size: )?(\d{1,9}\.\d{1,9}) GB")
-_BATCH = re.compile(r"(Decode|Prefill) batch[.,]")
-_COUNT = re.compile(r"(#[a-z-]{1,30}(?: token)?|token usage|cuda graph|gen throughput \(token/s\)): ([\w.]{1,30}+)")
+_BATCH = re.compile(r"(Decode|Prefill) batch(?: \[\d{1,12}\])?[.,]")
+_COUNT = re.compile(r"(#[a-z-]{1,30}(?: token)?|token usage|cuda graph|(?:gen|input) throughput \(token/s\)): ([\w.]{1,30}+)")
 _IDLE = "#running-req: 0,"  # in a line of prompts: nothing else ran
 _WORDINGS = Wordings("readers/sglang_log.toml")
 
@@ -42,6 +55,10 @@ def parse(text: str) -> StartupLog:
             continue
         match = _WORKER.match(line)
         worker = match[1].strip().replace(" ", "_") if match else "rank 0"
+        if "Load weight" in line and any(worker == who for who, _ in heard.figures.get("weights_bytes", ())):
+            continue  # a drafter is loaded after the model that it helps
+        if _FAILED in line:
+            heard.settings[FAILURE] = f"{_FAILED} ({worker.replace('_', ' ')}), and {crashes.UNTOLD}"
         _WORDINGS.hear(heard, worker, line)
         _cache(pools, worker, line)
         _served(heard, line, worker, resumed)
@@ -71,34 +88,35 @@ def _summed(heard: Heard, pools: dict[str, dict[int, float]]) -> None:
         heard.figures.setdefault("kv_tokens", [("", min(held)[1])])
     workers = dict.fromkeys(worker for noted in heard.figures.values() for worker, _ in noted)
     heard.ranks = {at: Rank(at, **axes) for at, worker in enumerate(workers) if (axes := axes_of(worker))}
-    if loaded := heard.figures.get("weights_bytes"):  # a speculative model is loaded after the one it helps
-        heard.figures["weights_bytes"] = list(dict(reversed(loaded)).items())
+    heard.slowest("loading_s")
     if heard.settings.get("enable_dp_attention") == "True":  # replicas share the ranks that tp counts
         heard.facts["tp"] = max(1, heard.facts.get("tp", 1) // max(1, heard.facts.get("dp", 1)))
 
 
 def _served(heard: Heard, line: str, worker: str, resumed: set[str]) -> None:
-    """A batch of decode steps as the scheduler counts it; the first after nothing ran counts the pause too, and says nothing."""
+    """A batch as the scheduler counts it; the first decode line after nothing ran counts the pause too, and says nothing."""
     match = _BATCH.search(line)
-    if match and match[1] == "Prefill" and _IDLE in line:
-        resumed.add(worker)
-    if not match or match[1] != "Decode" or len(heard.moments) >= MOST_MOMENTS:
-        return
-    if worker in resumed:
-        resumed.discard(worker)
+    if not match or len(heard.moments) >= MOST_MOMENTS:
         return
     said: dict[str, str] = dict(reversed(_COUNT.findall(line, match.end())))  # of a full cache before that of windows
-    rate, running = said.get("gen throughput (token/s)", ""), said.get("#running-req", "")
-    if not (running.isdecimal() and rate.replace(".", "", 1).isdecimal()):
-        return
-    tokens, usage, graph = said.get("#token", said.get("#full token", "")), said.get("token usage", ""), said.get("cuda graph", "")
-    heard.moments.append(
-        Moment(
-            running=int(running),
-            waiting=int(said.get("#queue-req", "0")) if said.get("#queue-req", "0").isdecimal() else 0,
-            tokens_per_s=number(rate),
-            cache_share=number(usage) if usage.replace(".", "", 1).isdecimal() else None,
-            cached_tokens=int(tokens) if tokens.isdecimal() else None,
-            graph={"True": True, "False": False}.get(graph),
-        )
-    )
+    if match[1] == "Prefill":
+        if _IDLE in line:
+            resumed.add(worker)
+        _counted(heard, said, prompts=_figure(said, "input throughput (token/s)") or 0.0)
+    elif worker in resumed:
+        resumed.discard(worker)
+    elif (rate := _figure(said, "gen throughput (token/s)")) is not None:
+        _counted(heard, said, rate, graph={"True": True, "False": False}.get(said.get("cuda graph", "")))
+
+
+def _counted(heard: Heard, said: dict[str, str], rate: float = 0.0, prompts: float = 0.0, graph: bool | None = None) -> None:
+    """One line's counts, where it says how many run."""
+    tokens = _figure(said, "#token") or _figure(said, "#full token")
+    if (running := _figure(said, "#running-req")) is not None:
+        waiting, share = int(_figure(said, "#queue-req") or 0), _figure(said, "token usage")
+        heard.moments.append(Moment(int(running), waiting, rate, share, int(tokens) if tokens else None, graph, prompts))
+
+
+def _figure(said: dict[str, str], name: str) -> float | None:
+    value = said.get(name, "").rstrip(".")
+    return number(value) if value.replace(".", "", 1).isdecimal() else None

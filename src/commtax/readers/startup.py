@@ -21,6 +21,7 @@ MOST_MOMENTS = 100_000  # lines of one kind that are kept: figures, ranks, and w
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
 _SETTING = re.compile(r"(?:['\"]([a-z][a-z_]{1,60})['\"]\s{0,4}:|\b([a-z][a-z_]{1,60})=)\s{0,4}('[^']*+'|\"[^\"]*+\"|[\w./+-]++)")
+_DRAFTER = re.compile(r"['\"]?speculative_config['\"]?\s{0,4}[:=]\s{0,4}(?:\w{1,60}\(|\{)[^(){}]{0,4000}")  # another model's
 _PLAIN_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?")
 
 
@@ -45,6 +46,7 @@ class Moment:
     cache_share: float | None = None
     cached_tokens: int | None = None
     graph: bool | None = None  # whether the step replayed a CUDA graph
+    prompt_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,8 @@ class StartupLog:
     allreduce_backends: tuple[str, ...] = ()
     custom_allreduce_disabled: str = ""  # the reason given
     weights_bytes: tuple[tuple[str, float], ...] = ()  # worker and what it loaded
+    figures: Mapping[str, float] = field(default_factory=dict)  # what else was counted, the least over the workers
     available_kv_bytes: float | None = None
-    kv_fixed: bool = False  # the KV memory was asked for, not what was left
     kv_tokens: int | None = None
     kv_blocks: int | None = None
     max_concurrency: float | None = None
@@ -111,6 +113,21 @@ class StartupLog:
         return self.said("nccl_version")
 
     @property
+    def kv_fixed(self) -> bool:
+        """Whether the KV memory was asked for, and is not what was left."""
+        return "fixed" in self.figures
+
+    @property
+    def loading_s(self) -> float | None:
+        """How long the slowest worker loaded weights."""
+        return self.figures.get("loading_s")
+
+    @property
+    def counts_waiting(self) -> bool:
+        """Whether its lines tell how many requests wait."""
+        return self.engine != "trtllm"
+
+    @property
     def is_ready(self) -> bool:
         """Whether it was ready to serve, whatever came later."""
         return bool(self.moments) or READY in self.settings
@@ -136,6 +153,11 @@ class Heard:
         if len(noted := self.figures.setdefault(name, [])) < MOST_MOMENTS:
             noted.append((worker, value))
 
+    def slowest(self, name: str) -> None:
+        """Of a time, keep the worker's that took longest: all others wait for it."""
+        if noted := self.figures.get(name):
+            self.figures[name] = [max(noted, key=lambda pair: pair[1])]
+
     def fail(self, lines: Iterable[str]) -> None:
         """Why it ended, where its lines end in an error: the root of it, rather than what the engine says last."""
         crash = crashes.find(lines)
@@ -157,7 +179,8 @@ class Heard:
         facts |= {"ranks": tuple(self.ranks[r] for r in sorted(self.ranks)), "weights_bytes": tuple(sorted(weights.items()))}
         facts["claims"] = tuple(self.facts.get("claims", {}).values())
         facts |= {"engine": engine, "settings": self.settings, "moments": tuple(self.moments)}
-        return filled(StartupLog, facts | {"kv_fixed": "fixed" in self.figures, "max_concurrency": concurrency})
+        figures = {name: value for name, value in facts.items() if name in self.figures and name not in _FIELDS}
+        return filled(StartupLog, facts | {"figures": figures, "max_concurrency": concurrency})
 
 
 class Wordings:
@@ -166,6 +189,7 @@ class Wordings:
     def __init__(self, path: str) -> None:
         self.table = table(path)
         self.signs: tuple[str, ...] = tuple(self.table["signs"])
+        self.shapes = [re.compile(shape) for shape in self.table.get("shapes", ())]
         self.words: tuple[str, ...] = tuple(self.table["words"])
         self.figures = [
             (name, read, re.compile(wording.replace("{n}", _NUMBER)))
@@ -177,7 +201,7 @@ class Wordings:
 
     def fits(self, text: str) -> bool:
         """Whether a text holds such a start."""
-        return any(sign in text for sign in self.signs)
+        return any(sign in text for sign in self.signs) or any(shape.search(text) for shape in self.shapes)
 
     def says(self, line: str) -> bool:
         """Whether a line may say something: most of a long log do not, and are passed over."""
@@ -191,13 +215,15 @@ class Wordings:
         for name, pattern in self.texts:
             if match := pattern.search(line):
                 value = match[1].split(". To silence")[0].strip().rstrip(".")
-                (heard.facts if name in _FIELDS else heard.settings)[name] = value[:MOST_VALUE]
+                held = heard.facts if name in _FIELDS else heard.settings
+                if name not in held or name not in self.table.get("first", ()):
+                    held[name] = value[:MOST_VALUE]
         if any(sign in line for sign in self.table["configured"]):
             self._settings(heard, line)
 
     def _settings(self, heard: Heard, line: str) -> None:
         """A printed configuration; the first value of a key counts, and the last is kept to compare runs by."""
-        for quoted, bare, raw in _SETTING.findall(line):
+        for quoted, bare, raw in _SETTING.findall(_DRAFTER.sub("", line)):
             key = quoted or bare
             value = raw.strip("'\"").rstrip(".").removeprefix("torch.")[:MOST_VALUE]
             if (name := self.table["numbers"].get(key)) and _PLAIN_NUMBER.fullmatch(value):
@@ -222,6 +248,7 @@ _READ: Mapping[str, Callable[[str], float]] = {
     "count": lambda text: int(number(text)),
     "share": lambda text: number(text),
     "bytes": lambda text: number(text),
+    "seconds": lambda text: number(text),
 }
 """What a line's number is, and how it is read."""
 

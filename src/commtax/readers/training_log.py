@@ -21,12 +21,15 @@ from commtax.units import GiB
 
 LINE_CHARS = 4096  # of a line that are looked at: an iteration takes a tenth of that
 MOST_STEPS, MOST_NAMES, MOST_TIMES = 200_000, 4_096, 4_096
+MOST_WRAPPED = 12  # lines that one iteration's may be broken into
 MOST_FIGURE = 1e24  # of anything: a GPU has 1e16 FLOP/s, and none is negative
 _NUMBER = r"[-+]?\d{1,15}+(?:,\d{3}){0,6}+(?:\.\d{0,20})?+(?:[eE][-+]?\d{1,3})?+"
 _VALUE = re.compile(rf"\s*+({_NUMBER})")
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _WHEN = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)[.,]?(\d{0,6})")
 _ITERATION = re.compile(r"\biteration\s{1,20}(\d{1,12})\s?/\s{0,20}(\d{1,12})\s{0,20}\|")
+_GOES_ON = re.compile(rf"\s{{0,40}}[A-Za-z][\w ()/.-]{{1,80}}:\s{{0,20}}{_NUMBER}[/\d.]{{0,20}}\s{{0,9}}(?:\||$)")
+_OTHERS = re.compile(r"time \(ms\) \||memory \(MB\)")  # lines of clocks and memory, which have bars too
 _TITAN = re.compile(r"\bstep:\s{0,20}(\d{1,12})\s{1,9}(?=(?:[a-z_/]{1,40}:\s{0,20}\S{1,40}\s{1,9}){0,12}(?:tps|wps|mfu|memory):)")
 _PAIR = re.compile(r"([a-z_/]{1,40}):\s{0,20}(\S{1,40})")
 _DEEPSPEED = re.compile(r"\b(?:global_step=|\d{1,9}/)(\d{1,12}), (?:RunningAvg)?SamplesPerSec=(\d{1,15}(?:\.\d{1,15})?)")
@@ -82,7 +85,7 @@ _SCALES = {
     "gib": _scaled(float(GiB)),
 }
 _NAMES: Mapping[str, tuple[str, Callable[[float], float]]] = {
-    name: (figure, _SCALES[kind])
+    name.replace(" ", ""): (figure, _SCALES[kind])  # a line's break may take a space with it
     for kind, figures in table("readers/training_log.toml").items()
     for figure, names in figures.items()
     for name in names
@@ -136,7 +139,8 @@ class TrainingLog:
 
 def looks_like(text: str) -> bool:
     """Whether a line of a training step stands in a text."""
-    return any(_stepped(_COLOUR.sub("", line)) for line in lines_with(_STEPPED, text, LINE_CHARS))
+    stepped = (_COLOUR.sub("", line) for line in lines_with(_STEPPED, text, LINE_CHARS))
+    return any(_stepped(line) or ("consumed samples:" in line and _ITERATION.search(line)) for line in stepped)
 
 
 def parse(text: str) -> TrainingLog:
@@ -148,8 +152,37 @@ def parse(text: str) -> TrainingLog:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Lines without colours."""
-    return (_COLOUR.sub("", line) if "\x1b" in line else line for line in short_lines(text, LINE_CHARS))
+    """Lines without colours; those that a terminal or a page broke off are one again."""
+    plain = (_COLOUR.sub("", line) if "\x1b" in line else line for line in short_lines(text, LINE_CHARS))
+    begun: list[str] = []  # of an iteration
+    for line in plain:
+        if begun and _continues(begun, line):
+            begun.append(line)
+            continue
+        if begun:
+            yield _whole(begun)
+            begun = []
+        if "iteration" in line and _ITERATION.search(line):
+            begun = [line]
+        else:
+            yield line
+    if begun:
+        yield _whole(begun)
+
+
+def _continues(begun: list[str], line: str) -> bool:
+    """Whether a line goes on with an iteration's: with a name, a value and a bar, or with the rest of what was broken off."""
+    if len(begun) >= MOST_WRAPPED or "|" not in line or line.startswith("[") or _OTHERS.search(line) or _ITERATION.search(line):
+        return False
+    return not begun[-1].rstrip().endswith("|") or _GOES_ON.match(line) is not None
+
+
+def _whole(parts: list[str]) -> str:
+    """One line: a break after a bar is a space, and one inside a word is nothing."""
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = f"{whole.rstrip()} {part.lstrip()}" if whole.rstrip().endswith("|") else whole + part
+    return whole[:LINE_CHARS]
 
 
 def _stepped(line: str) -> tuple[str, int, int, Figures] | None:
@@ -194,7 +227,7 @@ def _figures(pairs: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> Figure
     """Figures by our names; of ``13372.8/13364.7`` (this iteration and the mean) the first counts."""
     found: Figures = {}
     for name, value in pairs:
-        figure, scaled = _NAMES.get(name.strip().lower(), ("", None))
+        figure, scaled = _NAMES.get(name.lower().replace(" ", "").strip(), ("", None))
         match = _VALUE.match(value) if scaled else None
         if scaled and match and figure not in found and 0 <= (said := scaled(_float(match[1]))) <= MOST_FIGURE:
             found[figure] = said

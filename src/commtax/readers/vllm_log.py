@@ -34,6 +34,7 @@ _BACKENDS = re.compile(r"Using \[([^\[\]]{0,2000}+)\] all-reduce backends ")
 _GROUP = re.compile(r" for group '(\w{1,60}+):")
 _START = re.compile(r"Initializing an? (?:V[01] )?LLM engine|vLLM API server version")
 _MOMENT = re.compile(
+    r"(?:Avg prompt throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s, )?"
     r"Avg generation throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s, Running: (\d{1,9}) reqs,.{0,40}? "
     r"(?:Waiting|Pending): (\d{1,9}) reqs"
 )
@@ -57,16 +58,30 @@ def parse(text: str) -> StartupLog:
     ('TP1', 7.51)
     """
     heard, first = Heard(), since_last(lambda: map(_introduced, lines(text)))
+    workers: set[tuple[str, int]] = set()  # coordinates in their names
     for line in islice(lines(text), first, None):
         if not _WORDINGS.says(line):
             continue
         who, pid = _process(line)
+        workers |= axes_of(_label(who, pid)).items()
         _WORDINGS.hear(heard, _label(who, pid), line)
         _claimed(heard, _label(who, pid), line)
         _layout(heard, line)
         _served(heard, line)
+    _completed(heard, workers)
     heard.fail(islice(lines(text), first, None) if crashes.may(text) else ())
     return heard.record("vllm")
+
+
+def _completed(heard: Heard, workers: set[tuple[str, int]]) -> None:
+    """Weights, where only the account of all memory has them, and ranks, where only the names of workers tell them."""
+    if used := heard.figures.get("used_weights_bytes"):
+        heard.figures.setdefault("weights_bytes", used)
+    if loaded := heard.figures.get("weights_s"):  # of several, the model's: a drafter is loaded after it
+        heard.figures.setdefault("loading_s", list(dict(reversed(loaded)).items()))
+    heard.slowest("loading_s")
+    if not heard.ranks and workers:
+        heard.ranks = {0: Rank(0, **{axis: max(at for name, at in workers if name == axis) for axis, _ in workers})}
 
 
 def _introduced(line: str) -> tuple[str, str, bool]:
@@ -119,7 +134,10 @@ def _claimed(heard: Heard, worker: str, line: str) -> None:
 
 def _served(heard: Heard, line: str) -> None:
     """A line that a serving engine writes every few seconds; those of an idle one say nothing."""
-    if (match := _MOMENT.search(line)) and len(heard.moments) < MOST_MOMENTS and float(match[1]) > 0:
+    if "generation throughput" not in line or len(heard.moments) >= MOST_MOMENTS or not (match := _MOMENT.search(line)):
+        return
+    prompts, rate, running, waiting = float(match[1] or 0.0), float(match[2]), int(match[3]), int(match[4])
+    if rate or running or waiting:
         usage = _USAGE.search(line, match.end())
         share = float(usage[1]) / 100 if usage else None
-        heard.moments.append(Moment(int(match[2]), int(match[3]), float(match[1]), share))
+        heard.moments.append(Moment(running, waiting, rate, share, prompt_tokens_per_s=prompts))

@@ -215,10 +215,10 @@ def binding(used: Usage, words: Mapping[str, str]) -> str:
 def _ended(audited: Audit) -> str:
     """How a run went that nobody made a claim about, and whether a file of it ends too early."""
     cut = any(n.code == "partial" for s in audited.sections for n in s.notes)
-    return f"partial, {_went(audited)}" if cut else _went(audited)
+    return f"partial, {_went(audited, 'what it has shows nothing off')}" if cut else _went(audited)
 
 
-def _went(audited: Audit) -> str:
+def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
     if audited.culprit:
         return _blamed(audited.culprit)
     if audited.count(DISAGREE):
@@ -233,7 +233,7 @@ def _went(audited: Audit) -> str:
         return f"{nobody}{plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
     jobs = [s for s in audited.sections if s.kind in JOBS]
     if not jobs:
-        return "nothing in it is off; whether it should be faster, --model tells"
+        return f"{sound}; whether it should be faster, --model tells"
     return "nobody is to blame" if any(map(on_host, jobs)) else "nobody is to blame, and nothing is off"
 
 

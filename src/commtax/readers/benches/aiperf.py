@@ -3,11 +3,13 @@
 import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from commtax.files import Json
 from commtax.readers.benches.record import SECONDS, STATISTICS, TABLE, Bench, number, rate_of, result, spread_of
 from commtax.readers.short_lines import each_line
+from commtax.statement import Note
 
 NAMES: Mapping[str, str] = TABLE["aiperf"]
 MOST_ROWS = 100_000
@@ -15,6 +17,9 @@ LONGEST_LINE = 2000  # signs of a line that may be a row
 _UNIT = re.compile(r"([^()]{1,80})\(([^()]{1,40})\)\s*+$")
 _HEADER = re.compile(r"\s*(?:Metric|Statistic)\s*")
 _TITLE = re.compile(r"^[^\S\n]{0,200}(?:[^\n]{0,80}Perf \| )?LLM Metrics[^\S\n]{0,200}$", re.M)
+_HEAD = re.compile(
+    r"^[^\S\n]{0,200}[│┃|][^\S\n]{0,200}(?:Metric|Statistic)[^\S\n]{0,200}[│┃|][^\S\n]{0,80}avg[^\S\n]{0,80}[│┃|]", re.M
+)
 _BOX = re.compile(r"[│┃|]")
 Blocks = Mapping[str, Mapping[str, Json]]
 
@@ -81,18 +86,23 @@ def from_csv(text: str) -> Iterator[Bench]:
 def from_text(text: str) -> Iterator[Bench]:
     """Tables as printed, of signs that draw boxes; a text may hold several."""
     rows: list[list[str]] = []
+    drawn = ended = False
     for line in each_line(text):
+        drawn, ended = drawn or "┡" in line, line.lstrip().startswith("└") or (ended and "│" not in line)
         if len(line) <= LONGEST_LINE and ("│" in line or "┃" in line or line.lstrip().startswith("|")):
             cells = [cell.strip() for cell in _BOX.split(line)[1:-1]]
             if rows and cells and not any(cells[1:]) and cells[0].startswith("("):
                 rows[-1][0] += f" {cells[0]}"  # the unit, on a line of its own
             elif len(rows) < MOST_ROWS:
                 rows.append(cells)
-    yield from _rows(rows)
+    found = list(_rows(rows))
+    cut = (Note("partial", "the table's frame does not end: rows below are missing"),) if drawn and not ended else ()
+    yield from (*found[:-1], *(replace(last, notes=(*last.notes, *cut)) for last in found[-1:]))
 
 
 def looks_printed(text: str) -> bool:
-    return _TITLE.search(text) is not None
+    """By a table's title, or by its header where the title is missing."""
+    return _TITLE.search(text) is not None or _HEAD.search(text) is not None
 
 
 def _rows(rows: Iterable[Sequence[str]]) -> Iterator[Bench]:

@@ -14,7 +14,13 @@ from commtax.statement import Note
 TITLE = "MLPerf Results Summary"
 LONGEST_LINE = 400
 NS = 1e-9
-_PAIR = re.compile(r"\s*+([^:]{1,80}):\s*+(\S.{0,80})$")
+FIRST = "SUT name : "  # the line below the title
+_PAIR = re.compile(  # of a summary, behind whatever a launcher or a logger writes before it
+    r"(?<![\w.])(SUT name|Scenario|Mode|Result is|target_qps|samples_per_query|\w[\w ]{2,60}? satisfied"
+    r"|(?:Completed |Scheduled )?(?:samples|tokens) per second(?: \(inferred\))?"
+    r"|(?:Mean|[\d.]{1,8} percentile) [\w ]{3,60}? \(ns\))\s*+:\s*+(\S.{0,80})$",
+    re.I,
+)
 _LATENCY = re.compile(
     r"(mean|[\d.]{1,8} percentile) (first token latency|time (?:per|to) output token|latency)(?: latency)? \(ns\)"
 )
@@ -25,18 +31,18 @@ _SCENARIOS = ("offline", "server", "interactive", "singlestream", "multistream")
 
 
 def looks_like(text: str) -> bool:
-    return TITLE in text
+    return TITLE in text or (FIRST in text and "Result is : " in text)
 
 
 def parse(text: str) -> Iterator[Bench]:
     """A result for each summary of a text."""
     held: dict[str, str] | None = None
     for line in each_line(text):
-        if TITLE in line:
+        if TITLE in line or (FIRST in line and (held is None or "sut name" in held)):
             if held:
                 yield _one(held)
             held = {}
-        elif held is not None and len(line) <= LONGEST_LINE and (pair := _PAIR.match(line)):
+        if held is not None and len(line) <= LONGEST_LINE and (pair := _PAIR.search(line)):
             held.setdefault(" ".join(pair[1].lower().split()), pair[2].strip())
     if held:
         yield _one(held)
@@ -83,7 +89,11 @@ def _statistic(said: str) -> str:
 
 def _notes(held: dict[str, str]) -> Iterator[Note]:
     if held.get("result is", "").upper().startswith("INVALID"):
-        missed = [label for label, value in held.items() if label.endswith("satisfied") and value.upper() == "NO"]
+        missed = [
+            label.replace(" satisfied", " not satisfied")
+            for label, value in held.items()
+            if label.endswith("satisfied") and value.upper() == "NO"
+        ]
         yield Note("invalid", f"LoadGen calls the run INVALID{': ' if missed else ''}{', '.join(missed)}")
     if held.get("scenario", "").lower() not in _SCENARIOS:
         yield Note("partial", "the summary is cut off before its scenario: what load it was is not known")

@@ -29,7 +29,7 @@ class Bench:
     ``queue``, ``prefill`` and ``decode`` of a request.
     """
 
-    tool: str  # vllm | sglang | aiperf | guidellm | trtllm | mlperf | prometheus
+    tool: str  # vllm | sglang | aiperf | guidellm | inferencex | trtllm | mlperf | prometheus
     kind: str  # latency (one batch at a time) | throughput (all at once) | serve
     model: str = ""
     version: str = ""  # of the tool

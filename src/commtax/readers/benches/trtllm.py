@@ -12,9 +12,10 @@ from commtax.readers.short_lines import each_line
 
 LONGEST_LINE = 400
 LIMITLESS = 1e6  # requests a second, above which no limit was set
+MOST_COLUMNS = 16
 MS = 1e-3
 _TITLE = re.compile(r"^=?[ \t]{0,4}PERFORMANCE OVERVIEW", re.M)
-_PAIR = re.compile(r"\s{0,20}([A-Z][^:|]{1,80}?)\s{0,20}:\s{0,60}(\S.{0,200})$")
+_PAIR = re.compile(r"[\s|]{0,20}([A-Z][^:|]{1,80}?)\s{0,20}:\s{0,60}(\S.{0,200})$")
 _PART = re.compile(
     r"\[(TTFT|TPOT|ITL|Latency|Request Latency)\]\s{1,9}(P\d{2}|AVERAGE|MINIMUM|MAXIMUM)\s{0,9}:\s{0,9}([\d.]{1,24})", re.I
 )
@@ -39,7 +40,7 @@ def parse(text: str) -> Iterator[Bench]:
     seen = False
     for line in (line for line in each_line(text) if len(line) <= LONGEST_LINE):
         if "BACKEND" in line[:80] and line.lstrip("= ").startswith(("PYTORCH", "ENGINE", "_AUTODEPLOY", "TENSORRT")) and seen:
-            yield _one(held, stats)
+            yield from _each(held, stats)
             held, stats, seen = {}, {}, False
         seen = seen or _TITLE.match(line) is not None
         if part := _PART.search(line):
@@ -47,7 +48,16 @@ def parse(text: str) -> Iterator[Bench]:
         elif pair := _PAIR.match(line):
             held.setdefault(" ".join(pair[1].lower().split()), pair[2].strip())
     if seen:
-        yield _one(held, stats)
+        yield from _each(held, stats)
+
+
+def _each(held: Mapping[str, str], stats: dict[str, dict[str, float]]) -> Iterator[Bench]:
+    """One result; of an overview whose figures stand in columns, as those of two builds beside each other, one for each column."""
+    cells = {name: [cell.strip() for cell in value.strip("| ").split("|")] for name, value in held.items()}
+    columns = max((len(row) for row in cells.values()), default=1)
+    for at in range(min(columns, MOST_COLUMNS)):
+        column = {name: row[at] if at < len(row) else row[0] if len(row) == 1 else "" for name, row in cells.items()}
+        yield _one(column, {metric: dict(kept) for metric, kept in stats.items()})
 
 
 def _one(held: Mapping[str, str], stats: dict[str, dict[str, float]]) -> Bench:
