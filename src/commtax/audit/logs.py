@@ -20,6 +20,7 @@ from commtax.audit.started import (
     node_bytes,
     replicated,
     seen,
+    stopped,
     told,
     typical,
 )
@@ -244,6 +245,7 @@ def _served(log: StartupLog, claim: Claim) -> Iterator[Finding]:
 def _notes(log: StartupLog, asked: Question | None) -> Iterator[Note]:
     """What the start says in words, and what to know before it is compared."""
     yield intro(log)
+    yield from stopped(log)
     made_for, quantization = asked.engine.version if asked else "", log.quantization
     if asked and log.version and not log.version.startswith(made_for):
         yield Note("version", f"the log is of {ENGINES[log.engine]} {log.version}; the memory model was made for {made_for}")

@@ -26,7 +26,7 @@ def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topolog
     notes = []
     if links and links.num_gpus > 1:
         findings += [*_off(links), *_lacking(matrices, links, claim), *_fewer(links)]
-        causes += [*_lonely(links), *_thin(links), *_far(links)]
+        causes += [*_lonely(links), *_islands(links), *_thin(links), *_far(links)]
         notes.append(Note("topology", _described(links)))
     if apart := _apart(matrices):
         findings.append(Finding("pairs without P2P", 0, len(apart), reason=_why(matrices)).judged())
@@ -75,6 +75,36 @@ def _lonely(links: Topology) -> Iterator[Cause]:
         said += f" ({MEANS[way]})" if way in MEANS else ""
         look, shown = (LOOK_AMD, "HIP") if _word(links) == FABRIC else (LOOK, "CUDA")
         yield Cause("off", said, change=f"{look}; until then {shown}_VISIBLE_DEVICES={','.join(map(str, rest))}")
+
+
+def _islands(links: Topology) -> Iterator[Cause]:
+    """Pairs without the fast links that others have, where no GPU is off them: groups of their own, or a mesh with gaps."""
+    pairs = list(combinations(range(links.num_gpus), 2))
+    gaps = [(i, j) for i, j in pairs if not _fast(links.links[i][j])]
+    if _alone(links) or not 0 < len(gaps) < len(pairs):
+        return
+    way = max((links.links[i][j] for i, j in gaps), key=distance)
+    groups = _groups(links)
+    if len(groups) > 1:
+        shown = ", ".join("+".join(map(str, group)) for group in groups[:NAMED]) + (" …" if len(groups) > NAMED else "")
+        said = f"{_word(links)} joins {shown}, each by itself: between them is {way}"
+    else:
+        shown = ", ".join(f"{i}+{j}" for i, j in gaps[:NAMED]) + (" …" if len(gaps) > NAMED else "")
+        said = f"{len(gaps)} of {plural(len(pairs), 'pair')} have no {_word(links)}, which the others have ({shown}): they meet over {way}"
+    yield Cause("gaps", said, change="tensor parallelism inside what is joined, a pipeline or replicas across; as built, nothing to mend")
+
+
+def _groups(links: Topology) -> list[list[int]]:
+    """GPUs that fast links join, over others too."""
+    left, groups = set(range(links.num_gpus)), []
+    while left:
+        group, edge = set[int](), {min(left)}
+        while edge:
+            group |= edge
+            edge = {j for i in edge for j in left - group if _fast(links.links[i][j])}
+        left -= group
+        groups.append(sorted(group))
+    return groups
 
 
 def _lacking(matrices: Matrices, links: Topology, claim: Claim | None) -> Iterator[Finding]:

@@ -225,6 +225,8 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
         return f"something is off ({_counts(audited)})"
     if not any(told(s) for s in audited.sections) or _untimed(audited.sections):
         return "nothing could be told"
+    if any(n.code == "stopped" for s in audited.sections for n in s.notes):
+        return "the start does not end in it"
     found = causes(audited)
     if worst := next((c for c in found if c.code == OVERLOAD), None):
         return worst.said
