@@ -95,6 +95,13 @@ def _stuck(log: NcclLog) -> list[Communicator]:
     return found[::-1]
 
 
+def _opened(log: NcclLog) -> Communicator | None:
+    """The communicator in whose start the log ends, where it has nothing that comes after one."""
+    if log.routes or log.widths or log.calls or any(c.complete for c in log.comms.values()):
+        return None
+    return next((c for c in reversed(log.comms.values()) if c.opened - c.begun), None)
+
+
 def _hanging(comm: Communicator) -> str:
     """Who began, who finished, and of whom there is no line."""
     said = f"{_ranks(sorted(comm.begun))} of {comm.size} began (Init START) and never finished (Init COMPLETE)"
@@ -162,10 +169,9 @@ def _notes(log: NcclLog) -> Iterator[Note]:
             yield Note("ranks", f"the log holds {len(comm.hosts)} of {comm.size} ranks: without {_ranks(gone)}")
         if waiting := sorted(set(comm.hosts) - comm.complete) if comm.complete else []:
             yield Note("unfinished", f"{_ranks(waiting)} did not finish the start that {_ranks(sorted(comm.complete))} finished")
-    if begun := [c for c in log.comms.values() if c.opened - c.begun - c.complete]:
-        if not (log.routes or log.widths or log.calls or any(c.complete for c in log.comms.values())):
-            who = _ranks(sorted(begun[-1].opened))
-            yield Note("partial", f"the log ends in the start of a communicator: {who} of {begun[-1].size} began, none finished in it")
+    if begun := _opened(log):
+        who = _ranks(sorted(begun.opened))
+        yield Note("partial", f"the log ends in the start of a communicator: {who} of {begun.size} began, none finished in it")
     for text, times in log.warnings.most_common(NAMED):
         yield Note("warning", f"NCCL warns{f' ({times} times)' if times > 1 else ''}: {text}")
     for name, (times, least, most) in sorted(log.tuned.items()):

@@ -94,7 +94,7 @@ def told(log: StartupLog) -> Iterator[Finding]:
 def besides(log: StartupLog) -> Iterator[Finding]:
     """What a start took besides weights and cache, and what its serving lines count."""
     for name, (title, unit) in TAKEN.items():
-        if name in log.figures:
+        if log.figures.get(name, 0.0) > 0:  # of memory that is not the GPU's alone a difference may be less than nothing
             yield Finding(title, None, log.figures[name], unit)
     yield from served(log)
 
@@ -118,9 +118,11 @@ def stopped(log: StartupLog) -> Iterator[Note]:
     """That the start has no end in the log, and where it stops; an excerpt without the last line is no fault, and is told too."""
     last = f" after '{stage}'" if (stage := log.settings.get(STAGE)) else ""
     if log.stops and ENDED in log.settings:
-        yield Note(PARTIAL, f"the start stops{last}: its process was ended there, and does not say why (dmesg tells what was killed)")
+        yield Note(
+            PARTIAL, f"the start stops{last}: its process was ended there, and does not say why (dmesg tells what was killed)"
+        )
     elif log.stops:
-        yield Note(PARTIAL, f"the log stops{last}: the start hung there, was ended from outside, or the text is cut")
+        yield Note(PARTIAL, f"the log stops{last}: the text is cut there, or the start hung or was ended from outside")
     elif not log.is_ready and FAILURE not in log.settings and log.engine in SAY_READY:
         yield Note("unready", "no line says that the server was ready: the text ends before, or leaves it out")
 

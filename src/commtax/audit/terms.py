@@ -22,7 +22,10 @@ KEPT_UP = 0.9  # of the requests that were asked for: a server that answers as m
 CHANCE = 2.0  # deviations by which arrivals may take longer than their rate says
 LONGEST = 4.0  # times as long as the usual answer, of many whose lengths vary
 GROWS = 3.0  # times as late come first tokens at the end of a run as at its beginning
-PILED, UNEVEN = 0.5, 0.25  # share of all requests that were there at once, and of a token's time by which it varies from one to another
+PILED, UNEVEN = (
+    0.5,
+    0.25,
+)  # share of all requests that were there at once, and of a token's time by which it varies from one to another
 SMALL = 0.5  # share of the host's time in a step, above which the host is the likely one
 
 
@@ -64,8 +67,8 @@ def _more_at_once(result: Bench, predicted: Expected, claim: Claim) -> tuple[Cau
         return ()
     if rate <= max(figure.high, figure.value * (1 + claim.tolerance)):
         return ()
-    said = f"tokens take longer and more requests are answered than predicted: more ran at once than the {predicted.running:.0f}"
-    said += " for which there would be memory, or a prompt costs less"
+    said = "tokens take longer and more requests are answered than predicted: more ran at once than"
+    said += f" the {predicted.running:.0f} that were predicted, or prompts cost less"
     change = "say what ran: weights or a cache of fewer bits, another chip, more GPUs; a step of another batch is not judged"
     return (Cause("at once", said, change=change),)
 

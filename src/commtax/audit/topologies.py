@@ -90,8 +90,11 @@ def _islands(links: Topology) -> Iterator[Cause]:
         said = f"{_word(links)} joins {shown}, each by itself: between them is {way}"
     else:
         shown = ", ".join(f"{i}+{j}" for i, j in gaps[:NAMED]) + (" …" if len(gaps) > NAMED else "")
-        said = f"{len(gaps)} of {plural(len(pairs), 'pair')} have no {_word(links)}, which the others have ({shown}): they meet over {way}"
-    yield Cause("gaps", said, change="tensor parallelism inside what is joined, a pipeline or replicas across; as built, nothing to mend")
+        said = f"{len(gaps)} of {plural(len(pairs), 'pair')} have no {_word(links)}, which the others have ({shown}):"
+        said += f" they meet over {way}"
+    yield Cause(
+        "gaps", said, change="tensor parallelism inside what is joined, a pipeline or replicas across; as built, nothing to mend"
+    )
 
 
 def _groups(links: Topology) -> list[list[int]]:

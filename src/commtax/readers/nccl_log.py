@@ -46,7 +46,9 @@ _PROGRESS = re.compile(
     r".{0,120}?\bwork(?: sequence id)?: (\d{1,15})"
     r".{0,60}?last enqueued (?:NCCL )?work: (-?\d{1,15}), last completed (?:NCCL )?work: (-?\d{1,15})"
 )
-_RETURNED = re.compile(r"(?:\S{0,80}/)?(?:init|group|enqueue|channel)\.cc:\d{1,6} -> [1-6]\b")  # an error that goes up to the caller
+_RETURNED = re.compile(
+    r"(?:\S{0,80}/)?(?:init|group|enqueue|channel)\.cc:\d{1,6} -> [1-6]\b"
+)  # an error that goes up to the caller
 _HEARD = re.compile(r"\[rank(\d{1,7})\]:|\bRank (\d{1,7})\]")
 _COUNTED = [(name, re.compile(wording)) for name, wordings in _TABLE["counted"].items() for wording in wordings]
 _FAILED = [re.compile(wording) for wording in _TABLE["failed"]]
@@ -304,7 +306,9 @@ def _watched(log: NcclLog, line: str) -> None:
         log.heard.add(int(match[1] or match[2]))
     if "Watchdog caught" in line and len(log.timeouts) < MOST_TIMEOUTS and (match := _TIMEOUT.search(line)):
         elements = int(match[4]) if match[4] else None
-        log.timeouts.append(Timeout(int(match[1]), int(match[2]), match[3], elements, int(match[6]) / 1e3, int(match[7] or match[6]) / 1e3))
+        log.timeouts.append(
+            Timeout(int(match[1]), int(match[2]), match[3], elements, int(match[6]) / 1e3, int(match[7] or match[6]) / 1e3)
+        )
     elif "last enqueued" in line and len(log.progress) < MOST and (match := _PROGRESS.search(line)):
         log.progress[match[1], int(match[2])] = Progress(int(match[3]), int(match[4]), int(match[5]))
 

@@ -225,14 +225,14 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
         return f"something is off ({_counts(audited)})"
     if not any(told(s) for s in audited.sections) or _untimed(audited.sections):
         return "nothing could be told"
-    if any(n.code == "stopped" for s in audited.sections for n in s.notes):
-        return "the start does not end in it"
     found = causes(audited)
     if worst := next((c for c in found if c.code == OVERLOAD), None):
         return worst.said
     if count := len(found):
         nobody = "nobody is to blame; " if any(s.kind in JOBS for s in audited.sections) else ""
         return f"{nobody}{plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
+    if any(n.code == "stopped" for s in audited.sections for n in s.notes):
+        return "the start does not end in it"
     jobs = [s for s in audited.sections if s.kind in JOBS]
     if not jobs:
         return f"{sound}; whether it should be faster, --model tells"
