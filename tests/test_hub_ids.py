@@ -49,6 +49,13 @@ POPULAR = {
     "microsoft/Phi-3.5-mini-instruct": ("phi-3-mini-128k", 131072),
     "facebook/opt-125m": ("opt-125m", 2048),
     "openai-community/gpt2": ("gpt2", 1024),
+    "MiniMaxAI/MiniMax-M2.7": ("minimax-m2.5", 204800),
+    "codellama/CodeLlama-13b-Instruct-hf": ("codellama-13b", 16384),
+    "codellama/CodeLlama-70b-Instruct-hf": ("codellama-70b", 4096),
+    "Qwen/Qwen1.5-MoE-A2.7B": ("qwen1.5-moe-a2.7b", 8192),
+    "Qwen/Qwen2-57B-A14B": ("qwen2-57b-a14b", 131072),
+    "THUDM/glm-4-9b-hf": ("glm-4-9b", 8192),
+    "ibm-granite/granite-3.0-8b-base": ("granite-3.1-8b", 4096),
 }
 
 
@@ -180,12 +187,31 @@ def test_releases_are_of_bundled_models_and_say_what_differs():
         assert release.get("longest", 0) != base.max_len
 
 
+def test_a_length_that_nothing_public_states_is_said_to_be_assumed():
+    """Such rows stand on exact totals; all others, and releases whose configs are known, carry no such note."""
+    assumed = {key for family, _ in loader._rows().values() for key in family.get("assumed_length", ())}
+    told = {key for key in loader.stems("models") if any(note.code == "assumed-length" for note in catalog.model(key).notes)}
+    assert told == assumed <= set(loader._rows())
+    assert all(isinstance(loader._rows()[key][1][2], int) for key in assumed)
+    shown = run("catalog", "models", "olmo-2-1b").stdout
+    assert "4,096 (assumed)" in shown
+    assert "no public copy of its config was found" in shown
+
+
+def test_a_release_whose_config_nobody_copied_may_differ():
+    for release in checkpoints._file()["releases"]:
+        for name in release["ids"]:
+            known = checkpoints.released(name)
+            assert known is not None
+            assert (known.by == "ending") == release.get("assumed", False)
+
+
 @pytest.mark.parametrize(
     ("key", "changes", "rule"),
     [
         ("phi-2", {"qk_layernorm": True}, "qk_layernorm"),
         ("stablelm-3b", {"use_parallel_residual": True}, "use_parallel_residual"),
-        ("granite-4.0-h-tiny", {"layer_types": ["mamba", "attention", "hyena"] * 14}, "layer_types"),
+        ("granite-4.0-h-small", {"layer_types": ["mamba", "attention", "hyena"] * 14}, "layer_types"),
         ("opt-125m", {"word_embed_proj_dim": 512}, "projected embedding"),
         ("falcon3-7b", {"architectures": ["FalconForCausalLM"]}, "architecture FalconForCausalLM is not supported"),
     ],
@@ -197,8 +223,8 @@ def test_what_a_family_does_not_model_is_refused(key, changes, rule):
 
 def test_sizes_that_a_config_may_spell_in_two_ways():
     """Granite's heads share the widened state out where "auto" says so; Command R's length is not that of its positions."""
-    tiny = catalog.config("granite-4.0-h-tiny")
-    assert from_config({**tiny, "mamba_d_head": "auto", "mamba_expand": 2}, "x").blocks == from_config(tiny, "x").blocks
+    small = catalog.config("granite-4.0-h-small")
+    assert from_config({**small, "mamba_d_head": "auto", "mamba_expand": 2}, "x").blocks == from_config(small, "x").blocks
     command = {**catalog.config("command-r-35b"), "model_max_length": None}
     assert (catalog.model("command-r-35b").max_len, from_config(command, "x").max_len) == (131072, 8192)
 

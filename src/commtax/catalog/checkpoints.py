@@ -79,9 +79,13 @@ class Meaning:
 
 @lru_cache(maxsize=1)
 def _releases() -> dict[str, Meaning]:
-    """Ids whose configs are known to have a bundled model's layers."""
+    """Ids whose configs are known, or assumed, to have a bundled model's layers."""
     every: list[Table] = _file()["releases"]
-    return {normal(name): Meaning(one["of"], one.get("longest", 0), "release") for one in every for name in one["ids"]}
+    return {normal(name): _release(one) for one in every for name in one["ids"]}
+
+
+def _release(one: Table) -> Meaning:
+    return Meaning(one["of"], one.get("longest", 0), "ending" if one.get("assumed") else "release")
 
 
 @lru_cache(maxsize=1)

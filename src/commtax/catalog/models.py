@@ -14,7 +14,7 @@ from commtax.catalog.loader import did_you_mean, find, plain, table
 from commtax.files import Json, local, parse_json, read_json
 from commtax.records import dataclass
 from commtax.spec import Citation, Model
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 
 MAX_HEADER_BYTES = 100 * 2**20
 Config = dict[str, Json]
@@ -42,6 +42,7 @@ class ModelFile:
     config: Config
     source: Mapping[str, str]
     published: tuple[Config, ...]
+    assumed_length: bool = False  # no public statement of it was found
 
 
 @lru_cache(maxsize=256)
@@ -133,7 +134,10 @@ def origin(name: str) -> str:
 @lru_cache(maxsize=128)
 def _bundled(key: str) -> Model:
     file = _file(key)
-    return replace(from_config(file.config, key), aliases=file.aliases, source=Citation(**file.source))
+    made = from_config(file.config, key)
+    said = f"{key}: its longest context, {made.max_len:,} tokens, is assumed: no public copy of its config was found"
+    notes = (*made.notes, Note("assumed-length", said)) if file.assumed_length else made.notes
+    return replace(made, aliases=file.aliases, source=Citation(**file.source), notes=notes)
 
 
 def _local(path: Path, read_as: str) -> Model:

@@ -28,6 +28,7 @@ def expanded(row: Row) -> Table:
         "config": _config(family, values),
         "source": source,
         "published": [*_published(counts, url)],
+        "assumed_length": key in family.get("assumed_length", ()),
     }
 
 

@@ -103,7 +103,7 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
         ),
         ("layers", ", ".join(f"{count} {kind}" for kind, count in layer_kinds(m).items())),
         ("shape", f"{m.num_layers} layers, hidden {m.hidden}, {m.attention.num_heads} heads, vocabulary {m.vocab:,.0f}"),
-        ("longest context", f"{m.max_len:,.0f}"),
+        ("longest context", f"{m.max_len:,.0f}{' (assumed)' if any(n.code == 'assumed-length' for n in m.notes) else ''}"),
         ("also called", ", ".join(m.aliases) or "-"),
         ("source", _cite(m.source)),
     ]
