@@ -75,13 +75,11 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
         ended = ended or _ENDED.search(line) is not None
     runs = nccl_tests.parse_all(text, name, lambda line: _WITHIN.sub(" ", line))
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
-    names = _whole(names, text)
-    listed = min(max(devices, default=-1) + 1, MOST_DEVICES)
     return CollectiveTests(
         runs,
-        names,
+        _whole(names, text),
         hosts,
-        listed,
+        min(max(devices, default=-1) + 1, MOST_DEVICES),
         _shared(buses),
         average,
         version,
