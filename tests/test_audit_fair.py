@@ -1,5 +1,6 @@
 """Who is blamed and who is not: starts without an end, means beside their tails, load that piles up, caches counted otherwise."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as some
 
 from commtax.audit import audit
 from commtax.audit.benches import audit_bench
-from commtax.audit.expected import Load, expected
+from commtax.audit.expected import Load, expected, load_of
 from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Claim
 from commtax.audit.lacking import missing
 from commtax.audit.logs import audit_log
@@ -201,7 +202,7 @@ def found(audited, code):
 
 
 def test_a_few_tokens_more_are_no_other_heads_and_half_of_them_are():
-    claim = claimed(gpu_memory_utilization=0.9)
+    claim = claimed(place="2xh100-sxm", tp=2, gpu_memory_utilization=0.9)
     left = holds(claim.question).kv_bytes
     tokens = int(left / holds(claim.question).kv_bytes_per_token)
     assert found(start(claim, left / GIB, int(tokens * 1.003)), "KV tokens in that memory").verdict == AGREE
@@ -339,3 +340,17 @@ def test_a_host_that_does_nothing_loses_nothing(told):
     line = " 18:39:0{t}       0     84     32     {sm}      0   3201    345 \n"
     assert codes(told(head + "".join(line.format(t=t, sm=0) for t in range(9)))) == []
     assert codes(told(head + "".join(line.format(t=t, sm=20) for t in range(9)))) == ["starved"]
+
+
+def test_a_rate_that_only_fills_the_clients_is_a_closed_loop():
+    stats = {"tpot": {"mean": 0.04}, "ttft": {"mean": 2.0}, "e2el": {"mean": 40.0}}
+    result = Bench("sglang", "serve", requests=256, concurrency=64, request_rate=64.0, lengths=(1000, 950), stats=stats)
+    assert load_of(result, claimed()).rate is None
+    assert load_of(replace(result, request_rate=2.0), claimed()).rate == 2.0
+    assert load_of(replace(result, concurrency=None), claimed()).rate == 64.0
+
+
+def test_a_cut_table_is_partial_with_a_claim_too(tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_text("============ Serving Benchmark Result ============\nSuccessful requests:   128\nMean TTFT (ms):   20.0\n")
+    assert ": partial, " in headline(audit([path], claimed()))

@@ -122,7 +122,7 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
         item = Note("weights", f"weights ({label})")
         finding = Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question), evidence=True).judged()
         near = not (log.model or log.version) and abs(finding.difference or 0.0) <= NEAR_WEIGHTS
-        yield finding.undecided(UNNAMED) if near and finding.verdict == DISAGREE else finding
+        yield finding.unsure(UNNAMED) if near and finding.verdict == DISAGREE else finding
     ranks = int(asked.plan.tp) * int(asked.plan.pp) * int(asked.plan.dp)
     if 1 < len(log.weights_bytes) == ranks:
         loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), _whole_bytes(question) * int(asked.plan.dp)
@@ -193,7 +193,9 @@ def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens:
     inside = holds(asked.but(kv_cache_memory_bytes=left))
     printed = PRINTED_GIB * (2 if log.engine == "sglang" else 1)  # keys and values are printed apart
     rounding = printed / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
-    rounding, why = max(rounding, CACHE_TOLERANCE), OTHER_CACHE if tokens else SILENT
+    plan, why = asked.plan, OTHER_CACHE if tokens else SILENT
+    several = int(plan.tp) * int(plan.pp) * int(plan.dp) > 1  # the line of one may be all that an excerpt has
+    rounding = max(rounding, CACHE_TOLERANCE) if several else rounding
     apart = log.engine == "sglang" and judged.state_bytes_per_sequence  # states have a pool of their own, and are not in the size
     wanted = int(left / judged.kv_bytes_per_token) if apart else _tokens(log, inside)
     found = [Finding("KV tokens in that memory", wanted, tokens, "tokens", rounding, why, evidence=True).judged()]
