@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from commtax.audit import audit
@@ -112,6 +112,7 @@ def test_requests_that_pile_up_and_slow_each_other_are_overload(result, overload
 
 
 @settings(max_examples=15)
+@example([(0.1, 100), (1.9, 200)])
 @given(some.lists(some.tuples(some.floats(0.01, 2.0), some.integers(2, 1000)), min_size=2, max_size=30))
 def test_uneven_tokens_of_uneven_answers_keep_the_books(requests):
     """E2E = TTFT + (n - 1) TPOT holds for every request: its means may miss by what both vary, whatever the requests."""
@@ -301,10 +302,7 @@ def matrix(*rows):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            matrix("X NV1 NV2 SYS", "NV1 X SYS NV2", "NV2 SYS X NV2", "SYS NV2 NV2 X"),
-            "2 of 6 pairs have no NVLink, which the others have (0+3, 1+2)",
-        ),
+        (matrix("X NV1 NV2 SYS", "NV1 X SYS NV2", "NV2 SYS X NV2", "SYS NV2 NV2 X"), "0+3, 1+2 of 6 pairs"),
         (matrix("X NV4 SYS SYS", "NV4 X SYS SYS", "SYS SYS X NV4", "SYS SYS NV4 X"), "NVLink joins 0+1, 2+3, each by itself"),
         (matrix("X NV12 NV12", "NV12 X NV12", "NV12 NV12 X"), ""),
         (matrix("X PHB PHB", "PHB X PHB", "PHB PHB X"), ""),
@@ -312,9 +310,8 @@ def matrix(*rows):
 )
 def test_pairs_without_the_links_of_others_are_told(text, said):
     section = audit_topology(matrices.parse(text), None)
-    assert [c.code for c in section.causes] == ["gaps"] * bool(said)
-    assert all(said in c.said for c in section.causes)
-    assert not any(f.reason for f in section.findings)
+    assert [f.reason.partition(":")[0] for f in section.findings if f.reason] == [said] * bool(said)
+    assert not section.causes
 
 
 def test_no_nvlink_where_it_was_said_is_off_unless_the_legend_says_that_it_is_not_listed():

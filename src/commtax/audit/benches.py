@@ -187,7 +187,8 @@ def _by_means(times: Sequence[Finding]) -> Iterator[Finding]:
     agreed = {f.code.removesuffix("_mean") for f in times if f.code.endswith("_mean") and f.verdict == AGREE}
     for f in times:
         alone = f.verdict == DISAGREE and f.code.rpartition("_")[0] in agreed
-        yield f.undecided(f"{f.reason.partition(';')[0]}; the mean agrees, and decides") if alone else f
+        ranged = "" if f.low is None or f.high is None else f"80 % range {_shown(f.low, f.unit)} to {_shown(f.high, f.unit)}; "
+        yield f.undecided(f"{ranged}the mean agrees, and decides") if alone else f
 
 
 def _beside(result: Bench, predicted: Expected, metric: str, statistic: str) -> str:

@@ -25,8 +25,8 @@ def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topolog
     causes: list[Cause] = []
     notes = []
     if links and links.num_gpus > 1:
-        findings += [*_off(links), *_lacking(matrices, links, claim), *_fewer(links)]
-        causes += [*_lonely(links), *_islands(links), *_thin(links), *_far(links)]
+        findings += [*_off(links), *_gaps(links), *_lacking(matrices, links, claim), *_fewer(links)]
+        causes += [*_lonely(links), *_thin(links), *_far(links)]
         notes.append(Note("topology", _described(links)))
     if apart := _apart(matrices):
         findings.append(Finding("pairs without P2P", 0, len(apart), reason=_why(matrices)).judged())
@@ -77,24 +77,18 @@ def _lonely(links: Topology) -> Iterator[Cause]:
         yield Cause("off", said, change=f"{look}; until then {shown}_VISIBLE_DEVICES={','.join(map(str, rest))}")
 
 
-def _islands(links: Topology) -> Iterator[Cause]:
-    """Pairs without the fast links that others have, where no GPU is off them: groups of their own, or a mesh with gaps."""
+def _gaps(links: Topology) -> Iterator[Finding]:
+    """Pairs without the fast links that others have, where no GPU is off them: groups of their own, or a mesh; so it was built."""
     pairs = list(combinations(range(links.num_gpus), 2))
     gaps = [(i, j) for i, j in pairs if not _fast(links.links[i][j])]
     if _alone(links) or not 0 < len(gaps) < len(pairs):
         return
-    way = max((links.links[i][j] for i, j in gaps), key=distance)
-    groups = _groups(links)
-    if len(groups) > 1:
-        shown = ", ".join("+".join(map(str, group)) for group in groups[:NAMED]) + (" …" if len(groups) > NAMED else "")
-        said = f"{_word(links)} joins {shown}, each by itself: between them is {way}"
-    else:
-        shown = ", ".join(f"{i}+{j}" for i, j in gaps[:NAMED]) + (" …" if len(gaps) > NAMED else "")
-        said = f"{len(gaps)} of {plural(len(pairs), 'pair')} have no {_word(links)}, which the others have ({shown}):"
-        said += f" they meet over {way}"
-    yield Cause(
-        "gaps", said, change="tensor parallelism inside what is joined, a pipeline or replicas across; as built, nothing to mend"
-    )
+    way, groups = max((links.links[i][j] for i, j in gaps), key=distance), _groups(links)
+    told = ["+".join(map(str, group)) for group in (groups if len(groups) > 1 else gaps)]
+    shown = ", ".join(told[:NAMED]) + (" …" if len(told) > NAMED else "")
+    joined = f"{_word(links)} joins {shown}, each by itself" if len(groups) > 1 else f"{shown} of {plural(len(pairs), 'pair')}"
+    why = f"{joined}: {'groups' if len(groups) > 1 else 'they'} meet over {way}; tensor parallelism belongs inside what is joined"
+    yield Finding(Note("gaps", f"pairs without {_word(links)}"), None, len(gaps), reason=why)
 
 
 def _groups(links: Topology) -> list[list[int]]:

@@ -238,6 +238,8 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
     if any(n.code == "stopped" for s in audited.sections for n in s.notes):
         return "the start does not end in it"
     jobs = [s for s in audited.sections if s.kind in JOBS]
+    if not jobs and any(f.code == "gaps" for f in audited.findings):
+        return f"{sound}; not every pair of GPUs has the fast link that others have"
     if not jobs:
         return f"{sound}; whether it should be faster, --model tells"
     return "nobody is to blame" if any(map(on_host, jobs)) else "nobody is to blame, and nothing is off"
