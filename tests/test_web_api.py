@@ -339,7 +339,7 @@ def test_the_tour_has_both_flips():
         "the tour calls it chance"
     )
     rows = {row["name"]: row for row in under["lesson"]["rows"]}
-    assert rows["DP threshold, tokens a GPU"]["lesson"] == "7,920: 1,024 does not hide"
+    assert rows["DP threshold, tokens per GPU"]["lesson"] == "7,920: 1,024 does not hide"
 
 
 def test_the_measurement_that_would_settle_most():
