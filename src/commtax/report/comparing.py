@@ -1,5 +1,6 @@
 """Bills side by side, over ranges and of several plans: tables, heat maps, break-evens, CSV, JSON and pictures."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,13 @@ def _swept(b: StepBill) -> Row:
     return _floats(b, SWEPT) | {"mfu": float(b.mfu), **taxes, "binding": b.binding, "fits": bool(fits(b))}
 
 
+def drafted(bills: Iterable[StepBill | None]) -> list[str]:
+    """What tokens/s leave out where tokens are drafted."""
+    if not any(b is not None and b.question.speculative for b in bills):
+        return []
+    return ["tokens/s count no accepted draft; with a mean of n accepted, a step yields 1 + n tokens per sequence"]
+
+
 def show_comparison(console: Console, compared: Comparison) -> None:
     apart = TAXES if compared.training else tuple(f"{axis} comm" for axis in APART)
     last, prefills = (">MFU", "binding") if compared.training else (), _prefills(compared)
@@ -78,6 +86,7 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         rate = (format_seconds(b.ttft_s), f"{b.prompt_tokens_per_s:,.0f}") if prefills else (f"{b.tokens_per_s:,.0f}",)
         rows.append((*at, *_shown_times(b, 1), *shown, *rate, *trained, "yes" if fits(b) else "no", ""))
     show_table(console, (*compared.axes, *costs, ""), rows)
+    notes(console, drafted(row.bill for row in compared.rows))
 
 
 def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
