@@ -134,9 +134,9 @@ def built(run: Run, told: Mapping[str, str]) -> Bench:
     facts |= ({"backend": backend} if backend else {}) | ({"run": run.name} if run.name else {})
     spread = spread_of(lengths[1], run.figures.get(("output_length", "std")))
     kind = "latency" if (batch := _batch(run)) and not d.get("max_concurrency") else "serve"
-    return result(
-        run.dialect.tool, kind, d, stats, lengths=lengths, facts=facts, notes=tuple(run.notes), batch=batch, spread=spread
-    )
+    more: dict[str, object] = {"notes": tuple(run.notes), "batch": batch, "spread": spread}
+    more |= {"burstiness": math.inf} if run.name.startswith("constant") else {}
+    return result(run.dialect.tool, kind, d, stats, lengths=lengths, facts=facts, **more)
 
 
 def _tested(run: Run, what: str, tokens: int, model: str) -> Bench:
