@@ -45,7 +45,7 @@ def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Secti
 def counted_gpus(count: int, claim: Claim | None) -> Finding:
     """How many GPUs an output lists; fewer than a host has may be those that a container sees."""
     wanted = claim.question.cluster.gpus_per_host if claim else None
-    finding = Finding("GPUs", wanted, count, reason="more than a host of the cluster has").judged()
+    finding = Finding("GPUs", wanted, count, reason="more than a host of the cluster has" if wanted else "").judged()
     return finding.undecided("the output may list a part of the host") if wanted and count < wanted else finding
 
 

@@ -13,6 +13,7 @@ from commtax.files import LOG_BYTES, Stream, Watch, decoded, opened
 from commtax.readers import (
     bench,
     chrome,
+    collective_json,
     collective_tests,
     crashes,
     flight,
@@ -161,6 +162,12 @@ DATA = (
         "a flight recorder's dump (nccl_trace_rank_N, or its JSON)",
         lambda source: flight.looks_like(source.head),
         lambda source: flight.read(source.stream),
+    ),
+    Format(
+        "collectives",
+        "the JSON of nccl-tests or rccl-tests",
+        lambda source: source.begins in ("{", "[") and collective_json.looks_like(source.head),
+        lambda source: collective_tests.parse(collective_json.as_text(source.text, source.path.name), source.path.name),
     ),
     Format(
         "bench",

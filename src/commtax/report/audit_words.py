@@ -33,6 +33,8 @@ KINDS = {
     "collectives": "test of collectives",
 }
 """What sections are called whose kind says too little."""
+PLACED = ("links", "monitor", "state", "topology", "collectives")
+"""Kinds of sections that are judged by their place alone."""
 HEADED = {
     "step": "step",
     "tpot_mean": "TPOT",
@@ -232,8 +234,11 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
         nobody = "nobody is to blame; " if any(s.kind in JOBS for s in audited.sections) else ""
         return f"{nobody}{plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
     jobs = [s for s in audited.sections if s.kind in JOBS]
+    if fact := next((str(n) for s in audited.sections for n in s.notes if n.code == "headline"), ""):
+        return fact
     if not jobs:
-        return f"{sound}; whether it should be faster, --model tells"
+        asked = "--cluster" if all(s.kind in PLACED for s in audited.sections) else "--model"
+        return f"{sound}; whether it should be faster, {asked} tells"
     return "nobody is to blame" if any(map(on_host, jobs)) else "nobody is to blame, and nothing is off"
 
 
