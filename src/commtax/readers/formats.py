@@ -240,7 +240,7 @@ TEXTS = (
     ),
     Format(
         "state",
-        "the output of nvidia-smi -q",
+        "states of GPUs (nvidia-smi and its -q, -q -x and --query-gpu; amd-smi, rocm-smi)",
         lambda source: smi_query.looks_like(source.text),
         lambda source: smi_query.parse(source.text),
     ),
