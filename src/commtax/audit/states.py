@@ -12,7 +12,7 @@ from commtax.statement import Note
 
 Said = Mapping[str, str]
 NAMED = 8
-UNITS = {"MiB": 2.0**20, "GiB": 2.0**30, "MB": 1e6, "GB": 1e9}
+UNITS = {"MiB": 2.0**20, "GiB": 2.0**30, "MB": 2.0**20, "GB": 2.0**30}  # the last two as amd-smi means them
 FAULTS = ("HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown", "SW Thermal Slowdown")
 """Reasons for low clocks that no sound GPU has; a power cap under load, and low clocks of an idle one, are no fault."""
 COOLING = "cooling, air flow and power supply of that GPU: clocks are halved or less while it lasts"

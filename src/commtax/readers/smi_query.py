@@ -51,7 +51,8 @@ def looks_like(text: str) -> bool:
     found = _GPU.search(text)
     if found and _LINE.match(text[found.end() :].lstrip("\r\n")[:LINE_CHARS].split("\n")[0]):
         return True
-    return len({m[1] for m in _WORDS.finditer(text)}) >= LEAST_WORDS or smi_tables.looks_like(text)
+    known = sum(word in text for word in KNOWN) >= LEAST_WORDS
+    return (known and len({m[1] for m in _WORDS.finditer(text)}) >= LEAST_WORDS) or smi_tables.looks_like(text)
 
 
 def parse(text: str) -> States:

@@ -29,7 +29,6 @@ _AMD = re.compile(
     re.M,
 )
 _AMD_USED = re.compile(r"^[ \t]{0,40}\|\s{0,9}(\d{1,3})\s.{0,60}?\|\s{0,9}(?:(\d{1,3}) %|N/A).{0,40}?([\d.]{1,9})/([\d.]{1,9}) MB\s{0,9}\|")
-_CONCISE = re.compile(r"^[ \t]{0,40}(?:GPU|Device)\s[^\n]{0,300}\bGPU%", re.M)
 _CONCISE_ROW = re.compile(r"^\s{0,9}(\d{1,3})\s{1,20}(?=.{0,300}\d ?[°]?[cC]\b)")
 _MONITOR = re.compile(r"^[ \t]{0,40}(?:TIMESTAMP\s{1,20})?GPU\s{1,20}(?:XCP\s{1,20})?[A-Z_%]{3,20}(?:\s{1,20}[A-Z_%]{3,20}){0,40}\s{0,40}$", re.M)
 _FIGURE = re.compile(r"(N/A|-?\d{1,12}(?:\.\d{1,6})?)(?:\s?(?:°C|%|[A-Za-z/]{1,5})(?=\s|$))?")
@@ -39,13 +38,13 @@ _XML = re.compile(r"<(/?)([a-z_][a-z0-9_]{0,60})(?:\s[^<>]{0,200})?>([^<]{0,300}
 
 def looks_like(text: str) -> bool:
     """Whether one of them stands in a text."""
-    return any(any(True for _ in reader(text)) for sign, reader in READERS if sign.search(text))
+    return next(samples(text), None) is not None
 
 
 def samples(text: str) -> Iterator[Sample]:
     """Every GPU of every table, as often as it was printed."""
-    for sign, reader in READERS:
-        if sign.search(text):
+    for signs, reader in READERS:
+        if any(sign in text for sign in signs):
             yield from reader(text)
 
 
@@ -98,8 +97,10 @@ def _amd_boxes(text: str) -> Iterator[Sample]:
 
 def _concise(text: str) -> Iterator[Sample]:
     """The table of rocm-smi, whose columns differ between versions: its figures by their units."""
+    headed = False
     for line in short_lines(text, LINE_CHARS):
-        if not (row := _CONCISE_ROW.match(line)):
+        headed = headed or "GPU%" in line
+        if not headed or not (row := _CONCISE_ROW.match(line)):
             continue
         heat = re.search(r"(\d{1,4}(?:\.\d)?) ?°?[cC]\b", line)
         watts, clocks = re.findall(r"(\d{1,6}(?:\.\d{1,6})?)W\b", line), re.findall(r"(\d{1,6})Mhz", line, re.I)
@@ -174,12 +175,12 @@ def _element(above: str, name: str, words: str) -> dict[str, str]:
     return {path: words} if path else {}
 
 
-READERS: tuple[tuple[re.Pattern[str], Callable[[str], Iterator[Sample]]], ...] = (
-    (_BOX, _boxes),
-    (_AMD, _amd_boxes),
-    (_CONCISE, _concise),
-    (_MONITOR, _monitor),
-    (_QUERY, _query),
-    (re.compile("<nvidia_smi_log>|<gpu id="), _xml),
+READERS: tuple[tuple[tuple[str, ...], Callable[[str], Iterator[Sample]]], ...] = (
+    (("MiB /",), _boxes),
+    ((" W |",), _amd_boxes),
+    (("GPU%",), _concise),
+    (("GPU_T", "GFX_", "VRAM_"), _monitor),
+    (("utilization.gpu", "memory.used", "temperature.gpu", "power.draw", "clocks_", "clocks."), _query),
+    (("<nvidia_smi_log", "<gpu id="), _xml),
 )
-"""By a sign that stands in a text, the reader of what it belongs to."""
+"""By words of which one stands in each such text, its reader."""
