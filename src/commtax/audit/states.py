@@ -206,5 +206,10 @@ def _facts(states: States) -> dict[str, str]:
     names = dict.fromkeys(states.name(gpu) for gpu in states.samples)
     mig = {states.last(gpu).get("MIG Mode/Current", "") for gpu in states.samples} - {"", "N/A"}
     level = dict.fromkeys(states.last(gpu).get("Performance State", "") for gpu in states.samples)
-    said = {"devices": ", ".join(filter(None, names)), "performance state": ", ".join(filter(None, level)), "gpus": str(len(states.samples)), "MIG": ", ".join(sorted(mig))}
+    said = {
+        "devices": ", ".join(filter(None, names)),
+        "performance state": ", ".join(filter(None, level)),
+        "gpus": str(len(states.samples)),
+        "MIG": ", ".join(sorted(mig)),
+    }
     return {name: value for name, value in said.items() if value}

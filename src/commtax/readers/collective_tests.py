@@ -1,6 +1,7 @@
 """A text of nccl-tests or rccl-tests: its runs, on which devices and hosts, and the average that it prints itself."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from commtax.readers import nccl_tests, prefixes
@@ -22,7 +23,9 @@ _SAID = re.compile(
     r"device|Avg bus|-tests|_perf|nThread|Out of bounds|concluded|size[ \t]++count|\d[ \t]++\d"
 )  # one of which stands in every line that is read here
 _ROW = re.compile(r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}[ \t]{1,20}(?:float|half|bfloat16|double|u?int\d{1,2})[ \t]", re.M)
-_HALF = re.compile(r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}(?:[ \t]{1,20}\w{0,9})?$")  # of a row that breaks off in its first cells
+_HALF = re.compile(
+    r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}(?:[ \t]{1,20}\w{0,9})?$"
+)  # of a row that breaks off in its first cells
 _AVERAGE = re.compile(r"Avg bus bandwidth\s{0,20}:\s{0,9}(\d{1,15}(?:\.\d{1,15})?)")
 _VERSION = re.compile(r"((?:nccl|rccl)-tests:? [vV]ersion \S{1,60})")
 
@@ -74,7 +77,7 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
     version, averages = "", list[float]()
     namesakes, alone = dict[str, set[tuple[str, str]]](), 0  # since the last row
     tests = _Tests()
-    for raw, line in ((raw, told) for raw in lines_with(_SAID, text, LINE_CHARS) for _, told in prefixes.lines(_mended(raw))):
+    for raw, line in _lines(text):
         if "device" in line and (found := _DEVICE.search(line)) and len(devices) < MOST_DEVICES:
             devices[int(found[1])] = (found[2], found[4].strip())
             buses[int(found[1])] = (found[2], found[3])
@@ -104,6 +107,11 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
         tuple(averages),
         tuple(cut[-1:] if alone > 1 else cut),
     )
+
+
+def _lines(text: str) -> Iterator[tuple[str, str]]:
+    """Each line that may be read, and what a program wrote of it."""
+    return ((raw, told) for raw in lines_with(_SAID, text, LINE_CHARS) for _, told in prefixes.lines(_mended(raw)))
 
 
 def _mended(line: str) -> str:

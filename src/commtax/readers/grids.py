@@ -1,7 +1,7 @@
 """Square tables of a host's GPUs, whoever printed them: the names above, rows of marks, and what of them is missing.
 
-``nvidia-smi topo`` names GPUs and network cards, ``rocm-smi --showtopo`` GPUs, ``amd-smi topology`` bus addresses, ``npu-smi`` NPUs.
-A table may lack its head, rows, or the end of one; what one row does not tell of a pair, the other's does.
+``nvidia-smi topo`` names GPUs and network cards, ``rocm-smi --showtopo`` GPUs, ``amd-smi topology`` bus addresses and ``npu-smi``
+NPUs. A table may lack its head, rows, or the end of one; what one row does not tell of a pair, the other's does.
 """
 
 import re
@@ -99,7 +99,10 @@ def _ended(columns: list[str], rows: Mapping[str, tuple[str, ...]]) -> Iterator[
 def _nodes(rows: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The nodes of a table without its head: as far as rows are numbered, or as columns are joined as no card is."""
     numbers = [int(found[0]) for name in rows if (found := re.search(r"\d+", name)) and ":" not in name]
-    last = [max((i for i, mark in enumerate(row) if mark == SELF or mark.startswith(("NV", "XG", "HC"))), default=-1) for row in rows.values()]
+    last = [
+        max((i for i, mark in enumerate(row) if mark == SELF or mark.startswith(("NV", "XG", "HC"))), default=-1)
+        for row in rows.values()
+    ]
     many = max((*numbers, *last), default=-1) + 1 if numbers else 0
     kind = re.match(r"[A-Z]*", next(iter(rows), ""))
     return [f"{kind[0] if kind else 'GPU'}{i}" for i in range(min(many, MOST_NODES))]

@@ -119,9 +119,7 @@ def _traces(head: Json, columns: Columns, name: str, partial: str) -> list[Trace
     return [_trace(head, part, n, world, name, partial, damage, gradients) for n, part in parts or [(rank, run)]]
 
 
-def _trace(
-    head: Json, run: Run, rank: int, world: int, name: str, partial: str, notes: Sequence[Note], gradients: int
-) -> Trace:
+def _trace(head: Json, run: Run, rank: int, world: int, name: str, partial: str, notes: Sequence[Note], gradients: int) -> Trace:
     """What one device ran."""
     steps = run.steps()
     collectives = run.collectives(steps)

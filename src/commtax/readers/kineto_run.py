@@ -74,7 +74,9 @@ class Run:
         numbers = [place[0] if isinstance(place, tuple) and isinstance(place[0], int) else -1 for place in self.lanes]
         device = np.array(numbers, dtype=int)[self.device["lane"]]
         computes = ~self.device["copies"].astype(bool) & ~self.device["waits"] & (device >= 0)
-        busy = np.bincount(device[computes], (self.device["end"] - self.device["start"])[computes]) if computes.any() else np.zeros(1)
+        busy = (
+            np.bincount(device[computes], (self.device["end"] - self.device["start"])[computes]) if computes.any() else np.zeros(1)
+        )
         used = np.flatnonzero(busy > _FAIR * busy.max()).tolist()
         return [(int(n), self._only(device == n)) for n in used] if len(used) > 1 else []
 

@@ -23,7 +23,14 @@ _CONCLUDED = "test concluded:"
 _HEADER = re.compile(r"#\s*+nThread\b")
 _RANK = re.compile(r"#\s*+Rank\s++(\d{1,9})(?:\s++Group\s++(\d{1,9}))?")
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
-_WITH_ROOT = (5, 7, 9, 11, 17, 19)  # figures of a row that has the root's: three or more follow for one column, twice as many for both
+_WITH_ROOT = (
+    5,
+    7,
+    9,
+    11,
+    17,
+    19,
+)  # figures of a row that has the root's: three or more follow for one column, twice as many for both
 _BOTH = (6, 8, 10, 16, 18)  # figures of both columns: times and bandwidths, wrong values, differing bits, times of each iteration
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")  # of a timestamp behind a row
 MOST_RANKS = 1 << 20

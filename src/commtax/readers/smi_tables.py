@@ -20,7 +20,8 @@ _BOX = re.compile(
     re.M | re.I,
 )
 _USED = re.compile(
-    r"^[ \t]{0,40}\|\s{0,9}(?:\S{1,5})\s{1,9}(\d{1,3}C|N/A|ERR!)\s{1,9}(P\d{1,2}|N/A|ERR!)\s{1,40}(\S{1,9})\s{0,9}/\s{0,9}(\S{1,9})\s{0,9}\|"
+    r"^[ \t]{0,40}\|\s{0,9}(?:\S{1,5})\s{1,9}(\d{1,3}C|N/A|ERR!)\s{1,9}(P\d{1,2}|N/A|ERR!)\s{1,40}"
+    r"(\S{1,9})\s{0,9}/\s{0,9}(\S{1,9})\s{0,9}\|"
     r"\s{0,40}(\d{1,9})MiB\s{0,9}/\s{0,9}(\d{1,9})MiB\s{0,9}\|\s{0,40}(\d{1,3}%|N/A|ERR!)"
 )
 _AMD = re.compile(
@@ -28,11 +29,17 @@ _AMD = re.compile(
     r"\s{0,9}\S{1,9}(?: %)?\s{1,20}(?:(\S{1,9}) °C|N/A)\s{1,20}(\S{1,12})\s{1,30}([\d.]{1,9}|N/A)/([\d.]{1,9}|N/A) W\s{0,9}\|",
     re.M,
 )
-_AMD_USED = re.compile(r"^[ \t]{0,40}\|\s{0,9}(\d{1,3})\s.{0,60}?\|\s{0,9}(?:(\d{1,3}) %|N/A).{0,40}?([\d.]{1,9})/([\d.]{1,9}) MB\s{0,9}\|")
+_AMD_USED = re.compile(
+    r"^[ \t]{0,40}\|\s{0,9}(\d{1,3})\s.{0,60}?\|\s{0,9}(?:(\d{1,3}) %|N/A).{0,40}?([\d.]{1,9})/([\d.]{1,9}) MB\s{0,9}\|"
+)
 _CONCISE_ROW = re.compile(r"^\s{0,9}(\d{1,3})\s{1,20}(?=.{0,300}\d ?[°]?[cC]\b)")
-_MONITOR = re.compile(r"^[ \t]{0,40}(?:TIMESTAMP\s{1,20})?GPU\s{1,20}(?:XCP\s{1,20})?[A-Z_%]{3,20}(?:\s{1,20}[A-Z_%]{3,20}){0,40}\s{0,40}$", re.M)
+_MONITOR = re.compile(
+    r"^[ \t]{0,40}(?:TIMESTAMP\s{1,20})?GPU\s{1,20}(?:XCP\s{1,20})?[A-Z_%]{3,20}(?:\s{1,20}[A-Z_%]{3,20}){0,40}\s{0,40}$", re.M
+)
 _FIGURE = re.compile(r"(N/A|-?\d{1,12}(?:\.\d{1,6})?)(?:\s?(?:°C|%|[A-Za-z/]{1,5})(?=\s|$))?")
-_QUERY = re.compile(r"^[^\n|]{0,400}\b(?:utilization\.gpu|memory\.used|temperature\.gpu|power\.draw|clocks[._]\w)[^\n|]{0,2000}$", re.M)
+_QUERY = re.compile(
+    r"^[^\n|]{0,400}\b(?:utilization\.gpu|memory\.used|temperature\.gpu|power\.draw|clocks[._]\w)[^\n|]{0,2000}$", re.M
+)
 _XML = re.compile(r"<(/?)([a-z_][a-z0-9_]{0,60})(?:\s[^<>]{0,200})?>([^<]{0,300})")
 
 
@@ -89,7 +96,11 @@ def _amd_boxes(text: str) -> Iterator[Sample]:
         elif first and (found := _AMD_USED.match(line)):
             bus, name, heat, wrong, watts, limit = first.groups()
             said = {"Product Name": name.lstrip("."), "PCI/Bus Id": bus, "Temperature/GPU Current Temp": heat or ""}
-            said |= {"ECC Errors/Volatile/Uncorrectable": wrong, "GPU Power Readings/Power Draw": watts, "Utilization/Gpu": found[2] or ""}
+            said |= {
+                "ECC Errors/Volatile/Uncorrectable": wrong,
+                "GPU Power Readings/Power Draw": watts,
+                "Utilization/Gpu": found[2] or "",
+            }
             said |= {"FB Memory Usage/Used": f"{found[3]} MB", "FB Memory Usage/Total": f"{found[4]} MB"}
             yield found[1], _said(**said, **{"GPU Power Readings/Current Power Limit": limit})
             first = None
