@@ -214,3 +214,11 @@ def test_pcie_alone_is_a_fact_and_no_fault(text, says, tmp_path):
     assert says in headline(audited)
     assert not audited.sections[0].causes
     assert all(f.verdict == "unknown" and not f.reason for f in audited.findings)
+
+
+def test_a_host_that_is_joined_in_part_is_said_to_be(tmp_path):
+    path = tmp_path / "topo.txt"
+    path.write_text(
+        matrix([["X" if i == j else "NV4" if i // 2 == j // 2 else "SYS" for j in range(4)] for i in range(4)], range(4))
+    )
+    assert "4 GPUs: NVLink joins 2 of 6 pairs (0+1, 2+3), the rest is over SYS" in headline(audit([path]))

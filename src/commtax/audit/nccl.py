@@ -31,13 +31,20 @@ def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str
     return Section(
         "log",
         tuple(names),
-        (*_layout(log, claim), *_ways(log), *_unstarted(log), *_broken(log)),
+        (*_layout(log, claim), *_ways(log), *_unstarted(log), *_broken(log), *_failed(log)),
         (*_notes(log), *_stood(log)),
         causes=tuple(found),
         culprit=culprit,
         collectives=tuple(_called(log)),
         facts=facts(log),
     )
+
+
+def _failed(log: NcclLog) -> Iterator[Finding]:
+    """Errors that went up through NCCL's calls, with the warning that came first."""
+    if log.counted["failed_calls"] and log.warnings:
+        first = next(iter(log.warnings))
+        yield Finding(Note("failed", "NCCL calls that failed"), 0, 1, reason=f"NCCL WARN {first}").judged()
 
 
 def _layout(log: NcclLog, claim: Claim | None) -> Iterator[Finding]:

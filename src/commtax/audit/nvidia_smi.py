@@ -1,6 +1,6 @@
 """Links and clocks of a host's GPUs: which carry nothing, which are down, and whose clock the others wait for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
 
 from commtax.audit.finding import Cause, Claim, Finding, Section
@@ -146,7 +146,7 @@ def _figures(
     chip = claim.question.cluster.chip if claim else None
     if used := of.get("sm"):
         what = "mean utilisation of a process" if "pid" in of else "utilisation"
-        yield Finding(Note("utilisation", f"GPU {gpu}: {what}"), None, mean(used) / 100, "share")
+        yield Finding(Note("utilisation", f"GPU {gpu}: {what}"), None, mean(used) / 100, "share", reason=_most(used, "%"))
     when = " when busy" if busy else ""
     if clocks := busy.get("pclk") or of.get("pclk"):
         boost = chip.clock_Hz / 1e6 if chip and chip.clock_Hz and busy else None
@@ -155,9 +155,15 @@ def _figures(
         yield Finding(item, boost, median(clocks), tolerance=CLOCK_TOLERANCE, reason=why)
     if watts := busy.get("pwr") or of.get("pwr"):
         limit = chip.tdp_w or None if chip and busy else None
-        yield Finding(Note("power", f"GPU {gpu}: power{when}, W"), limit, median(watts), tolerance=CLOCK_TOLERANCE)
+        item = Note("power", f"GPU {gpu}: power{when}, W")
+        yield Finding(item, limit, median(watts), tolerance=CLOCK_TOLERANCE, reason=_most(watts, " W"))
     if heat := of.get("gtemp") or of.get("temp"):
         yield Finding(Note("temperature", f"GPU {gpu}: highest temperature, °C"), None, max(heat))
+
+
+def _most(values: Sequence[float], unit: str) -> str:
+    """The highest of several samples, beside what is usual."""
+    return f"{max(values):,.10g}{unit} at most" if min(values) < max(values) else ""
 
 
 def _clocks(busy: Mapping[int, Mapping[str, list[float]]], claim: Claim | None) -> Iterator[Cause]:

@@ -55,16 +55,38 @@ def _described(links: Topology) -> str:
 def _unlinked(matrices: Matrices, links: Topology) -> Iterator[Note]:
     """That no pair has a link made for GPUs: a fact of many hosts, and no fault by itself; not to be told from PCIe paths alone."""
     kinds = _kinds(links)
-    if not kinds or any(map(_fast, kinds)):
+    if not kinds or all(map(_fast, kinds)) or _alone(links):
+        return
+    if any(map(_fast, kinds)):
+        yield Note("headline", f"{_parts(links)}; whether that is meant, --cluster tells")
         return
     ways = " and ".join(sorted(kinds, key=distance))
     amd = "PCIE" in kinds
     if matrices.paths_alone or not (amd or matrices.lists_nvlink):
-        why = "topo -mp lists PCIe paths" if matrices.paths_alone else "the matrix has PCIe paths and no legend"
-        yield Note("headline", f"{links.num_gpus} GPUs over {ways}: {why}, which tells nothing of NVLink")
+        why = "topo -mp lists PCIe paths" if matrices.paths_alone else "without a legend, as topo -mp would print it"
+        yield Note("headline", f"{links.num_gpus} GPUs over PCIe in this matrix ({ways}): {why}, which tells nothing of NVLink")
     else:
         none = f"no {'XGMI' if amd else 'NVLink'} between any two"
-        yield Note("headline", f"{links.num_gpus} GPUs over PCIe only ({ways}), {none}; whether that is meant, --cluster tells")
+        yield Note(
+            "headline",
+            f"{links.num_gpus} GPUs over PCIe only{f' ({ways})' * (not amd)}, {none}; whether that is meant, --cluster tells",
+        )
+
+
+def _parts(links: Topology) -> str:
+    """Of a host that is joined in part: how many pairs have which link, and which GPUs reach each other over the fast ones."""
+    kinds, left, groups = _kinds(links), set(range(links.num_gpus)), []
+    while left:
+        group, edge = set[int](), {min(left)}
+        while edge:
+            group |= edge
+            edge = {j for i in edge for j in left - group if _fast(links.links[i][j])}
+        groups.append("+".join(map(str, sorted(group))))
+        left -= group
+    fast = sum(n for kind, n in kinds.items() if _fast(kind))
+    rest = " and ".join(sorted((kind for kind in kinds if not _fast(kind)), key=distance))
+    joined = f" ({', '.join(groups[:NAMED])})" if len(groups) > 1 else ""
+    return f"{links.num_gpus} GPUs: {_word(links)} joins {fast} of {kinds.total()} pairs{joined}, the rest is over {rest}"
 
 
 def _rows(links: Topology) -> Iterator[Note]:

@@ -19,7 +19,7 @@ PEERS = {
 }
 """Why two GPUs do not read each other's memory, by the mark of ``topo -p2p``."""
 _ALLOWED = {"OK", "U", "ENABLED", *PEERS}
-_LEGEND = re.compile(r"^\s{0,9}NV#\s{1,9}=", re.M)
+_LEGEND = re.compile(r"^\s{0,9}NV#\s{1,9}=|topo\s{1,9}(?:-m|--matrix)(?![\w-])", re.M)  # or the command that has one
 _PATHS_ALONE = re.compile(r"topo\s{1,9}(?:-mp|--matrix_pci)\b")
 Cells = tuple[tuple[str, ...], ...]
 
