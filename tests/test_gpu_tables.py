@@ -128,7 +128,7 @@ def test_the_long_output_without_its_first_lines(moved):
     text = "".join(line.removeprefix(" " * moved) + "\n" for line in EXCERPT.format("Not Active").splitlines())
     section, found = told(text)
     assert smi_query.looks_like(text)
-    assert (found["used", "GPU 0"], section.facts["performance state"], section.causes) == (523 * 2**20, "P8", ())
+    assert (found["used", "GPU 0"], section.facts["performance states"], section.causes) == (523 * 2**20, "P8", ())
     assert [c.code for c in told(EXCERPT.format("Active"))[0].causes] == ["throttled"]
 
 

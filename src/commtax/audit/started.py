@@ -10,7 +10,7 @@ from commtax.audit.held_up import FEW_MOMENTS, FULL_CACHE, behind_cache, held_up
 from commtax.audit.identity import names_of
 from commtax.catalog.models import bundled
 from commtax.files import table
-from commtax.readers.startup import FAILURE, READY, Claimed, Moment, StartupLog, axes_of
+from commtax.readers.startup import ENDED, FAILURE, READY, STAGE, Claimed, Moment, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
@@ -18,6 +18,8 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
+UNFINISHED, PARTIAL = "did not finish starting in this log", "partial"
+SAY_READY = ("vllm", "sglang")  # engines with a line that ends their start
 GROWS = 3.0  # times as many requests that wait
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
@@ -25,8 +27,8 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp3
 EIGHT_BITS = ("fp8", "float8", "int8", "uint8")  # types of a cache
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
 TAKEN = {
-    "graph_bytes": ("memory of CUDA graphs, a rank", "bytes"),
-    "unused_bytes": ("memory left free, a rank", "bytes"),
+    "graph_bytes": ("memory of CUDA graphs, per rank", "bytes"),
+    "unused_bytes": ("memory left free, per rank", "bytes"),
     "loading_s": ("loading the weights", "s"),
 }
 """Figures that a start may have besides weights and cache."""
@@ -60,7 +62,7 @@ def facts(log: StartupLog) -> dict[str, str]:
     sizes = {axis: str(size) for axis in AXES if (size := getattr(log, axis) or seen(log, axis))}
     own = {name: str(value) for name in FACTS if (value := getattr(log, name))}
     backends = {"all-reduce backends": ", ".join(log.allreduce_backends)} if log.allreduce_backends else {}
-    settings = {name: value for name, value in log.settings.items() if name not in (FAILURE, READY)}
+    settings = {name: value for name, value in log.settings.items() if name not in (ENDED, FAILURE, READY, STAGE)}
     return {"engine": log.engine, **own, **backends, **sizes, **settings}
 
 
@@ -76,12 +78,12 @@ def told(log: StartupLog) -> Iterator[Finding]:
     if len(log.weights_bytes) > 1:
         yield Finding(ALL_WEIGHTS, None, sum(nbytes for _, nbytes in log.weights_bytes), "bytes")
     if log.available_kv_bytes is not None:
-        yield Finding("KV memory a rank", None, log.available_kv_bytes, "bytes")
+        yield Finding("KV memory per rank", None, log.available_kv_bytes, "bytes")
     tokens = log.kv_tokens or (log.kv_blocks or 0) * log.block_size
     if tokens:
         yield Finding("KV tokens", None, tokens, "tokens")
         if log.available_kv_bytes:
-            yield Finding("KV bytes a token, a rank", None, log.available_kv_bytes / tokens, "bytes")
+            yield Finding("KV bytes per token and rank", None, log.available_kv_bytes / tokens, "bytes")
     if log.max_concurrency:
         yield Finding(FULL_LENGTH, None, log.max_concurrency)
     if usual := typical(log):
@@ -92,7 +94,7 @@ def told(log: StartupLog) -> Iterator[Finding]:
 def besides(log: StartupLog) -> Iterator[Finding]:
     """What a start took besides weights and cache, and what its serving lines count."""
     for name, (title, unit) in TAKEN.items():
-        if name in log.figures:
+        if log.figures.get(name, 0.0) > 0:  # of memory that is not the GPU's alone a difference may be less than nothing
             yield Finding(title, None, log.figures[name], unit)
     yield from served(log)
 
@@ -107,10 +109,22 @@ def begun(log: StartupLog) -> str:
     """How far it came: it did not start, failed later, started, or only began to as far as the log goes."""
     if log.settings.get(FAILURE):
         return "started, and failed later" if log.is_ready else "did not start"
-    came = log.is_ready or log.weights_bytes or log.kv_tokens or log.kv_blocks or log.available_kv_bytes or log.max_concurrency
     if log.moments and not (log.weights_bytes or log.kv_tokens or log.version):
         return "served"
-    return "started" if came else "began to start, and the log tells no more"
+    return UNFINISHED if log.stops else "started"
+
+
+def stopped(log: StartupLog) -> Iterator[Note]:
+    """That the start has no end in the log, and where it stops; an excerpt without the last line is no fault, and is told too."""
+    last = f" after '{stage}'" if (stage := log.settings.get(STAGE)) else ""
+    if log.stops and ENDED in log.settings:
+        yield Note(
+            PARTIAL, f"the start stops{last}: its process was ended there, and does not say why (dmesg tells what was killed)"
+        )
+    elif log.stops:
+        yield Note(PARTIAL, f"the log stops{last}: the text is cut there, or the start hung or was ended from outside")
+    elif not log.is_ready and FAILURE not in log.settings and log.engine in SAY_READY:
+        yield Note("unready", "no line says that the server was ready: the text ends before, or leaves it out")
 
 
 def alike(log: StartupLog) -> list[tuple[str, float]]:
@@ -138,7 +152,7 @@ def intro(log: StartupLog) -> Note:
     parts = [log.model, log.said("dtype"), log.quantization, log.kv_cache_dtype and f"KV cache {log.kv_cache_dtype}"]
     parts += [log.said("attention_backend") and f"attention by {log.said('attention_backend')}"]
     said = ", ".join(part for part in parts if part)
-    return Note("start", f"{which} {begun(log)}{f': {said}' if said else ''}")
+    return Note("stopped" if log.stops else "start", f"{which} {begun(log)}{f': {said}' if said else ''}")
 
 
 def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:

@@ -26,7 +26,7 @@ def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topolog
     causes: list[Cause] = []
     notes = []
     if links and links.num_gpus > 1:
-        findings += [*_off(links), *_lacking(matrices, links, claim), *_fewer(links), *_as_claimed(links, claim)]
+        findings += [*_off(links), *_gaps(links), *_lacking(matrices, links, claim), *_fewer(links), *_as_claimed(links, claim)]
         causes += [*_lonely(links), *_thin(links), *_far(links)]
         notes += [*_unlinked(matrices, links), Note("topology", _described(links)), *_rows(links)]
     if apart := _apart(matrices):
@@ -63,7 +63,7 @@ def _unlinked(matrices: Matrices, links: Topology) -> Iterator[Note]:
     ways = " and ".join(sorted(kinds, key=distance))
     amd = "PCIE" in kinds
     if matrices.paths_alone or not (amd or matrices.lists_nvlink):
-        why = "topo -mp lists PCIe paths" if matrices.paths_alone else "without a legend, as topo -mp would print it"
+        why = "topo -mp lists PCIe paths" if matrices.paths_alone else "its legend lists no NV#, as that of topo -mp"
         yield Note("headline", f"{links.num_gpus} GPUs over PCIe in this matrix ({ways}): {why}, which tells nothing of NVLink")
     else:
         none = f"no {'XGMI' if amd else 'NVLink'} between any two"
@@ -75,14 +75,7 @@ def _unlinked(matrices: Matrices, links: Topology) -> Iterator[Note]:
 
 def _parts(links: Topology) -> str:
     """Of a host that is joined in part: how many pairs have which link, and which GPUs reach each other over the fast ones."""
-    kinds, left, groups = _kinds(links), set(range(links.num_gpus)), []
-    while left:
-        group, edge = set[int](), {min(left)}
-        while edge:
-            group |= edge
-            edge = {j for i in edge for j in left - group if _fast(links.links[i][j])}
-        groups.append("+".join(map(str, sorted(group))))
-        left -= group
+    kinds, groups = _kinds(links), ["+".join(map(str, group)) for group in _groups(links)]
     fast = sum(n for kind, n in kinds.items() if _fast(kind))
     rest = " and ".join(sorted((kind for kind in kinds if not _fast(kind)), key=distance))
     joined = f" ({', '.join(groups[:NAMED])})" if len(groups) > 1 else ""
@@ -129,6 +122,33 @@ def _lonely(links: Topology) -> Iterator[Cause]:
         said += f" ({MEANS[way]})" if way in MEANS else ""
         look, shown = (LOOK_AMD, "HIP") if _word(links) == "XGMI" else (LOOK, "CUDA")
         yield Cause("off", said, change=f"{look}; until then {shown}_VISIBLE_DEVICES={','.join(map(str, rest))}")
+
+
+def _gaps(links: Topology) -> Iterator[Finding]:
+    """Pairs without the fast links that others have, where no GPU is off them: groups of their own, or a mesh; so it was built."""
+    pairs = [(i, j) for i, j in combinations(range(links.num_gpus), 2) if links.links[i][j] != UNTOLD]
+    gaps = [(i, j) for i, j in pairs if not _fast(links.links[i][j])]
+    if _alone(links) or not 0 < len(gaps) < len(pairs):
+        return
+    way, groups = max((links.links[i][j] for i, j in gaps), key=distance), _groups(links)
+    told = ["+".join(map(str, group)) for group in (groups if len(groups) > 1 else gaps)]
+    shown = ", ".join(told[:NAMED]) + (" …" if len(told) > NAMED else "")
+    joined = f"{_word(links)} joins {shown}, each by itself" if len(groups) > 1 else f"{shown} of {plural(len(pairs), 'pair')}"
+    why = f"{joined}: {'groups' if len(groups) > 1 else 'they'} meet over {way}; tensor parallelism belongs inside what is joined"
+    yield Finding(Note("gaps", f"pairs without {_word(links)}"), None, len(gaps), reason=why)
+
+
+def _groups(links: Topology) -> list[list[int]]:
+    """GPUs that fast links join, over others too."""
+    left, groups = set(range(links.num_gpus)), []
+    while left:
+        group, edge = set[int](), {min(left)}
+        while edge:
+            group |= edge
+            edge = {j for i in edge for j in left - group if _fast(links.links[i][j])}
+        left -= group
+        groups.append(sorted(group))
+    return groups
 
 
 def _lacking(matrices: Matrices, links: Topology, claim: Claim | None) -> Iterator[Finding]:

@@ -93,13 +93,12 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
         tests.take(line)
     runs = nccl_tests.parse_all(text, name, _mended)
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
-    listed = min(max(devices, default=-1) + 1, MOST_DEVICES)
     cut = [test for test in tests.begun if test.is_cut]
     return CollectiveTests(
         runs,
-        names,
+        _whole(names, text),
         hosts,
-        listed,
+        min(max(devices, default=-1) + 1, MOST_DEVICES),
         _shared(buses),
         averages[-1] if averages else 0.0,
         version,
@@ -153,6 +152,15 @@ class _Tests:
         test.half = 0.0 if whole else size
         if whole:
             test.rows, test.last, self._width = test.rows + 1, size, width
+
+
+def _whole(names: tuple[str, ...], text: str) -> tuple[str, ...]:
+    """Without a name that the end of the text cuts off.
+
+    >>> _whole(("NVIDIA B200", "NVIDIA B2"), "device 1 [0x1b] NVIDIA B2")
+    ('NVIDIA B200',)
+    """
+    return tuple(n for n in names if not (text.rstrip().endswith(n) and any(other != n and other.startswith(n) for other in names)))
 
 
 def _shared(buses: dict[int, tuple[str, str]]) -> tuple[tuple[int, ...], ...]:

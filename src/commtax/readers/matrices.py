@@ -19,7 +19,7 @@ PEERS = {
 }
 """Why two GPUs do not read each other's memory, by the mark of ``topo -p2p``."""
 _ALLOWED = {"OK", "U", "ENABLED", *PEERS}
-_LEGEND = re.compile(r"^\s{0,9}NV#\s{1,9}=|topo\s{1,9}(?:-m|--matrix)(?![\w-])", re.M)  # or the command that has one
+_LEGEND, _NVLINK = (re.compile(rf"^\s{{0,9}}{mark}\s{{1,9}}=", re.M) for mark in ("(?:X|SYS|PIX)", "NV#"))
 _PATHS_ALONE = re.compile(r"topo\s{1,9}(?:-mp|--matrix_pci)\b")
 Cells = tuple[tuple[str, ...], ...]
 
@@ -30,7 +30,7 @@ class Matrices:
 
     links: Topology | None = None
     peers: Cells = ()
-    lists_nvlink: bool = False  # the legend names NV#: where the matrix has none, there is none
+    lists_nvlink: bool = False  # the legend names NV#, or is left out: where the matrix has none, there is none
     paths_alone: bool = False  # topo -mp: whatever joins the GPUs besides, it prints PCIe
 
     @property
@@ -55,9 +55,10 @@ def parse(text: str) -> Matrices:
     links = [grid for grid in found if not grid.marks & _ALLOWED]
     if not found:
         raise Refusal("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)", "topo")
+    paths = bool(_PATHS_ALONE.search(text))
     return Matrices(
         of_grid(links[-1]) if links else None,
         peers[-1].square() if peers else (),
-        bool(_LEGEND.search(text)),
-        bool(_PATHS_ALONE.search(text)),
+        not paths and (bool(_NVLINK.search(text)) or not _LEGEND.search(text)),
+        paths,
     )

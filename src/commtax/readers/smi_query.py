@@ -29,6 +29,7 @@ KNOWN = (
 """Lines of each GPU in this output, and hardly in any other."""
 LEAST_WORDS = 2
 _WORDS = re.compile(rf"^[ ]{{0,8}}({'|'.join(KNOWN)})\s{{0,40}}(?::.{{0,80}})?$", re.M)
+_ATTACHED = re.compile(r"^Attached GPUs\s{1,80}: (\d{1,4})\s{0,9}$", re.M)
 _LINE = re.compile(r"^( {4,40})(\S.{0,120}?)(?:\s{0,80}: (.{0,200}))?\s{0,40}$")
 _NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,6})?")
 
@@ -38,6 +39,7 @@ class States:
     """By GPU, in the order of the output: what was printed, each line under the names of those above it (``Clocks/SM``)."""
 
     samples: Mapping[int, tuple[Mapping[str, str], ...]]
+    attached: int = 0  # GPUs that the head of the output counts; 0 where it is missing
 
     def last(self, gpu: int) -> Mapping[str, str]:
         return self.samples[gpu][-1]
@@ -67,7 +69,8 @@ def parse(text: str) -> States:
         if name in samples or len(samples) < MOST_GPUS:
             mine = samples.setdefault(name, [])
             mine += [said] if len(mine) < MOST_SAMPLES else []
-    return States({at: tuple(mine) for at, mine in enumerate(samples.values()) if mine})
+    attached = _ATTACHED.search(text)
+    return States({at: tuple(mine) for at, mine in enumerate(samples.values()) if mine}, int(attached[1]) if attached else 0)
 
 
 def _listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
