@@ -28,6 +28,8 @@ TAKEN = {
     "graph_bytes": ("memory of CUDA graphs, a rank", "bytes"),
     "unused_bytes": ("memory left free, a rank", "bytes"),
     "loading_s": ("loading the weights", "s"),
+    "compile_s": ("compiling", "s"),
+    "init_s": ("profiling, cache and warm-up", "s"),
 }
 """Figures that a start may have besides weights and cache."""
 _CAUSES = table("audit/log_causes.toml")
@@ -78,6 +80,8 @@ def told(log: StartupLog) -> Iterator[Finding]:
     if log.available_kv_bytes is not None:
         yield Finding("KV memory a rank", None, log.available_kv_bytes, "bytes")
     tokens = log.kv_tokens or (log.kv_blocks or 0) * log.block_size
+    if log.kv_blocks:
+        yield Finding("KV blocks", None, log.kv_blocks)
     if tokens:
         yield Finding("KV tokens", None, tokens, "tokens")
         if log.available_kv_bytes:
@@ -192,11 +196,10 @@ def _queue(log: StartupLog) -> Iterator[Cause]:
     moments = [m for m in log.moments if m.running]
     waits = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= FULL_CACHE]
     if behind_cache(waits, moments):
-        share, most = len(waits) / len(moments), max(m.waiting for m in waits)
-        full = f"{plural(len(waits), 'line')} of {len(moments)}"
-        said = f"overloaded: the KV cache is full in {full}, and up to {plural(most, 'request')} wait"
+        most, full = max(m.waiting or 0 for m in waits), f"{plural(len(waits), 'line')} of {len(moments)}"
+        queue = f"up to {most:,} requests wait" if most > 1 else "1 request waits"
         change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
-        yield Cause("cache full", said, share=share, change=change)
+        yield Cause("cache full", f"overloaded: the KV cache is full in {full}, and {queue}", change=change)
     yield from _growing(moments)
     launched = [m for m in moments if m.graph is False]
     decoded = sum(m.graph is not None or m.tokens_per_s > 0 for m in moments)
@@ -207,11 +210,12 @@ def _queue(log: StartupLog) -> Iterator[Cause]:
 
 def _growing(moments: list[Moment]) -> Iterator[Cause]:
     """More requests wait in the last third of the lines than in the first, and as many as run: more come than are answered."""
-    third = len(moments) // 3
+    told = [m for m in moments if m.waiting is not None]
+    third = len(told) // 3
     if third < FEW_MOMENTS:
         return
-    early, late = (median(m.waiting for m in part) for part in (moments[:third], moments[-third:]))
-    if late >= GROWS * max(1.0, early) and late >= median(m.running for m in moments[-third:]):
+    early, late = (median(m.waiting or 0 for m in part) for part in (told[:third], told[-third:]))
+    if late >= GROWS * max(1.0, early) and late >= median(m.running for m in told[-third:]):
         said = f"overloaded: {early:.0f} requests wait in the first third of the lines, and {late:.0f} in the last"
         yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
 

@@ -16,6 +16,7 @@ from commtax.readers import (
     collective_tests,
     crashes,
     flight,
+    flight_text,
     kineto,
     matrices,
     nccl_log,
@@ -34,6 +35,7 @@ from commtax.readers.benches.record import Bench
 from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.crashes import Crash
 from commtax.readers.flight import Dump
+from commtax.readers.flight_text import Analysis
 from commtax.readers.matrices import Matrices
 from commtax.readers.nccl_log import NcclLog
 from commtax.readers.smi import Links, Monitor
@@ -49,6 +51,7 @@ Left = (
     | StartupLog
     | NcclLog
     | Dump
+    | Analysis
     | TrainingLog
     | CollectiveTests
     | Links
@@ -194,6 +197,12 @@ TEXTS = (
         "a log of NCCL or RCCL (NCCL_DEBUG=INFO, or PyTorch's watchdog)",
         lambda source: nccl_log.looks_like(source.text),
         lambda source: nccl_log.parse(source.text),
+    ),
+    Format(
+        "flight",
+        "an analysis of flight recorders (torchfrtrace, a table with missing_ranks)",
+        lambda source: flight_text.looks_like(source.raw),
+        lambda source: flight_text.parse(source.raw),
     ),
     Format(
         "bench",

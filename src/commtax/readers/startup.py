@@ -41,12 +41,14 @@ class Moment:
     """What a serving engine counted in one line: requests, tokens a second, and how full its cache was (0 to 1)."""
 
     running: int
-    waiting: int
+    waiting: int | None  # None where the line does not say
     tokens_per_s: float
     cache_share: float | None = None
     cached_tokens: int | None = None
     graph: bool | None = None  # whether the step replayed a CUDA graph
     prompt_tokens_per_s: float = 0.0
+    prefix_hits: float | None = None  # share of prompt tokens that were cached
+    let_in: int = 0  # requests whose prompts began in it
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,15 +33,13 @@ _BACKEND = re.compile(r"backend=(\w{1,60}+)")
 _BACKENDS = re.compile(r"Using \[([^\[\]]{0,2000}+)\] all-reduce backends ")
 _GROUP = re.compile(r" for group '(\w{1,60}+):")
 _START = re.compile(r"Initializing an? (?:V[01] )?LLM engine|vLLM API server version")
-_MOMENT = re.compile(
-    r"(?:Avg prompt throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s, )?"
-    r"Avg generation throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s, Running: (\d{1,9}) reqs,.{0,40}? "
-    r"(?:Waiting|Pending): (\d{1,9}) reqs"
+_MOMENT = re.compile(  # keys of such a line, each for itself: versions put others between them, and lines are cut
+    r"Avg (prompt|generation) throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s|(Running|Waiting|Pending): (\d{1,9}) req"
+    r"|(KV cache usage|Prefix cache hit rate): (?:GPU: )?(\d{1,15}(?:\.\d{1,15})?)%"
 )
 _CLAIM = re.compile(
     r"set \([\d.]{1,15}/([\d.]{1,15})\) GiB for KV cache on node (\d{1,6}), with ([\d.]{1,15}) GiB requested memory for the worker"
 )
-_USAGE = re.compile(r"KV cache usage: (\d{1,15}(?:\.\d{1,15})?)%")
 _WORDINGS = Wordings("readers/vllm_log.toml")
 
 
@@ -79,7 +77,8 @@ def _completed(heard: Heard, workers: set[tuple[str, int]]) -> None:
         heard.figures.setdefault("weights_bytes", used)
     if loaded := heard.figures.get("weights_s"):  # of several, the model's: a drafter is loaded after it
         heard.figures.setdefault("loading_s", list(dict(reversed(loaded)).items()))
-    heard.slowest("loading_s")
+    for name in ("loading_s", "compile_s", "init_s"):
+        heard.slowest(name)
     if not heard.ranks and workers:
         heard.ranks = {0: Rank(0, **{axis: max(at for name, at in workers if name == axis) for axis, _ in workers})}
 
@@ -134,10 +133,15 @@ def _claimed(heard: Heard, worker: str, line: str) -> None:
 
 def _served(heard: Heard, line: str) -> None:
     """A line that a serving engine writes every few seconds; those of an idle one say nothing."""
-    if "generation throughput" not in line or len(heard.moments) >= MOST_MOMENTS or not (match := _MOMENT.search(line)):
+    if "generation throughput" not in line or len(heard.moments) >= MOST_MOMENTS:
         return
-    prompts, rate, running, waiting = float(match[1] or 0.0), float(match[2]), int(match[3]), int(match[4])
-    if rate or running or waiting:
-        usage = _USAGE.search(line, match.end())
-        share = float(usage[1]) / 100 if usage else None
-        heard.moments.append(Moment(running, waiting, rate, share, prompt_tokens_per_s=prompts))
+    keys = dict[str, float]()
+    for found in _MOMENT.finditer(line):
+        key, value = filter(None, found.groups())
+        keys.setdefault("Waiting" if key == "Pending" else key, float(value))  # of the GPU's cache before the host's
+    rate, running, waiting = (keys.get(key) for key in ("generation", "Running", "Waiting"))
+    if running is None or not (rate or running or waiting):
+        return
+    usage, hits = (keys[key] / 100 if key in keys else None for key in ("KV cache usage", "Prefix cache hit rate"))
+    prompts, waits = keys.get("prompt", 0.0), None if waiting is None else int(waiting)
+    heard.moments.append(Moment(int(running), waits, rate or 0.0, usage, prompt_tokens_per_s=prompts, prefix_hits=hits))
