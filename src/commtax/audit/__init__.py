@@ -12,6 +12,7 @@ from commtax.audit.collective_tests import audit_collectives
 from commtax.audit.crashed import audit_crash
 from commtax.audit.finding import Audit, Claim, Section
 from commtax.audit.flight import audit_analysis, audit_flight
+from commtax.audit.llamacpp import audit_timings
 from commtax.audit.logs import audit_log
 from commtax.audit.nccl import audit_nccl
 from commtax.audit.nvidia_smi import audit_links, audit_monitor
@@ -26,6 +27,7 @@ from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.crashes import Crash
 from commtax.readers.flight import Dump
 from commtax.readers.flight_text import Analysis
+from commtax.readers.llamacpp_log import Timings
 from commtax.readers.matrices import Matrices
 from commtax.readers.nccl_log import NcclLog
 from commtax.readers.smi import Links, Monitor
@@ -37,6 +39,7 @@ from commtax.readers.training_log import TrainingLog
 AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {
     StartupLog: audit_log,
     Analysis: audit_analysis,
+    Timings: audit_timings,
     TrainingLog: audit_training,
     CollectiveTests: audit_collectives,
     Links: audit_links,

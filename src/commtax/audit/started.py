@@ -10,7 +10,7 @@ from commtax.audit.held_up import FEW_MOMENTS, FULL_CACHE, behind_cache, held_up
 from commtax.audit.identity import names_of
 from commtax.catalog.models import bundled
 from commtax.files import table
-from commtax.readers.startup import FAILURE, READY, Claimed, Moment, StartupLog, axes_of
+from commtax.readers.startup import FAILURE, READY, STALLED, Claimed, Moment, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
@@ -18,6 +18,7 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
+LONG_WAIT_S = 120.0  # for which a worker is not waited for without a reason
 GROWS = 3.0  # times as many requests that wait
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
@@ -149,6 +150,7 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
     """What costs time, or all of it, by the log's own words; priced where somebody says what ran."""
     if why := log.settings.get(FAILURE):
         yield Cause(FAILURE, f"{ENGINES[log.engine]} {begun(log)}: {why}", change=to_change(why))
+    yield from _stalled(log)
     yield from _overclaimed(log)
     alone = "the order of dispatch has NCCL alone" if log.allreduce_backends == NCCL_ALONE else ""
     if why := log.custom_allreduce_disabled or alone:
@@ -162,6 +164,14 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
             yield _priced("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
     yield from _queue(log)
     yield from held_up(log)
+
+
+def _stalled(log: StartupLog) -> Iterator[Cause]:
+    """A process that waits for others to the end of the log."""
+    if (waited := log.figures.get(STALLED, 0.0)) >= LONG_WAIT_S and FAILURE not in log.settings:
+        said = f"hung: a process has waited {format_seconds(waited)} for its workers when the log ends"
+        change = "stacks of all workers (py-spy dump) tell which one is elsewhere; a first compilation may take as long"
+        yield Cause("hang", said, change=change)
 
 
 def to_change(why: str) -> str:

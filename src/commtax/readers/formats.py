@@ -18,6 +18,7 @@ from commtax.readers import (
     flight,
     flight_text,
     kineto,
+    llamacpp_log,
     matrices,
     nccl_log,
     nsys,
@@ -36,6 +37,7 @@ from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.crashes import Crash
 from commtax.readers.flight import Dump
 from commtax.readers.flight_text import Analysis
+from commtax.readers.llamacpp_log import Timings
 from commtax.readers.matrices import Matrices
 from commtax.readers.nccl_log import NcclLog
 from commtax.readers.smi import Links, Monitor
@@ -52,6 +54,7 @@ Left = (
     | NcclLog
     | Dump
     | Analysis
+    | Timings
     | TrainingLog
     | CollectiveTests
     | Links
@@ -191,6 +194,12 @@ TEXTS = (
         "a TensorRT-LLM log",
         lambda source: trtllm_log.looks_like(source.text),
         lambda source: trtllm_log.parse(source.text),
+    ),
+    Format(
+        "log",
+        "a log of llama.cpp (timings, buffers)",
+        lambda source: llamacpp_log.looks_like(source.raw),
+        lambda source: llamacpp_log.parse(source.raw),
     ),
     Format(
         "log",

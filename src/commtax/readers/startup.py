@@ -14,6 +14,7 @@ from commtax.readers import crashes, filled
 from commtax.units import GiB
 
 FAILURE, READY = "failure", "ready"  # settings: why it did not start or did not go on, and that it was ready to serve
+STALLED = "stalled_s"  # a figure: how long a process has waited for others when the log ends
 MOST_SIGNS = 65536  # of a line: a configuration has ten thousand, and what runs on beyond says nothing
 MOST_SETTINGS = 600
 MOST_VALUE = 200  # signs of a setting that are kept

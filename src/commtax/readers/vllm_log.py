@@ -10,6 +10,7 @@ from itertools import islice
 from commtax.readers import crashes
 from commtax.readers.startup import (
     MOST_MOMENTS,
+    STALLED,
     Claimed,
     Heard,
     Moment,
@@ -40,6 +41,7 @@ _MOMENT = re.compile(  # keys of such a line, each for itself: versions put othe
 _CLAIM = re.compile(
     r"set \([\d.]{1,15}/([\d.]{1,15})\) GiB for KV cache on node (\d{1,6}), with ([\d.]{1,15}) GiB requested memory for the worker"
 )
+_STALLED = re.compile(r"No available (?:shared memory broadcast )?block found in (\d{1,6}) second")
 _WORDINGS = Wordings("readers/vllm_log.toml")
 
 
@@ -66,6 +68,7 @@ def parse(text: str) -> StartupLog:
         _claimed(heard, _label(who, pid), line)
         _layout(heard, line)
         _served(heard, line)
+        _stalled(heard, _label(who, pid), line)
     _completed(heard, workers)
     heard.fail(islice(lines(text), first, None) if crashes.may(text) else ())
     return heard.record("vllm")
@@ -77,7 +80,7 @@ def _completed(heard: Heard, workers: set[tuple[str, int]]) -> None:
         heard.figures.setdefault("weights_bytes", used)
     if loaded := heard.figures.get("weights_s"):  # of several, the model's: a drafter is loaded after it
         heard.figures.setdefault("loading_s", list(dict(reversed(loaded)).items()))
-    for name in ("loading_s", "compile_s", "init_s"):
+    for name in ("loading_s", "compile_s", "init_s", STALLED):
         heard.slowest(name)
     if not heard.ranks and workers:
         heard.ranks = {0: Rank(0, **{axis: max(at for name, at in workers if name == axis) for axis, _ in workers})}
@@ -129,6 +132,17 @@ def _claimed(heard: Heard, worker: str, line: str) -> None:
         claims = heard.facts.setdefault("claims", {})
         if len(claims) < MOST_MOMENTS:
             claims[worker] = Claimed(int(match[2]), float(match[3]) * GiB, float(match[1]) * GiB)
+
+
+def _stalled(heard: Heard, worker: str, line: str) -> None:
+    """How long processes have waited for others by the end of the log: what is done or ready after it was worth the wait."""
+    if match := _STALLED.search(line):
+        waited = dict(heard.figures.get(STALLED, ()))
+        heard.figures[STALLED] = [*(waited | {worker: waited.get(worker, 0.0) + float(match[1])}).items()]
+    elif STALLED in heard.figures and (
+        "startup complete" in line or ("generation throughput: 0.0 " not in line and _MOMENT.search(line))
+    ):
+        del heard.figures[STALLED]
 
 
 def _served(heard: Heard, line: str) -> None:

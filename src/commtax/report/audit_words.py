@@ -13,7 +13,7 @@ from commtax.readers.trace import Usage
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_CAUSES = 5
-OVERLOADS = ("overload", "cache full")  # causes that are the verdict on a run by themselves
+DECIDE = ("hang", "overload", "cache full")  # causes that are the verdict on a run by themselves
 MOST_FILES = 3  # of a section, by name
 VERDICTS = {
     AGREE: "the run agrees",
@@ -226,7 +226,7 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
     if not any(told(s) for s in audited.sections) or _untimed(audited.sections):
         return "nothing could be told"
     found = causes(audited)
-    if worst := next((c for c in found if c.code in OVERLOADS), None):
+    if worst := next((c for c in found if c.code in DECIDE), None):
         return worst.said
     if count := len(found):
         nobody = "nobody is to blame; " if any(s.kind in JOBS for s in audited.sections) else ""
