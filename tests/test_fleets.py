@@ -1,6 +1,7 @@
 """How many GPUs for a rate: what is listed holds, its laws, its words and refusals, and a plain search agrees."""
 
 import json
+import multiprocessing
 import os
 import random
 import subprocess
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import brute_fleets
 import commtax
 from cli_run import run_here
+from commtax.planner import crew
 from commtax.planner.columns import Rejected
 from commtax.planner.contest import burden
 from commtax.planner.fleets import best_fleets, plan_fleet
@@ -276,3 +278,15 @@ def test_a_cluster_that_loses_a_worker_says_the_same():
         assert cluster.stdout.readline().strip() == "killed"
         cluster.stdin.close()
     assert json.loads(here.stdout) == json.loads(there.stdout)
+
+
+def _shared_out(answers):
+    answers.put(sorted(crew.Processes(2).each(abs, [-1, -2])))
+
+
+def test_a_process_that_may_have_no_children_works_alone():
+    answers = multiprocessing.get_context("spawn").Queue()
+    process = multiprocessing.get_context("spawn").Process(target=_shared_out, args=(answers,), daemon=True)
+    process.start()
+    assert answers.get(timeout=60) == [(0, 1), (1, 2)]
+    process.join()

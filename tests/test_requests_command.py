@@ -414,3 +414,9 @@ def test_a_closed_loop_knows_what_is_cached():
         timed = commtax.serve(MODEL, PLACE, **words, num_prompts=1000, warmup=100, prefix_cache=hit)
         assert float(loops[-1].tpot_s) == pytest.approx(timed.statistic("tpot_mean"), rel=0.05)
     assert loops[0].ttft_s > loops[1].ttft_s > loops[2].ttft_s
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_requests_have_a_middle(count):
+    done = run_here("simulate", MODEL, "-c", PLACE, "--num-prompts", str(count))
+    assert done.returncode == 0, done.stderr

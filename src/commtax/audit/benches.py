@@ -22,6 +22,7 @@ WHOLE = 0.05  # TTFT this near to a multiple of ITL is the time of a whole reque
 LEAST_OUTPUT = 8  # tokens below which such a multiple may be chance
 FLOOR_SLACK = 0.98
 SAME_BOOKS = 0.05  # means of products are not products of means where lengths vary
+WIDEST = 1.0  # spread of lengths where a file does not say it: from nothing to twice their mean
 TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E", "queue": "queue", "prefill": "prefill", "decode": "decode"}
 RATES = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "total_tokens_per_s": "total tokens/s"}
 STATISTICS = ("mean", "median", "p99")
@@ -90,7 +91,7 @@ def _compared(result: Bench, claim: Claim, baseline: Bench | None) -> _Run:
         left = [f.undecided(predicted) for f in (*_times(result, _plain), *_rates(result, _plain))]
         return _Run((*left, *_too_large(load, claim), *checks), terms.told(result), tuple(_remarks(result, claim)))
     found = (
-        *_times(result, partial(_judged, result, predicted, claim)),
+        *_by_means([*_times(result, partial(_judged, result, predicted, claim))]),
         *_rates(result, partial(_judged, result, predicted, claim)),
     )
     blamed = () if claim.distrust and not claim.strict else terms.causes(result, predicted, claim, baseline)
@@ -181,6 +182,15 @@ def _judged(
     return replace(finding, verdict=DISAGREE, reason=f"{ranged}; {_why(result, finding, metric, statistic)}")
 
 
+def _by_means(times: Sequence[Finding]) -> Iterator[Finding]:
+    """The mean of a time decides, where a result has one: a median or a tail beside a mean that agrees is told, and not judged."""
+    agreed = {f.code.removesuffix("_mean") for f in times if f.code.endswith("_mean") and f.verdict == AGREE}
+    for f in times:
+        alone = f.verdict == DISAGREE and f.code.rpartition("_")[0] in agreed
+        ranged = "" if f.low is None or f.high is None else f"80 % range {_shown(f.low, f.unit)} to {_shown(f.high, f.unit)}; "
+        yield f.undecided(f"{ranged}the mean agrees, and decides") if alone else f
+
+
 def _beside(result: Bench, predicted: Expected, metric: str, statistic: str) -> str:
     """Why a figure is no measurement of what was predicted; "" where it is one."""
     if result.accepted > 1 and metric != "ttft":
@@ -237,12 +247,20 @@ def _identities(result: Bench) -> Iterator[Finding]:
     output = result.output_len
     if ttft and tpot and whole and output and result.tool != "prometheus":  # whose histograms have requests of their own each
         why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
-        slack = SAME_BOOKS + (result.spread or 0.0) / 3  # a mean over requests counts short answers as much as long ones
+        slack = SAME_BOOKS + (result.spread or 0.0) / 3 + _together(result)
         yield Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", slack, why).judged()
     if result.output_tokens and result.duration_s and result.output_tokens_per_s:
         said = result.output_tokens_per_s * result.duration_s
         why = "the rate is not of the whole cluster and run (a rate a GPU or a user?)"
         yield Finding("output tokens = rate x duration", said, result.output_tokens, "tokens", SAME_BOOKS, why).judged()
+
+
+def _together(result: Bench) -> float:
+    """By how much a mean of products may miss the product of means: a mean over requests counts short answers as much as long
+    ones, and while load grows or falls some are decoded slower than others."""
+    tpot = result.stats.get("tpot", {})
+    spread = WIDEST if result.spread is None else result.spread
+    return tpot.get("std", 0.0) / tpot["mean"] * spread / math.sqrt(3) if tpot.get("mean") else 0.0
 
 
 def floor_s(claim: Claim) -> float:

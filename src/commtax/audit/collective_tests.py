@@ -43,7 +43,7 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     notes = [*_cut(tests)]
     if tests.runs and not tests.shared:
         notes.append(Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"))
-    if place and assumed:
+    if place and assumed and tests.runs:
         notes.append(Note("place", f"{place.key} is taken from the devices' names"))
     return Section("collectives", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(tests))
 

@@ -25,6 +25,7 @@ LEAST_RATE = 1e-9  # requests a second: one in thirty years
 MOST_TOKENS = 1e9  # of a request
 MOST_STEPS = 2_000_000  # of all answers of one client
 APART = 0.15  # by which the two predictors of a closed loop may differ before only means are judged
+RAMP = 0.1  # of a request's time, in which as many come as may be there at once: from then on each waits for an answer
 WHILE_S = 600.0  # requests that come within this long, where a result does not say how many there were …
 ROUNDS = 10  # … and of each client
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "queue": "queue"}
@@ -115,11 +116,19 @@ class Expected:
         return Figure(*(end * scale for end in like.ends))
 
 
+def _at_once(result: Bench) -> bool:
+    """Whether requests do not come at a rate: none is told, or all clients are there before the first answer is a part done."""
+    rate, whole = result.request_rate, result.seconds("e2el", "mean") or 0.0
+    if not rate or not LEAST_RATE < rate < math.inf:
+        return True
+    return bool(result.concurrency) and (result.concurrency or 0.0) / rate < RAMP * whole
+
+
 def load_of(result: Bench, claim: Claim) -> Load | str:
     """The load, as the result has it, else as was said; or what is missing, and the option that says it."""
     prompt, answer = lengths_of(result, claim)
     missing = [f"{what} ({option})" for n, what, option in ((prompt, *PROMPT), (answer, *ANSWER)) if n is None]
-    rate = result.request_rate if result.request_rate and LEAST_RATE < result.request_rate < math.inf else None
+    rate = None if _at_once(result) else result.request_rate
     clients, asked = result.concurrency, result.requests if (result.requests or 0) < MOST_REQUESTS else None
     if rate is None and not clients:
         clients = (asked if result.request_rate else None) or claim.batch

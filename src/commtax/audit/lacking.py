@@ -8,6 +8,7 @@ from commtax.units import format_bytes, format_seconds
 HEADLINES = "step, time of a token, throughput, memory or time of a collective"
 CALIBRATE = "commtax measure calibrate on that machine, or commtax calibrate of its results, makes the FILE for --profile"
 MOST_REASONS = 2
+COUNTED = ("bytes", "tokens")  # units that no constants of a machine change
 
 
 def missing(audited: Audit) -> str:
@@ -15,6 +16,8 @@ def missing(audited: Audit) -> str:
     if audited.claim is None or audited.verdict != UNKNOWN:
         return ""
     unsure = [f for f in audited.findings if f.evidence and f.verdict == UNKNOWN and f.difference is not None]
+    if unsure and all(f.unit in COUNTED for f in unsure):
+        return "; ".join(filter(None, (unsure[0].reason, _far(unsure))))
     if unsure:
         weak = audited.claim.distrust or unsure[0].reason
         return "; ".join(filter(None, (weak, CALIBRATE, _far(unsure))))
@@ -32,7 +35,8 @@ def _far(unsure: list[Finding]) -> str:
     if not off:
         return ""
     worst = max(off, key=_ratio)
-    return f"{worst.item} was {_shown(worst.measured, worst.unit)} where {_shown(worst.predicted, worst.unit)} is assumed"
+    how = "were counted" if worst.unit in COUNTED else "is assumed"
+    return f"{worst.item} was {_shown(worst.measured, worst.unit)} where {_shown(worst.predicted, worst.unit)} {how}"
 
 
 def _ratio(f: Finding) -> float:

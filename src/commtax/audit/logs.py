@@ -20,12 +20,14 @@ from commtax.audit.started import (
     node_bytes,
     replicated,
     seen,
+    stopped,
     told,
     typical,
 )
 from commtax.cost.memory import weights
 from commtax.question import Question
 from commtax.readers.startup import StartupLog, axes_of
+from commtax.spec import Attention
 from commtax.statement import Note
 from commtax.units import GiB, format_seconds, plural
 from commtax.verbs.asking import laid, settled
@@ -34,6 +36,9 @@ from commtax.verbs.fitting import Fit, holds
 WEIGHTS_TOLERANCE = 0.02
 LEFT_TOLERANCE = 0.01  # KV memory that is left, of the chip's memory: 16 of 17 published starts, of any version, are nearer
 OTHER_VERSIONS = {"vllm": 0.025}  # versions that count their peak otherwise than the one that the memory model was made for
+OLDER_SHARE = {"vllm": 0.90}  # of memory that versions before the one of the catalogue take by themselves
+NEAR_WEIGHTS = 0.05  # weights of a log that names neither its model nor its version
+CACHE_TOLERANCE = 0.005  # of tokens: ranks differ by as much in memory, and another head, type or layer makes more
 OTHER_ENGINES = 0.05  # … and engines whose memory was not fitted on logs leave this much
 PRINTED_SHARE = 0.01  # of a node, printed in tenths of a GiB
 NODE_TOLERANCE = 0.06  # of a node's memory: a worker on CPUs holds a gigabyte beside its weights
@@ -47,6 +52,11 @@ SHARES = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static",
 OTHER_LIMITS = "memory of other processes, or limits that are not in the log ({}, --max-num-seqs)"
 OTHER_SHARE = "memory of other processes, or another share of it (older versions of vLLM take 0.90: {})"
 OTHER_CACHE = "KV heads, their type or their split over ranks are not as said"
+UNNAMED = "the log names neither its model nor its version: other types of embeddings, routers and scales make as much"
+NO_ROOM = "weights as said leave no room for such a cache: not counted"
+ALL_FULL = (
+    "as without windows: a version of the model that has none, an engine that keeps all tokens for them, or windows that are off"
+)
 FREE_BYTES = {"sglang": 0.5 * GiB}
 """What an engine that reads its weights off the free memory counts besides: workspaces, and blocks that are not full."""
 
@@ -110,7 +120,9 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
         label = workers[0] if len(workers) == 1 else f"{plural(len(workers), 'rank')} alike"
         tolerance = WEIGHTS_TOLERANCE + slack / predicted
         item = Note("weights", f"weights ({label})")
-        yield Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question), evidence=True).judged()
+        finding = Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question), evidence=True).judged()
+        near = not (log.model or log.version) and abs(finding.difference or 0.0) <= NEAR_WEIGHTS
+        yield finding.unsure(UNNAMED) if near and finding.verdict == DISAGREE else finding
     ranks = int(asked.plan.tp) * int(asked.plan.pp) * int(asked.plan.dp)
     if 1 < len(log.weights_bytes) == ranks:
         loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), _whole_bytes(question) * int(asked.plan.dp)
@@ -147,6 +159,7 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     What is left is a difference of large figures, so it is judged on the memory that it is left of.
     """
     judged, said = holds(asked), bool(asked.limits.gpu_memory_utilization or log.model or log.tp)
+    told = bool(asked.limits.gpu_memory_utilization)
     share, limits = (words.format(SHARES[log.engine]) for words in (OTHER_SHARE, OTHER_LIMITS))
     if taken := log.settings.get("activations"):
         share = f"the engine counted {taken} for activations; else {share}"
@@ -155,27 +168,58 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     if left is None:
         why, base = limits if tokens else SILENT, whole / judged.kv_bytes_per_token
         found = Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base)
-        yield _counted(_left(found, log, judged, said))
+        yield _as_counted(_left(found, log, judged, said))
         if judged.needed_kv_bytes > 0:
             each, base = log.max_concurrency, whole / judged.needed_kv_bytes
             found = Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, limits, base)
-            yield _counted(_left(found, log, judged, said))
+            yield _as_counted(_left(found, log, judged, said))
         return
     if not log.kv_fixed and (node := node_bytes(log)):
         yield _of_node(log, judged, node)
     elif not log.kv_fixed:
         item = "KV memory left, of all memory"
-        yield _left(Finding(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, share, whole), log, judged, said)
-    if left <= 0:
-        return  # it did not fit: there is nothing to count
+        room = judged.kv_bytes + _lighter(log, judged)
+        yield _left(Finding(item, room, left, "bytes", LEFT_TOLERANCE, share, whole), log, judged, said, told)
+    if left > 0:  # else it did not fit: there is nothing to count
+        yield from _counted(log, asked, judged, left, tokens)
+
+
+def _lighter(log: StartupLog, judged: Fit) -> float:
+    """What other weights than were said leave more: they are judged in their own line, and not once more in what they leave."""
+    loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
+    return judged.weights_bytes - loaded if abs(loaded / judged.weights_bytes - 1) > WEIGHTS_TOLERANCE else 0.0
+
+
+def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens: int | None) -> Iterator[Finding]:
+    """Tokens, and requests of full length, in the memory that the log has for them."""
     inside = holds(asked.but(kv_cache_memory_bytes=left))
     printed = PRINTED_GIB * (2 if log.engine == "sglang" else 1)  # keys and values are printed apart
     rounding = printed / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
-    why = OTHER_CACHE if tokens else SILENT
-    yield Finding("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why, evidence=True).judged()
+    plan, why = asked.plan, OTHER_CACHE if tokens else SILENT
+    several = int(plan.tp) * int(plan.pp) * int(plan.dp) > 1  # the line of one may be all that an excerpt has
+    rounding = max(rounding, CACHE_TOLERANCE) if several else rounding
+    apart = log.engine == "sglang" and judged.state_bytes_per_sequence  # states have a pool of their own, and are not in the size
+    wanted = int(left / judged.kv_bytes_per_token) if apart else _tokens(log, inside)
+    found = [Finding("KV tokens in that memory", wanted, tokens, "tokens", rounding, why, evidence=True).judged()]
     rounding += PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
     if log.engine == "vllm":  # the others do not count them
-        yield Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, OTHER_CACHE).judged()
+        found.append(Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, OTHER_CACHE).judged())
+    excuse = _excuse(log, asked, wanted, tokens, left) if any(f.verdict == DISAGREE for f in found) else ""
+    yield from (f.unsure(excuse) if excuse and f.verdict == DISAGREE else f for f in found)
+
+
+def _excuse(log: StartupLog, asked: Question, wanted: int, tokens: int | None, left: float) -> str:
+    """Why other tokens than were counted are no fault: none were counted, or they are as without windows; "" where they are."""
+    if not wanted:
+        return NO_ROOM
+    if not tokens or not any(asked.model.windows):
+        return ""
+    blocks = tuple(
+        replace(b, mixer=replace(b.mixer, window=0)) if isinstance(b.mixer, Attention) else b for b in asked.model.blocks
+    )
+    full = holds(replace(asked, model=replace(asked.model, blocks=blocks)).but(kv_cache_memory_bytes=left))
+    counted = _tokens(log, full)
+    return ALL_FULL if counted and abs(tokens / counted - 1) <= CACHE_TOLERANCE else ""
 
 
 def _of_node(log: StartupLog, judged: Fit, node: float) -> Finding:
@@ -202,19 +246,22 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
     return int(judged.pool.shared_tokens(judged.kv_blocks)) if states else judged.kv_tokens
 
 
-def _left(finding: Finding, log: StartupLog, judged: Fit, said: bool) -> Finding:
-    """Memory that is left is no disagreement where another version may have counted its peak otherwise."""
+def _left(finding: Finding, log: StartupLog, judged: Fit, said: bool, told: bool = True) -> Finding:
+    """Memory that is left is no disagreement where another version may have counted its peak otherwise, or took another share."""
     made_for, difference, finding = judged.question.engine.version, finding.difference, replace(finding, evidence=True).judged()
     most = OTHER_VERSIONS.get(log.engine, OTHER_ENGINES)
     if finding.verdict == DISAGREE and not said and (share := _likely_share(log, judged, difference or 0.0)):
         return finding.undecided(f"the log does not say its share of memory: as at {SHARES[log.engine]} {share:.2f}")
-    if finding.verdict != DISAGREE or difference is None or abs(difference) > most or log.version.startswith(made_for):
+    if finding.verdict != DISAGREE or difference is None or log.version.startswith(made_for):
+        return finding
+    older = OLDER_SHARE.get(log.engine, 1.0) - judged.question.limits.gpu_memory_utilization if log.version and not told else 0.0
+    if abs(difference) > most and (older >= 0 or abs(difference - older) > most):
         return finding
     which = f"{ENGINES[log.engine]} {log.version}" if log.version else "a version that the log does not say"
     return finding.undecided(f"{which} may count otherwise than {made_for}, for which the memory model was made")
 
 
-def _counted(finding: Finding) -> Finding:
+def _as_counted(finding: Finding) -> Finding:
     """What was judged on all memory, with its difference and tolerance as shares of the count itself."""
     if not finding.predicted or not finding.base:
         return finding
@@ -253,6 +300,7 @@ def _served(log: StartupLog, claim: Claim) -> Iterator[Finding]:
 def _notes(log: StartupLog, asked: Question | None) -> Iterator[Note]:
     """What the start says in words, and what to know before it is compared."""
     yield intro(log)
+    yield from stopped(log)
     made_for, quantization = asked.engine.version if asked else "", log.quantization
     if asked and log.version and not log.version.startswith(made_for):
         yield Note("version", f"the log is of {ENGINES[log.engine]} {log.version}; the memory model was made for {made_for}")

@@ -95,6 +95,13 @@ def _stuck(log: NcclLog) -> list[Communicator]:
     return found[::-1]
 
 
+def _opened(log: NcclLog) -> Communicator | None:
+    """The communicator in whose start the log ends, where it has nothing that comes after one."""
+    if log.routes or log.widths or log.calls or any(c.complete for c in log.comms.values()):
+        return None
+    return next((c for c in reversed(log.comms.values()) if c.opened - c.begun), None)
+
+
 def _hanging(comm: Communicator) -> str:
     """Who began, who finished, and of whom there is no line."""
     said = f"{_ranks(sorted(comm.begun))} of {comm.size} began (Init START) and never finished (Init COMPLETE)"
@@ -107,6 +114,8 @@ def _broken(log: NcclLog) -> Iterator[Finding]:
     """Collectives that never came to an end: nothing of a sound run."""
     if given_up := len({(t.seq, t.op) for t in log.timeouts}):
         yield Finding("collectives given up", 0, given_up, reason="they ran until the watchdog ended the job").judged()
+    if failed := set(log.returned.values()):
+        yield Finding(Note("failed", "calls of the library that failed"), 0, len(failed), reason=min(failed)).judged()
     if _differing(log):
         yield Finding("collectives that ranks call differently", 0, 1, reason="at least this one: see what each called").judged()
 
@@ -160,6 +169,9 @@ def _notes(log: NcclLog) -> Iterator[Note]:
             yield Note("ranks", f"the log holds {len(comm.hosts)} of {comm.size} ranks: without {_ranks(gone)}")
         if waiting := sorted(set(comm.hosts) - comm.complete) if comm.complete else []:
             yield Note("unfinished", f"{_ranks(waiting)} did not finish the start that {_ranks(sorted(comm.complete))} finished")
+    if begun := _opened(log):
+        who = _ranks(sorted(begun.opened))
+        yield Note("partial", f"the log ends in the start of a communicator: {who} of {begun.size} began, none finished in it")
     for text, times in log.warnings.most_common(NAMED):
         yield Note("warning", f"NCCL warns{f' ({times} times)' if times > 1 else ''}: {text}")
     for name, (times, least, most) in sorted(log.tuned.items()):
@@ -188,6 +200,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     """What costs time, by the ways that were taken."""
+    yield from _failed(log)
     routes = log.routes
     yield from _network(log, [r for r in routes if r.network], claim)
     if shared := [r for r in routes if r.transport == "SHM"]:
@@ -216,6 +229,12 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
             yield _cause("absent", _missing(log, gone))
     for comm in _stuck(log)[:NAMED]:
         yield _cause("unstarted", f"the start of a communicator did not end: {_hanging(comm)}")
+
+
+def _failed(log: NcclLog) -> Iterator[Cause]:
+    """Warnings after which a call came back with an error."""
+    for why, times in sorted(Counter(log.returned.values()).items())[:NAMED]:
+        yield _cause("failed", f"a call of the library failed{f' in {times} processes' if times > 1 else ''}: {why}")
 
 
 def _network(log: NcclLog, routes: Sequence[Route], claim: Claim | None) -> Iterator[Cause]:
@@ -288,7 +307,7 @@ def _more(claim: Claim, inside: bool) -> tuple[float, float, str] | None:
 
 def _timed_out(log: NcclLog) -> Cause:
     first = min(log.timeouts, key=lambda t: t.seq)
-    ranks = sorted({t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op})
+    ranks = sorted({t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op} | _waited(log, first.seq))
     size = f" of {first.elements:,} elements" if first.elements is not None else ""
     said = f"{first.op} number {first.seq}{size} ran {format_seconds(first.ran_s)} on {_ranks(ranks)} and was given up"
     return _cause("timeout", said)
@@ -306,6 +325,12 @@ def _unheard(log: NcclLog) -> Iterator[Cause]:
     has = "has" if len(gone) == 1 else "have"
     said = f"{first.op} number {first.seq} is shared out among {first.members} ranks, and {who} {has} no line here"
     yield _cause("absent", f"{said}: never came, had ended before, or their lines are cut")
+
+
+def _waited(log: NcclLog, seq: int) -> set[int]:
+    """Ranks of which only the watchdog's second line is there: with an error in the same work of a group that gave it up."""
+    groups = {group for (group, rank), at in log.progress.items() if at.failed == seq and rank in {t.rank for t in log.timeouts}}
+    return {rank for (group, rank), at in log.progress.items() if group in groups and at.failed == seq}
 
 
 def _behind(log: NcclLog) -> Iterator[Cause]:

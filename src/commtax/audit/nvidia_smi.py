@@ -14,6 +14,7 @@ UNEVEN = 1.25  # times the least of a GPU's links
 SPEED_TOLERANCE = 0.1  # links run a little above the rate that a datasheet rounds
 BUSY = 50.0  # % of a second in which a kernel ran, for clocks to say something
 SLOW_CLOCK = 0.93  # of the others' median
+IDLE = 5.0  # % of the time on every GPU, below which nobody asked for anything
 STARVED = 50.0  # % of the time, below which a GPU waits for something
 BUSY_PCIE_Bps = 5e9
 POWER_CAP = 0.97
@@ -45,7 +46,7 @@ def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Secti
 def counted_gpus(count: int, claim: Claim | None) -> Finding:
     """How many GPUs an output lists; fewer than a host has may be those that a container sees."""
     wanted = claim.question.cluster.gpus_per_host if claim else None
-    finding = Finding("GPUs", wanted, count, reason="more than a host of the cluster has").judged()
+    finding = Finding("GPUs", wanted, count, reason="more than a host of the cluster has" if wanted else "").judged()
     return finding.undecided("the output may list a part of the host") if wanted and count < wanted else finding
 
 
@@ -190,6 +191,8 @@ def _starved(seen: Monitor) -> Iterator[Cause]:
     """GPUs that wait: one of them for its work, or all for something else."""
     used = {gpu: mean(of["sm"]) for gpu, of in seen.samples.items() if of.get("sm")}
     low = {gpu: share for gpu, share in used.items() if share < STARVED}
+    if max(used.values(), default=0.0) < IDLE:
+        return  # nothing ran, and nothing was kept from running
     if low and len(low) == len(used):
         said = f"all GPUs compute {mean(low.values()):.0f}% of the time"
         yield Cause("starved", said, share=1 - mean(low.values()) / 100, change="the host, the data or the load leaves them idle")

@@ -10,7 +10,7 @@ from commtax.audit.held_up import FEW_MOMENTS, FULL_CACHE, behind_cache, held_up
 from commtax.audit.identity import names_of
 from commtax.catalog.models import bundled
 from commtax.files import table
-from commtax.readers.startup import FAILURE, READY, STALLED, Claimed, Moment, StartupLog, axes_of
+from commtax.readers.startup import ENDED, FAILURE, READY, STAGE, STALLED, Claimed, Moment, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
@@ -19,6 +19,7 @@ AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas",
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
 LONG_WAIT_S = 120.0  # for which a worker is not waited for without a reason
+UNFINISHED, PARTIAL = "did not finish starting in this log", "partial"
 GROWS = 3.0  # times as many requests that wait
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
@@ -63,7 +64,7 @@ def facts(log: StartupLog) -> dict[str, str]:
     sizes = {axis: str(size) for axis in AXES if (size := getattr(log, axis) or seen(log, axis))}
     own = {name: str(value) for name in FACTS if (value := getattr(log, name))}
     backends = {"all-reduce backends": ", ".join(log.allreduce_backends)} if log.allreduce_backends else {}
-    settings = {name: value for name, value in log.settings.items() if name not in (FAILURE, READY)}
+    settings = {name: value for name, value in log.settings.items() if name not in (ENDED, FAILURE, READY, STAGE)}
     return {"engine": log.engine, **own, **backends, **sizes, **settings}
 
 
@@ -74,6 +75,8 @@ def told(log: StartupLog) -> Iterator[Finding]:
             yield Finding(name, None, size)
     if log.world_size:
         yield Finding("ranks in a world", None, log.world_size)
+    if "local_ranks" in log.figures:
+        yield Finding("ranks on a host", None, log.figures["local_ranks"])
     for label, nbytes in alike(log):
         yield Finding(Note("weights", f"weights ({label})"), None, nbytes, "bytes")
     if len(log.weights_bytes) > 1:
@@ -97,7 +100,7 @@ def told(log: StartupLog) -> Iterator[Finding]:
 def besides(log: StartupLog) -> Iterator[Finding]:
     """What a start took besides weights and cache, and what its serving lines count."""
     for name, (title, unit) in TAKEN.items():
-        if name in log.figures:
+        if log.figures.get(name, 0.0) > 0:  # of memory that is not the GPU's alone a difference may be less than nothing
             yield Finding(title, None, log.figures[name], unit)
     yield from served(log)
 
@@ -112,10 +115,24 @@ def begun(log: StartupLog) -> str:
     """How far it came: it did not start, failed later, started, or only began to as far as the log goes."""
     if log.settings.get(FAILURE):
         return "started, and failed later" if log.is_ready else "did not start"
-    came = log.is_ready or log.weights_bytes or log.kv_tokens or log.kv_blocks or log.available_kv_bytes or log.max_concurrency
     if log.moments and not (log.weights_bytes or log.kv_tokens or log.version):
         return "served"
-    return "started" if came else "began to start, and the log tells no more"
+    return UNFINISHED if log.stops else "started"
+
+
+def stopped(log: StartupLog) -> Iterator[Note]:
+    """That the start has no end in the log, and where it stops; an excerpt without the last line is no fault, and is told too."""
+    last = f" after '{stage}'" if (stage := log.settings.get(STAGE)) else ""
+    if log.stops and ENDED in log.settings:
+        yield Note(
+            PARTIAL, f"the start stops{last}: its process was ended there, and does not say why (dmesg tells what was killed)"
+        )
+    elif log.stops and log.is_settled:
+        yield Note(PARTIAL, f"no line says that the server was ready: the text stops{last}, or leaves it out")
+    elif log.stops:
+        yield Note(PARTIAL, f"the log stops{last}: the text is cut there, or the start hung or was ended from outside")
+    if log.stops and 0 < len(log.ranks) < log.world_size:
+        yield Note("came", f"{len(log.ranks)} of {log.world_size} ranks introduce themselves in this text")
 
 
 def alike(log: StartupLog) -> list[tuple[str, float]]:
@@ -143,7 +160,7 @@ def intro(log: StartupLog) -> Note:
     parts = [log.model, log.said("dtype"), log.quantization, log.kv_cache_dtype and f"KV cache {log.kv_cache_dtype}"]
     parts += [log.said("attention_backend") and f"attention by {log.said('attention_backend')}"]
     said = ", ".join(part for part in parts if part)
-    return Note("start", f"{which} {begun(log)}{f': {said}' if said else ''}")
+    return Note("stopped" if log.stops else "start", f"{which} {begun(log)}{f': {said}' if said else ''}")
 
 
 def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:

@@ -43,7 +43,7 @@ def audit_states(states: States, claim: Claim | None, name: str = "nvidia-smi -q
     """Every GPU of the output; of several samples the last, and of what comes and goes any."""
     found = [(code, gpu, said) for gpu in states.samples for code, said in _faults(states, gpu)]
     often = Counter(code for code, _, _ in found)
-    findings = [counted_gpus(len(states.samples), claim)]
+    findings = [counted_gpus(max(states.attached, len(states.samples)), claim)]
     findings += [
         Finding(Note(code, TITLES[code]), 0, often[code], reason=_gpus([g for c, g, _ in found if c == code])).judged()
         for code in TITLES
@@ -162,10 +162,18 @@ def _chips(states: States, claim: Claim | None) -> Iterator[Finding]:
         yield Finding(item, 0, len(other), reason=why).judged()
 
 
+COUNTERS = "Clocks Event Reasons Counters"
+
+
+def _microseconds(said: Said, path: str) -> float | None:
+    return None if (counted := figure(said, path)) is None else counted / 1e6
+
+
 FIGURES: tuple[tuple[str, str, Callable[[Said], float | None]], ...] = (
     ("utilisation", "utilisation, %", lambda said: figure(said, "Utilization/Gpu", "Utilization/GPU")),
     ("clock", "clock, MHz", lambda said: figure(said, "Clocks/SM", "Clocks/Graphics")),
     ("power", "power, W", lambda said: figure(said, *(f"{p}/{n}" for p in POWER for n in ("Power Draw", "Average Power Draw")))),
+    ("capped", "held back by its power cap so far, s", lambda said: _microseconds(said, f"{COUNTERS}/SW Power Capping")),
     ("temperature", "temperature, °C", lambda said: figure(said, "Temperature/GPU Current Temp")),
 )
 
@@ -177,6 +185,8 @@ def _told(gpu: int, said: Said) -> Iterator[Finding]:
 
 
 def _notes(states: States) -> Iterator[Note]:
+    if (told := len(states.samples)) < states.attached:
+        yield Note("partial", f"{told} of {states.attached} GPUs are in this text")
     if idle := [gpu for gpu in states.samples if not _busy(states.last(gpu))]:
         yield Note("idle", f"{_gpus(idle)}: not busy when asked, so that clocks and PCIe generations tell nothing")
     if off := [gpu for gpu in states.samples if states.last(gpu).get("Persistence Mode") == "Disabled"]:
@@ -191,4 +201,5 @@ def _facts(states: States) -> dict[str, str]:
     names = dict.fromkeys(states.name(gpu) for gpu in states.samples)
     mig = {states.last(gpu).get("MIG Mode/Current", "") for gpu in states.samples} - {"", "N/A"}
     said = {"devices": ", ".join(filter(None, names)), "gpus": str(len(states.samples)), "MIG": ", ".join(sorted(mig))}
+    said["performance states"] = ", ".join(sorted({states.last(gpu).get("Performance State", "") for gpu in states.samples} - {""}))
     return {name: value for name, value in said.items() if value}

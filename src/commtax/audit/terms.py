@@ -22,6 +22,10 @@ KEPT_UP = 0.9  # of the requests that were asked for: a server that answers as m
 CHANCE = 2.0  # deviations by which arrivals may take longer than their rate says
 LONGEST = 4.0  # times as long as the usual answer, of many whose lengths vary
 GROWS = 3.0  # times as late come first tokens at the end of a run as at its beginning
+PILED, UNEVEN = (
+    0.5,
+    0.25,
+)  # share of all requests that were there at once, and of a token's time by which it varies from one to another
 SMALL = 0.5  # share of the host's time in a step, above which the host is the likely one
 
 
@@ -45,12 +49,34 @@ def slower(figure: Figure | None, measured: float | None, claim: Claim) -> float
 
 def causes(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None = None) -> tuple[Cause, ...]:
     """What is slower than it should be, dearest first."""
+    if more := _more_at_once(result, predicted, claim):
+        return more
     found = [*_decode(result, predicted, claim, baseline), *_first_token(result, predicted, claim)]
     if not found and result.kind == "latency":
         found += _whole(result, predicted, claim, baseline)
     if not found and result.kind == "throughput":
         found += _at_once(result, predicted, claim, baseline)
     return tuple(sorted(found, key=lambda cause: -(cause.cost_s or 0.0)))
+
+
+def _more_at_once(result: Bench, predicted: Expected, claim: Claim) -> tuple[Cause, ...]:
+    """Slower tokens beside more answers than predicted: nothing is slow, the batch is another than was said."""
+    metric, statistic, step = _steps(result)
+    figure, rate = predicted.of("requests_per_s", ""), result.requests_per_s
+    if figure is None or not rate or not slower(predicted.of(metric, statistic), step, claim):
+        return ()
+    if rate <= max(figure.high, figure.value * (1 + claim.tolerance)):
+        return ()
+    said = "tokens take longer and more requests are answered than predicted: more ran at once than"
+    said += f" the {predicted.running:.0f} that were predicted, or prompts cost less"
+    change = "say what ran: weights or a cache of fewer bits, another chip, more GPUs; a step of another batch is not judged"
+    return (Cause("at once", said, change=change),)
+
+
+def _inside(result: Bench, predicted: Expected, claim: Claim, metric: str) -> bool:
+    """Whether the mean of a time is told, and no longer than it should be."""
+    figure, mean = predicted.of(metric, "mean"), result.stats.get(metric, {}).get("mean")
+    return figure is not None and mean is not None and not slower(figure, mean, claim)
 
 
 def _steps(result: Bench) -> tuple[str, str, float | None]:
@@ -70,7 +96,7 @@ def _decode(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | 
     metric, statistic, measured = _steps(result)
     figure = predicted.of(metric, statistic)
     more = slower(figure, measured, claim) if result.accepted <= 1 else 0.0
-    if not more or figure is None or measured is None:
+    if not more or figure is None or measured is None or _inside(result, predicted, claim, metric):
         return
     cost = more * max(1, predicted.load.answer - 1)
     gain = f"{measured / figure.value:.2f}x faster tokens ({format_seconds(figure.value)} each)"
@@ -165,7 +191,7 @@ def _first_token(result: Bench, predicted: Expected, claim: Claim) -> Iterator[C
     statistic = "median" if "median" in result.stats.get("ttft", {}) and (not apart or "median" in apart) else "mean"
     figure, measured = predicted.of("ttft", statistic), result.seconds("ttft", statistic)
     more = slower(figure, measured, claim)
-    if not more or figure is None or measured is None:
+    if not more or figure is None or measured is None or _inside(result, predicted, claim, "ttft"):
         return
     waited, terms = result.seconds("queue", statistic), predicted.terms
     metric, which, step = _steps(result)
@@ -215,14 +241,26 @@ def overload(result: Bench) -> tuple[Cause, ...]:
     asked, answered = result.request_rate, result.requests_per_s
     if not asked or not math.isfinite(asked) or not answered or answered >= KEPT_UP * asked:
         return ()
-    growth = _growth(result)
-    if not (growth > GROWS or _lasts(result, asked, answered)):
+    growth, piled = _growth(result), _piled(result)
+    if not (growth > GROWS or piled or _lasts(result, asked, answered)):
         return ()
     later = f", and first tokens came {growth:.1f} times as late at its end as at its beginning" if growth > GROWS else ""
     most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
-    said = f"overloaded: answered {answered:.3g} of {asked:.3g} requests/s{most}{later}"
+    said = f"overloaded: answered {answered:.3g} of {asked:.3g} requests/s{most}{later}{piled}"
     change = "more replicas or GPUs, fewer or shorter requests, or a limit on what is let in"
     return (Cause("overload", said, share=1 - answered / asked, change=change, gain=f"{asked / answered:.2f}x the requests"),)
+
+
+def _piled(result: Bench) -> str:
+    """That most requests of a run were there at once, and slowed each other: each that came found more before it. In words, or "".
+
+    A short run of long answers has many at once too, and then their tokens take the same time.
+    """
+    peak, count, tpot = result.facts.get("peak concurrency", ""), result.requests or 0, result.stats.get("tpot", {})
+    uneven = tpot.get("std", 0.0) > UNEVEN * tpot.get("mean", math.inf)
+    if result.concurrency or not count or not uneven or not peak or float(peak) < PILED * count:
+        return ""
+    return f", and {float(peak):,.0f} of its {count:,} requests were there at once"
 
 
 def _lasts(result: Bench, asked: float, answered: float) -> bool:

@@ -25,7 +25,7 @@ def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topolog
     causes: list[Cause] = []
     notes = []
     if links and links.num_gpus > 1:
-        findings += [*_off(links), *_lacking(matrices, links, claim), *_fewer(links)]
+        findings += [*_off(links), *_gaps(links), *_lacking(matrices, links, claim), *_fewer(links)]
         causes += [*_lonely(links), *_thin(links), *_far(links)]
         notes.append(Note("topology", _described(links)))
     if apart := _apart(matrices):
@@ -75,6 +75,33 @@ def _lonely(links: Topology) -> Iterator[Cause]:
         said += f" ({MEANS[way]})" if way in MEANS else ""
         look, shown = (LOOK_AMD, "HIP") if _word(links) == FABRIC else (LOOK, "CUDA")
         yield Cause("off", said, change=f"{look}; until then {shown}_VISIBLE_DEVICES={','.join(map(str, rest))}")
+
+
+def _gaps(links: Topology) -> Iterator[Finding]:
+    """Pairs without the fast links that others have, where no GPU is off them: groups of their own, or a mesh; so it was built."""
+    pairs = list(combinations(range(links.num_gpus), 2))
+    gaps = [(i, j) for i, j in pairs if not _fast(links.links[i][j])]
+    if _alone(links) or not 0 < len(gaps) < len(pairs):
+        return
+    way, groups = max((links.links[i][j] for i, j in gaps), key=distance), _groups(links)
+    told = ["+".join(map(str, group)) for group in (groups if len(groups) > 1 else gaps)]
+    shown = ", ".join(told[:NAMED]) + (" …" if len(told) > NAMED else "")
+    joined = f"{_word(links)} joins {shown}, each by itself" if len(groups) > 1 else f"{shown} of {plural(len(pairs), 'pair')}"
+    why = f"{joined}: {'groups' if len(groups) > 1 else 'they'} meet over {way}; tensor parallelism belongs inside what is joined"
+    yield Finding(Note("gaps", f"pairs without {_word(links)}"), None, len(gaps), reason=why)
+
+
+def _groups(links: Topology) -> list[list[int]]:
+    """GPUs that fast links join, over others too."""
+    left, groups = set(range(links.num_gpus)), []
+    while left:
+        group, edge = set[int](), {min(left)}
+        while edge:
+            group |= edge
+            edge = {j for i in edge for j in left - group if _fast(links.links[i][j])}
+        left -= group
+        groups.append(sorted(group))
+    return groups
 
 
 def _lacking(matrices: Matrices, links: Topology, claim: Claim | None) -> Iterator[Finding]:

@@ -48,11 +48,12 @@ class Processes:
         self.pool: ProcessPoolExecutor | None = None
 
     def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
-        if len(tasks) < 2:
+        from multiprocessing import current_process, get_context
+
+        if len(tasks) < 2 or current_process().daemon:  # which may have no children
             yield from Alone().each(work, tasks)
             return
         from concurrent.futures import ProcessPoolExecutor, as_completed  # half of what a small plan takes to import
-        from multiprocessing import get_context
 
         if self.pool is None:
             self.pool = ProcessPoolExecutor(self.count, get_context(_start_method()), initializer=_leave_interrupts)

@@ -54,6 +54,7 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
     average, version = 0.0, ""
     namesakes, alone = dict[str, set[tuple[str, str]]](), 0  # since the last row
     asked, last, ended, headed = 0, 0.0, True, 0.0
+    cells, torn = 0, False  # of the row above, and whether the last has fewer
     for line in lines_with(_SAID, text, LINE_CHARS):
         if "device" in line and (found := _DEVICE.search(line)) and len(devices) < MOST_DEVICES:
             devices[int(found[1])] = (found[2], found[4].strip())
@@ -63,10 +64,10 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
             alone = max(alone, len(namesakes[found[1]]))
         elif row := _ROW.match(line):
             namesakes.clear()
-            last = float(row[0].split()[0])
+            last, torn, cells = float(row[0].split()[0]), len(line.split()) < cells, len(line.split())
         elif "nThread" in line and (found := _HEADER.search(line)):
             asked += 0 if alone > 1 else _sizes(int(found[1]), int(found[2]), int(found[3]), found[4] == "factor")
-            headed, last, ended = float(found[2]), 0.0, False
+            headed, last, ended, cells, torn = float(found[2]), 0.0, False, 0, False
         elif "Avg bus" in line and (found := _AVERAGE.search(line)):
             average = float(found[1]) * 1e9
         elif not version and "-tests" in line and (found := _VERSION.search(line)):
@@ -74,19 +75,27 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
         ended = ended or _ENDED.search(line) is not None
     runs = nccl_tests.parse_all(text, name, lambda line: _WITHIN.sub(" ", line))
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
-    listed = min(max(devices, default=-1) + 1, MOST_DEVICES)
     return CollectiveTests(
         runs,
-        names,
+        _whole(names, text),
         hosts,
-        listed,
+        min(max(devices, default=-1) + 1, MOST_DEVICES),
         _shared(buses),
         average,
         version,
         alone if alone > 1 else 0,
         asked,
-        not ended and last < LAST * headed,
+        torn or (not ended and last < LAST * headed),
     )
+
+
+def _whole(names: tuple[str, ...], text: str) -> tuple[str, ...]:
+    """Without a name that the end of the text cuts off.
+
+    >>> _whole(("NVIDIA B200", "NVIDIA B2"), "device 1 [0x1b] NVIDIA B2")
+    ('NVIDIA B200',)
+    """
+    return tuple(n for n in names if not (text.rstrip().endswith(n) and any(other != n and other.startswith(n) for other in names)))
 
 
 def _shared(buses: dict[int, tuple[str, str]]) -> tuple[tuple[int, ...], ...]:

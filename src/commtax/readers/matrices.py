@@ -22,7 +22,7 @@ PEERS = {
 _ROW = re.compile(r"^[ \t]{0,40}GPU(\d{1,3})[ \t]{1,40}([^\n]{0,4000})$", re.M)
 _CELL = re.compile(r"X|OK|U|NS|CNS|GNS|TNS|DR|XGMI|PCIE|0")
 _LINKS = re.compile(r"(?:\x1b?\[[0-9;]{1,9}m)?(?:NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|X)\b")
-_LEGEND = re.compile(r"^\s{0,9}NV#\s{1,9}=", re.M)
+_LEGEND, _NVLINK = (re.compile(rf"^\s{{0,9}}{mark}\s{{1,9}}=", re.M) for mark in ("(?:X|SYS|PIX)", "NV#"))
 Cells = tuple[tuple[str, ...], ...]
 
 
@@ -32,7 +32,7 @@ class Matrices:
 
     links: Topology | None = None
     peers: Cells = ()
-    lists_nvlink: bool = False  # the legend names NV#: where the matrix has none, there is none
+    lists_nvlink: bool = False  # the legend names NV#, or is left out: where the matrix has none, there is none
 
     @property
     def num_gpus(self) -> int:
@@ -56,7 +56,7 @@ def parse(text: str) -> Matrices:
         if not peers and not fabric:
             raise
         links = Topology(fabric) if fabric else None
-    return Matrices(links, peers, bool(_LEGEND.search(text)))
+    return Matrices(links, peers, bool(_NVLINK.search(text)) or not _LEGEND.search(text))
 
 
 def _square_row(row: re.Match[str]) -> list[str]:

@@ -24,7 +24,7 @@ _VERSION = re.compile(r"\b([NR]CCL) version ?:? ?(\d[\w.+-]{0,40})")
 _COMM = re.compile(r"\bcomm (0x[0-9a-fA-F]{1,16}) rank (\d{1,7}) n[Rr]anks (\d{1,7})\b")
 _COMM_ID, _NODES = re.compile(r"commId (0x[0-9a-fA-F]{1,16})"), re.compile(r"nNodes (\d{1,7})")
 _CHANNEL = re.compile(
-    r"Channel (\d{1,4})(?:/(\d{1,4}))? : (\d{1,7})\[\w{1,16}\] -> (\d{1,7})\[\w{1,16}\](?: \[\w{4,7}\])? via (.{1,200})"
+    r"(?:Channel|Ring) (\d{1,4})(?:/(\d{1,4}))? : (\d{1,7})\[\w{1,16}\] -> (\d{1,7})\[\w{1,16}\](?: \[\w{4,7}\])? via (.{1,200})"
 )
 _RING = re.compile(r"Channel \d{1,4}/\d{1,4} : ([\d ]{1,60000}+)")
 _TREE = re.compile(r"\[(\d{1,4})\] -?\d{1,7}/-?\d{1,7}/-?\d{1,7}->(\d{1,7})->(-?\d{1,7})")
@@ -39,13 +39,16 @@ _CALL = re.compile(
 )
 _TIMEOUT = re.compile(
     r"\[Rank (\d{1,7})\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d{1,15}), OpType=(\w{1,60})"
-    r"(?:, NumelIn=(\d{1,15}), NumelOut=(\d{1,15}))?, Timeout\(ms\)=(\d{1,12})\) ran for (\d{1,12}) milliseconds"
+    r"(?:, NumelIn=(\d{1,15}), NumelOut=(\d{1,15}))?, Timeout\(ms\)=(\d{1,12})\)(?: ran for (\d{1,12}) milliseconds)?"
 )
 _PROGRESS = re.compile(
     r"\[PG (?:ID )?(\S{1,60})(?: PG GUID \S{1,80})?(?: \([^()]{1,80}\))? Rank (\d{1,7})\]"
     r".{0,120}?\bwork(?: sequence id)?: (\d{1,15})"
     r".{0,60}?last enqueued (?:NCCL )?work: (-?\d{1,15}), last completed (?:NCCL )?work: (-?\d{1,15})"
 )
+_RETURNED = re.compile(
+    r"(?:\S{0,80}/)?(?:init|group|enqueue|channel)\.cc:\d{1,6} -> [1-6]\b"
+)  # an error that goes up to the caller
 _HEARD = re.compile(r"\[rank(\d{1,7})\]:|\bRank (\d{1,7})\]")
 _COUNTED = [(name, re.compile(wording)) for name, wordings in _TABLE["counted"].items() for wording in wordings]
 _FAILED = [re.compile(wording) for wording in _TABLE["failed"]]
@@ -74,6 +77,7 @@ class Communicator:
     hosts: dict[int, str] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)  # that said so and went no further
     complete: set[int] = field(default_factory=set)
+    opened: set[int] = field(default_factory=set)  # whose first line ends before it says what began
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,8 @@ class NcclLog:
     heard: set[int] = field(default_factory=set)  # ranks that PyTorch's own lines name
     init_s: dict[int, float] = field(default_factory=dict)  # of the slowest rank, by the ranks of its communicator
     warnings: Counter[str] = field(default_factory=Counter)
+    warned: dict[str, str] = field(default_factory=dict)  # each process's last warning
+    returned: dict[str, str] = field(default_factory=dict)  # … and what it was when a call of the library came back with an error
     tuned: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # by algorithm: how often, the least and the most bytes
 
     @property
@@ -175,7 +181,11 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
     """One line of NCCL itself."""
     if warning and (len(log.warnings) < MOST_WARNINGS or message[:MOST_TEXT] in log.warnings):
         log.warnings[message[:MOST_TEXT].strip()] += 1
-    if message.startswith(("Channel ", "Trees ")):
+    if warning and len(log.warned) < MOST:
+        log.warned[process] = message[:MOST_TEXT].strip()
+    if " -> " in message and process in log.warned and _RETURNED.match(message):
+        log.returned[process] = log.warned[process]
+    if message.startswith(("Channel ", "Ring ", "Trees ")):
         _paths(log, message)
         return
     if "comm 0x" in message and (match := _COMM.search(message)):
@@ -266,6 +276,8 @@ def _communicator(log: NcclLog, host: str, process: str, match: re.Match[str], m
         _went_on(log, process)
         log.starting[process] = key, rank
         comm.begun.add(rank)
+    elif message.startswith("ncclCommInit") and "COMPLETE" not in message:
+        comm.opened.add(rank)
 
 
 def _went_on(log: NcclLog, process: str) -> None:
@@ -306,7 +318,7 @@ def _watched(log: NcclLog, line: str) -> None:
         log.heard.add(int(match[1] or match[2]))
     if "Watchdog caught" in line and len(log.timeouts) < MOST_TIMEOUTS and (match := _TIMEOUT.search(line)):
         elements, members = (int(match[4]), _members(match[3], int(match[4]), int(match[5]))) if match[4] else (None, 0)
-        limit_s, ran_s = int(match[6]) / 1e3, int(match[7]) / 1e3
+        limit_s, ran_s = int(match[6]) / 1e3, int(match[7] or match[6]) / 1e3
         log.timeouts.append(Timeout(int(match[1]), int(match[2]), match[3], elements, limit_s, ran_s, members))
     elif "last enqueued" in line and len(log.progress) < MOST and (match := _PROGRESS.search(line)):
         log.progress[match[1], int(match[2])] = Progress(int(match[3]), int(match[4]), int(match[5]))
@@ -316,7 +328,7 @@ def joined(logs: Iterable[NcclLog]) -> NcclLog:
     """The files of several ranks as one log."""
     whole = NcclLog()
     for log in logs:
-        for name in ("versions", "nics", "members", "parents", "calls", "progress", "rings"):
+        for name in ("versions", "nics", "members", "parents", "calls", "progress", "rings", "returned"):
             getattr(whole, name).update(getattr(log, name))
         for name in ("networks", "counted", "failures", "warnings"):
             getattr(whole, name).update(getattr(log, name))
@@ -327,6 +339,7 @@ def joined(logs: Iterable[NcclLog]) -> NcclLog:
             mine.nodes = max(mine.nodes, comm.nodes)
             mine.hosts |= comm.hosts
             mine.complete |= comm.complete
+            mine.opened |= comm.opened
             mine.begun = (mine.begun | comm.begun) - mine.complete
         for route, mask in log.routes.items():
             whole.routes[route] = whole.routes.get(route, 0) | mask

@@ -10,6 +10,7 @@ LINE_CHARS = 400
 MOST_GPUS, MOST_SAMPLES, MOST_LINES = 1024, 20_000, 1000
 INDENT = 4  # signs by which each level stands further in
 _GPU = re.compile(r"^GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s{0,9}$", re.M)
+_ATTACHED = re.compile(r"^Attached GPUs\s{1,80}: (\d{1,4})\s{0,9}$", re.M)
 _LINE = re.compile(r"^( {4,40})(\S.{0,120}?)(?:\s{0,80}: (.{0,200}))?\s{0,40}$")
 _NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,6})?")
 
@@ -19,6 +20,7 @@ class States:
     """By GPU, in the order of the output: what was printed, each line under the names of those above it (``Clocks/SM``)."""
 
     samples: Mapping[int, tuple[Mapping[str, str], ...]]
+    attached: int = 0  # GPUs that the head of the output counts; 0 where it is missing
 
     def last(self, gpu: int) -> Mapping[str, str]:
         return self.samples[gpu][-1]
@@ -53,7 +55,8 @@ def parse(text: str) -> States:
             above = [*above[: len(found[1]) // INDENT - 1], found[2]]
             if found[3] is not None and len(now) < MOST_LINES:
                 now["/".join(above)] = found[3].strip()
-    return States({at: tuple(mine) for at, mine in enumerate(samples.values()) if mine})
+    attached = _ATTACHED.search(text)
+    return States({at: tuple(mine) for at, mine in enumerate(samples.values()) if mine}, int(attached[1]) if attached else 0)
 
 
 def figure(said: Mapping[str, str], *paths: str) -> float | None:

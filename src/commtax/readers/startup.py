@@ -15,6 +15,8 @@ from commtax.units import GiB
 
 FAILURE, READY = "failure", "ready"  # settings: why it did not start or did not go on, and that it was ready to serve
 STALLED = "stalled_s"  # a figure: how long a process has waited for others when the log ends
+STAGE, ENDED = "stage", "ended"  # … the last step of a start that it names, and that its process was ended
+SAY_READY = ("vllm", "sglang")  # engines with a line that ends their start
 MOST_SIGNS = 65536  # of a line: a configuration has ten thousand, and what runs on beyond says nothing
 MOST_SETTINGS = 600
 MOST_VALUE = 200  # signs of a setting that are kept
@@ -134,6 +136,18 @@ class StartupLog:
     def is_ready(self) -> bool:
         """Whether it was ready to serve, whatever came later."""
         return bool(self.moments) or READY in self.settings
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether memory is shared out: all that a start tells of its plan is there."""
+        return any(x is not None for x in (self.kv_tokens, self.kv_blocks, self.available_kv_bytes, self.max_concurrency))
+
+    @property
+    def stops(self) -> bool:
+        """Whether it stops before the line that ends a start; where an engine has none, before memory was shared out."""
+        if self.is_ready or FAILURE in self.settings:
+            return False
+        return self.engine in SAY_READY or ENDED in self.settings or not self.is_settled
 
     @property
     def prefix_caching(self) -> str:

@@ -67,6 +67,7 @@ def headline(audited: Audit) -> str:
     asked, own = audited.claim.question, audited.claim.question.profile
     place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
     said = _blamed(audited.culprit) if audited.culprit else VERDICTS[audited.verdict]
+    said = f"partial, {said}" if _is_cut(audited) else said
     return f"{asked.model.key} on {place}, TP {audited.claim.tp}: {said} ({_counts(audited)})"
 
 
@@ -214,8 +215,11 @@ def binding(used: Usage, words: Mapping[str, str]) -> str:
 
 def _ended(audited: Audit) -> str:
     """How a run went that nobody made a claim about, and whether a file of it ends too early."""
-    cut = any(n.code == "partial" for s in audited.sections for n in s.notes)
-    return f"partial, {_went(audited, 'what it has shows nothing off')}" if cut else _went(audited)
+    return f"partial, {_went(audited, 'what it has shows nothing off')}" if _is_cut(audited) else _went(audited)
+
+
+def _is_cut(audited: Audit) -> bool:
+    return any(n.code == "partial" for s in audited.sections for n in s.notes)
 
 
 def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
@@ -231,7 +235,11 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
     if count := len(found):
         nobody = "nobody is to blame; " if any(s.kind in JOBS for s in audited.sections) else ""
         return f"{nobody}{plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
+    if any(n.code == "stopped" for s in audited.sections for n in s.notes):
+        return "the start is not finished in it"
     jobs = [s for s in audited.sections if s.kind in JOBS]
+    if not jobs and any(f.code == "gaps" for f in audited.findings):
+        return f"{sound}; not every pair of GPUs has the fast link that others have"
     if not jobs:
         return f"{sound}; whether it should be faster, --model tells"
     return "nobody is to blame" if any(map(on_host, jobs)) else "nobody is to blame, and nothing is off"

@@ -63,7 +63,8 @@ def first_tokens(o: Outcome) -> FirstTokens:
     seen = slice(o.question.offered.warmup, None)
     ttft = o.columns["ttft_s"][seen]
     rows = np.arange(len(o.columns["ttft_s"]))[seen]
-    slow, low, high = (float(np.quantile(ttft, share)) for share in (SLOW, *MIDDLE))
+    slow = np.quantile(ttft, SLOW)
+    low, high = np.quantile(ttft, MIDDLE[0], method="lower"), np.quantile(ttft, MIDDLE[1], method="higher")  # of two: both
     tail, middle = rows[ttft >= slow], rows[(ttft >= low) & (ttft <= high)]
     logs = {engine.number: _in_order(o.log, engine.number) for engine in o.ran.engines}
     groups = [_parts(o, group, logs) for group in (tail, middle)]

@@ -1,0 +1,353 @@
+"""Who is blamed and who is not: starts without an end, means beside their tails, load that piles up, caches counted otherwise."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as some
+
+from commtax.audit import audit
+from commtax.audit.benches import audit_bench
+from commtax.audit.expected import Load, expected, load_of
+from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Claim
+from commtax.audit.lacking import missing
+from commtax.audit.logs import audit_log
+from commtax.audit.topologies import audit_topology
+from commtax.readers import collective_tests, matrices, sglang_log, smi_query, trtllm_log, vllm_log
+from commtax.readers.benches.record import Bench
+from commtax.report.audit_words import headline
+from commtax.verbs.asking import unsettled
+from commtax.verbs.fitting import holds
+
+GIB = 2**30
+
+
+@cache
+def claimed(model="llama-3.1-8b", place="1xh100-sxm", **options):
+    return Claim(unsettled(model, place, options))
+
+
+@pytest.fixture
+def told(tmp_path):
+    """The audit of a text that somebody hands over."""
+
+    def audited(text):
+        path = tmp_path / "file.txt"
+        path.write_text(text)
+        return audit([path])
+
+    return audited
+
+
+def codes(audited):
+    return [cause.code for section in audited.sections for cause in section.causes]
+
+
+# results
+
+
+@cache
+def near(load=Load(512, 128, clients=16, count=160, spread=0.0)):  # noqa: B008
+    """A run as it was predicted: its prediction, and its statistics."""
+    found = expected(load, claimed())
+    stats = {m: {s: found.of(m, s).value for s in ("mean", "median", "p99")} for m in ("tpot", "ttft")}
+    return found, stats
+
+
+def ran(stats, rate=1.0):
+    load = {"requests": 160, "concurrency": 16, "lengths": (512, 128), "spread": 0.0, "model": "model"}
+    result = Bench("vllm", "serve", stats=stats, requests_per_s=near()[0].of("requests_per_s", "").value * rate, **load)
+    return Audit(claimed(), (audit_bench([result], claimed(), "x"),))
+
+
+@settings(max_examples=10, deadline=None)
+@given(some.sampled_from(["median", "p99"]), some.floats(3.0, 9.0))
+def test_a_tail_beside_a_mean_that_agrees_is_shown_and_blames_nobody(statistic, times):
+    stats = near()[1]
+    found = ran(stats | {"tpot": stats["tpot"] | {statistic: times * stats["tpot"][statistic]}})
+    assert (found.verdict, codes(found)) == (AGREE, [])
+    (tail,) = [f for f in found.findings if f.code == f"tpot_{statistic}"]
+    assert (tail.verdict, tail.reason.endswith("the mean agrees, and decides")) == (UNKNOWN, True)
+
+
+def test_a_mean_and_a_median_that_are_off_disagree():
+    stats = near()[1]
+    found = ran(stats | {"tpot": {name: 3 * s for name, s in stats["tpot"].items()}})
+    assert found.verdict == DISAGREE
+    assert "decode" in codes(found)
+    lone = ran({"tpot": {"median": 3 * stats["tpot"]["median"]}})
+    assert lone.verdict == DISAGREE
+
+
+def test_slower_tokens_beside_more_answers_are_no_slow_clocks():
+    stats = near()[1]
+    found = ran({"tpot": {name: 3 * s for name, s in stats["tpot"].items()}}, rate=3.0)
+    assert (found.verdict, codes(found)) == (DISAGREE, ["at once"])
+    assert "clocks" not in found.sections[0].causes[0].change
+
+
+def paced(peak, std, rate=1.0, answered=0.5, requests=200):
+    """Answers of 500 tokens that take four minutes each."""
+    stats = {"ttft": {"mean": 4.0, "median": 4.0}, "tpot": {"mean": 0.5, "median": 0.5, "std": std}}
+    stats |= {"e2el": {"mean": 253.5, "median": 253.5}}
+    facts = {"peak concurrency": str(peak)}
+    load = {"request_rate": rate, "requests_per_s": answered, "requests": requests, "lengths": (4000, 500)}
+    return Bench("vllm", "serve", stats=stats, facts=facts, **load)
+
+
+@pytest.mark.parametrize(
+    ("result", "overloaded"),
+    [
+        (paced(180, 0.2), True),
+        (paced(180, 0.05), False),  # a short test of long answers, none of which slowed another
+        (paced(50, 0.2), False),
+        (paced(180, 0.2, answered=0.95), False),
+    ],
+)
+def test_requests_that_pile_up_and_slow_each_other_are_overload(result, overloaded):
+    found = audit_bench([result], None, "x").causes
+    assert [c.code for c in found] == ["overload"] * overloaded
+    assert all("180 of its 200 requests were there at once" in c.said for c in found)
+
+
+@settings(max_examples=15)
+@example([(0.1, 100), (1.9, 200)])
+@given(some.lists(some.tuples(some.floats(0.01, 2.0), some.integers(2, 1000)), min_size=2, max_size=30))
+def test_uneven_tokens_of_uneven_answers_keep_the_books(requests):
+    """E2E = TTFT + (n - 1) TPOT holds for every request: its means may miss by what both vary, whatever the requests."""
+    count = len(requests)
+    mean = sum(t for t, _ in requests) / count
+    length = sum(n for _, n in requests) / count
+    std, spread = (
+        (sum((x - m) ** 2 for x in xs) / count) ** 0.5
+        for xs, m in (([t for t, _ in requests], mean), ([n for _, n in requests], length))
+    )
+    whole = 1.0 + sum(t * (n - 1) for t, n in requests) / count
+    stats = {"ttft": {"mean": 1.0}, "tpot": {"mean": mean, "std": std}, "e2el": {"mean": whole}}
+    result = Bench("vllm", "serve", stats=stats, lengths=(100, length), spread=3**0.5 * spread / length)
+    assert not [f for f in audit_bench([result], None, "x").findings if f.verdict == DISAGREE]
+
+
+def test_a_time_of_a_token_by_another_definition_is_still_found():
+    stats = {"ttft": {"mean": 1.0}, "tpot": {"mean": 0.02, "std": 0.001}, "e2el": {"mean": 9.0}}
+    found = audit_bench([Bench("vllm", "serve", stats=stats, lengths=(100, 200))], None, "x")
+    assert [f.item for f in found.findings if f.verdict == DISAGREE] == ["E2E = TTFT + (n - 1) TPOT"]
+
+
+# starts
+
+VLLM = "(EngineCore pid=9) INFO 08-01 17:48:41 [x.py:1] "
+BEGAN = f"{VLLM}Initializing a V1 LLM engine (v0.20.0) with config: model='some/model', tensor_parallel_size=1\n"
+LOADED = f"{BEGAN}{VLLM}Model loading took 9.5 GiB memory and 7.4 seconds\n{VLLM}torch.compile took 30.6 s in total\n"
+SETTLED = f"{LOADED}{VLLM}Available KV cache memory: 20.0 GiB\n{VLLM}GPU KV cache size: 160,000 tokens\n"
+CAPTURE = (
+    "[2026-08-01 21:51:16] KV Cache is allocated. #tokens: 32997, K size: 0.76 GB, V size: 0.76 GB\n[2026-08-01 21:51:16] Capture "
+)
+LEAKED = "resource_tracker: There appear to be 1 leaked semaphore objects to clean up at shutdown\n"
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "where"),
+    [
+        (vllm_log, LOADED, "torch.compile took 30.6 s"),
+        (
+            trtllm_log,
+            "[TensorRT-LLM][INFO] MPI size: 2, rank: 0\n[TensorRT-LLM][INFO] Rank 1 is using GPU 1\n",
+            "Rank 1 is using GPU 1",
+        ),
+        (sglang_log, f"{CAPTURE}cuda graph begin. avail mem=9 GB\n", "Capture cuda graph begin"),
+        (sglang_log, f"{CAPTURE}cuda graph begin. avail mem=9 GB\n{LEAKED}", "Capture cuda graph begin"),
+    ],
+)
+def test_a_start_without_an_end_is_partial_and_says_where_it_stops(read, text, where):
+    found = Audit(None, (audit_log(read.parse(text), None),))
+    (note,) = [n for n in found.sections[0].notes if n.code == "partial"]
+    assert f"after '{where}'" in note
+    assert ("its process was ended" in note) == ("leaked" in text)
+    assert headline(found).endswith("partial, the start is not finished in it")
+    assert not found.count(DISAGREE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{SETTLED}{VLLM}Application startup complete.\n",
+        f"{LOADED}{VLLM}init engine (profile, create kv cache, warmup model) took 33.00 seconds\n",
+        f"{BEGAN}{VLLM}Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s, Running: 0 reqs, ...\n",
+    ],
+)
+def test_a_start_with_an_end_is_whole(text):
+    assert not {n.code for n in audit_log(vllm_log.parse(text), None).notes} & {"partial", "stopped", "unready"}
+
+
+def test_an_excerpt_that_leaves_out_the_last_line_is_partial_and_says_so():
+    found = {n.code: n for n in audit_log(vllm_log.parse(SETTLED), None).notes}
+    assert "no line says that the server was ready" in found["partial"]
+
+
+# memory
+
+
+def start(claim, kv_gib, tokens, weights=None, length=0):
+    held = holds(claim.question)
+    loaded = (weights or held.weights_bytes) / GIB
+    text = f"{VLLM}Model loading took {loaded:.4f} GiB memory and 7 seconds\n"
+    text += f"{VLLM}Available KV cache memory: {kv_gib:.2f} GiB\n{VLLM}GPU KV cache size: {tokens:,} tokens\n"
+    text += f"{VLLM}Maximum concurrency for {length:,} tokens per request: {tokens / length:.2f}x\n" if length else ""
+    return Audit(claim, (audit_log(vllm_log.parse(text), claim),))
+
+
+def found(audited, code):
+    return next(f for f in audited.findings if f.code == code)
+
+
+def test_a_few_tokens_more_are_no_other_heads_and_half_of_them_are():
+    claim = claimed(place="2xh100-sxm", tp=2, gpu_memory_utilization=0.9)
+    left = holds(claim.question).kv_bytes
+    tokens = int(left / holds(claim.question).kv_bytes_per_token)
+    assert found(start(claim, left / GIB, int(tokens * 1.003)), "KV tokens in that memory").verdict == AGREE
+    assert found(start(claim, left / GIB, tokens // 2), "KV tokens in that memory").verdict == DISAGREE
+
+
+def test_full_attention_where_windows_were_said_is_no_verdict_and_says_so():
+    claim = claimed("mistral-7b", gpu_memory_utilization=0.9)
+    left = holds(claim.question).kv_bytes
+    full = int(left / (2 * 2 * 8 * 128 * 32))
+    whole = start(claim, left / GIB, full, length=32768)
+    assert (whole.verdict, "as without windows" in missing(whole)) == (UNKNOWN, True)
+    assert "calibrate" not in missing(whole)
+    assert found(start(claim, left / GIB, full // 3, length=32768), "KV tokens in that memory").verdict == DISAGREE
+
+
+def test_other_weights_are_blamed_once():
+    claim = claimed(gpu_memory_utilization=0.9)
+    held = holds(claim.question)
+    lighter = start(claim, (held.kv_bytes + held.weights_bytes / 2) / GIB, 9, weights=held.weights_bytes / 2)
+    assert found(lighter, "weights").verdict == DISAGREE
+    assert found(lighter, "KV memory left, of all memory").verdict == AGREE
+
+
+def test_the_cache_that_sglang_prints_has_no_states():
+    claim = claimed("qwen3.5-27b", "1xh200-sxm", engine="sglang")
+    each = holds(claim.question).kv_bytes_per_token
+    size = 100_000 * each / 2 / GIB
+    text = (
+        f"[22:18:26] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 100000, K size: {size:.2f} GB, V size: {size:.2f} GB\n"
+    )
+    audited = Audit(claim, (audit_log(sglang_log.parse(text), claim),))
+    assert found(audited, "KV tokens in that memory").verdict == AGREE
+
+
+# NCCL and its watchdog
+
+GAVE_UP = "[rank{r}]:[E] [Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=8, "
+GAVE_UP += "NumelOut=8, Timeout(ms)=600000) ran for 600060 milliseconds before timing out.\n"
+STOOD = "[rank{r}]:[E] [PG 1 Rank {r}] Exception (either an error or timeout) detected by watchdog at work: 15, "
+STOOD += "last enqueued NCCL work: 17, last completed NCCL work: 14.\n"
+
+
+def test_ranks_of_cut_lines_and_of_second_lines_waited_too_and_the_absent_one_is_named(told):
+    lines = [GAVE_UP.format(r=0), STOOD.format(r=0), GAVE_UP.format(r=4), STOOD.format(r=3), GAVE_UP.format(r=2)[:-40]]
+    audited = told("".join(lines))
+    assert (audited.verdict, audited.culprit.rank) == (FAULT, 1)
+    assert any("on ranks 0, 2, 3, 4 and was given up" in c.said for c in audited.sections[0].causes)
+
+
+WARNED = "n1:7:9 [3] misc/ibvwrap.cc:284 NCCL WARN Call to ibv_modify_qp failed with error Invalid argument\n"
+
+
+def test_a_warning_that_a_call_came_back_with_is_a_failure_and_one_alone_is_not(told):
+    unwound = "n1:7:9 [3] NCCL INFO transport/net_ib.cc:368 -> 2\nn1:7:9 [3] NCCL INFO init.cc:424 -> 2\n"
+    failed = told(WARNED + unwound)
+    assert (failed.verdict, codes(failed)) == (DISAGREE, ["failed"])
+    assert "ibv_modify_qp" in failed.sections[0].causes[0].said
+    other = unwound.replace("[3]", "[2]")  # another process's
+    assert not told(WARNED + other).count(DISAGREE)
+    assert not told(WARNED).count(DISAGREE)
+
+
+def test_a_log_that_ends_in_the_line_of_a_start_is_partial(told):
+    begun = "n1:7:9 [0] NCCL INFO ncclCommInitRank comm 0x55d9 rank 1 nranks 2 cudaDev 0 nvmlDev 0 busId 61000"
+    assert "partial" in headline(told(begun))
+    whole = f"{begun} commId 0x79 - Init START\n{begun} commId 0x79 - Init COMPLETE\n"
+    assert "partial" not in headline(told(whole))
+
+
+# tests of collectives, and maps of GPUs
+
+ROW = "   {n}   {m}   float   sum   -1   53.24   78.78  137.87   0   52.85   79.36  138.88   0\n"
+
+
+@settings(max_examples=15)
+@given(some.integers(1, 10))
+def test_a_row_that_is_cut_is_partial(kept):
+    rows = [ROW.format(n=4 << i, m=1 << i) for i in (20, 21, 22)]
+    cells = rows[-1].split()
+    assert collective_tests.parse("".join(rows[:2]) + " ".join(cells[: kept + 2]) + " ").cut
+    assert not collective_tests.parse("".join(rows)).cut
+
+
+def test_a_device_whose_name_the_end_cuts_is_no_second_kind():
+    line = "#  Rank  {r} Group  0 Pid 7 on host device  {r} [0000:1{r}:00] NVIDIA B200\n"
+    listed = line.format(r=0) + line.format(r=1)
+    assert collective_tests.parse("# nThread 1 nGpus 1\n" + listed[:-3]).devices == ("NVIDIA B200",)
+
+
+def matrix(*rows):
+    head = "\t".join(["", *(f"GPU{i}" for i in range(len(rows)))])
+    return "\n".join([head, *(f"GPU{i}\t" + "\t".join(row.split()) for i, row in enumerate(rows))]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (matrix("X NV1 NV2 SYS", "NV1 X SYS NV2", "NV2 SYS X NV2", "SYS NV2 NV2 X"), "0+3, 1+2 of 6 pairs"),
+        (matrix("X NV4 SYS SYS", "NV4 X SYS SYS", "SYS SYS X NV4", "SYS SYS NV4 X"), "NVLink joins 0+1, 2+3, each by itself"),
+        (matrix("X NV12 NV12", "NV12 X NV12", "NV12 NV12 X"), ""),
+        (matrix("X PHB PHB", "PHB X PHB", "PHB PHB X"), ""),
+    ],
+)
+def test_pairs_without_the_links_of_others_are_told(text, said):
+    section = audit_topology(matrices.parse(text), None)
+    assert [f.reason.partition(":")[0] for f in section.findings if f.reason] == [said] * bool(said)
+    assert not section.causes
+
+
+def test_no_nvlink_where_it_was_said_is_off_unless_the_legend_says_that_it_is_not_listed():
+    claim, text = claimed(place="2xh100-nvl"), matrix("X SYS", "SYS X")
+    legend = "\nLegend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe\n"
+    for printed, verdict in ((text, DISAGREE), (text + legend, UNKNOWN), (f"{text}{legend}  NV#  = Connection\n", DISAGREE)):
+        section = audit_topology(matrices.parse(printed), claim)
+        assert [f.verdict for f in section.findings if f.code == "off"] == [verdict]
+
+
+def test_gpus_that_a_cut_output_does_not_reach_are_counted(told):
+    text = "Attached GPUs                             : 4\nGPU 00000000:42:00.0\n    Performance State                     : P8\n"
+    assert smi_query.parse(text).attached == 4
+    audited = told(text)
+    assert "partial" in headline(audited)
+    assert found(audited, "GPUs").measured == 4
+
+
+def test_a_host_that_does_nothing_loses_nothing(told):
+    head = (
+        "#Time         gpu    pwr  gtemp     sm    mem   mclk   pclk \n#HH:MM:SS     Idx      W      C      %      %    MHz   MHz\n"
+    )
+    line = " 18:39:0{t}       0     84     32     {sm}      0   3201    345 \n"
+    assert codes(told(head + "".join(line.format(t=t, sm=0) for t in range(9)))) == []
+    assert codes(told(head + "".join(line.format(t=t, sm=20) for t in range(9)))) == ["starved"]
+
+
+def test_a_rate_that_only_fills_the_clients_is_a_closed_loop():
+    stats = {"tpot": {"mean": 0.04}, "ttft": {"mean": 2.0}, "e2el": {"mean": 40.0}}
+    result = Bench("sglang", "serve", requests=256, concurrency=64, request_rate=64.0, lengths=(1000, 950), stats=stats)
+    assert load_of(result, claimed()).rate is None
+    assert load_of(replace(result, request_rate=2.0), claimed()).rate == 2.0
+    assert load_of(replace(result, concurrency=None), claimed()).rate == 64.0
+
+
+def test_a_cut_table_is_partial_with_a_claim_too(tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_text("============ Serving Benchmark Result ============\nSuccessful requests:   128\nMean TTFT (ms):   20.0\n")
+    assert ": partial, " in headline(audit([path], claimed()))
