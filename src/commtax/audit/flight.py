@@ -58,8 +58,8 @@ def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysi
     findings += [Finding("collectives listed", None, analysis.listed)] if analysis.listed else []
     if size := max((fault.size for fault in analysis.faults), default=0):
         findings.append(Finding("ranks", None, size))
-    blamed = next((who[0] for f in analysis.faults if (who := f.missing or f.culprits)), None)
-    culprit = Culprit("late rank", blamed, None, causes[0].said) if blamed is not None else None
+    first = next((who for f in analysis.faults if (who := f.missing or f.culprits)), ())
+    culprit = Culprit("late rank", first[0], None, causes[0].said) if len(first) == 1 else None  # of several, which began it?
     notes = (Note("claim", "what an analyser says is judged by itself: nothing of the claim is in it"),) if claim else ()
     return Section("flight", (name,), tuple(findings), notes, causes=causes, culprit=culprit)
 

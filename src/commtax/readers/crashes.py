@@ -7,7 +7,7 @@ Of exceptions that were raised while others were handled the first counts, unles
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from commtax.files import table
 
@@ -41,7 +41,7 @@ _SIGNALS = [(what, re.compile(wording)) for what, wordings in _TABLE["signals"].
 _ENDINGS = [re.compile(wording) for wording in _TABLE["endings"]]
 _SPEAKS = re.compile(
     r'File "|Error|Exception|F[Aa][Tt][Aa][Ll]|what\(\)|memory|fail|[Ss]ignal|exit|fault|ERROR|exception|died|dead'
-    r"|A[Bb][Oo][Rr][Tt]|terminate|sigquit|Kill|panicked|ASSERT|dumped|oom|OOM|\(\): |corrupt|error"
+    r"|A[Bb][Oo][Rr][Tt]|terminate|Watchdog timeout|sigquit|Kill|panicked|ASSERT|dumped|oom|OOM|\(\): |corrupt|error"
 )
 
 
@@ -239,13 +239,17 @@ def find(lines: Iterable[str]) -> Crash | None:
     for line in lines:
         reader.take(line)
     own = [r for r in reader.raised if not r.recovered and not _is(r, "harmless")]
-    if not reader.raised and (cut := _cut_off(reader)):
+    if all(r.recovered for r in reader.raised) and (cut := _cut_off(reader)):
         return cut
     if not reader.fatal and (reader.after > NEAR or all(r.bare for r in own)):
         return None
     if all(_is(r, "echoes") for r in own) and reader.first.get("exitcode"):
         return Crash(f"rank {reader.first['rank']} ended first, with exit code {reader.first['exitcode']}; {UNTOLD}")
-    return _chained(own, _root(reader, own), reader.fatal) if own else None
+    if not own:
+        return None
+    root = _root(reader, own)
+    found = _chained(own, root, reader.fatal)
+    return _echoed(found, reader.endings) if _is(root, "echoes") else found
 
 
 def _cut_off(reader: _Reader) -> Crash | None:
@@ -284,6 +288,12 @@ def _chained(own: Sequence[_Raised], root: _Raised, ended: bool) -> Crash:
         end = after
     then = "" if end is root or _is(end, "echoes") or end.text in root.text else end.text
     return Crash(root.text, root.who, root.where, then[: MOST_TEXT // 2], ended)
+
+
+def _echoed(crash: Crash, endings: Iterable[str]) -> Crash:
+    """An echo alone: how the process ended whose error it repeats, and that its own words are missing."""
+    more = "; ".join(text for text in endings if text not in crash.error)
+    return replace(crash, error=f"{crash.error}{f'; {more}' if more else ''}; {UNTOLD}", then="")
 
 
 def _looked_up(raised: _Raised) -> bool:
