@@ -69,6 +69,16 @@ def test_one_that_waits_waits():
     assert cause.share is None
 
 
+def test_requests_that_lose_their_cache():
+    warned = "WARNING 07-12 scheduler.py:1057] Sequence group a is preempted by x mode. total_num_cumulative_preemption={}"
+    log = vllm_log.parse("\n".join(warned.format(n) for n in (1, 51, 101)))
+    assert [c.said.split(" times")[0] for c in audit_log(log, None).causes] == ["overloaded: 101"]
+    retracted = (
+        "[2025-03-01 10:00:00 TP0] KV cache pool is full. Retract requests. #retracted_reqs: 3, #new_token_ratio: 0.5 -> 0.7"
+    )
+    assert sglang_log.parse(f"{retracted}\n{retracted}").figures["preempted"] == 6
+
+
 # starts
 
 KV = "(EngineCore pid=107) INFO 07-09 02:58:11 [kv_cache_utils.py:2146] GPU KV cache size: 569,878 tokens\n"

@@ -56,6 +56,9 @@ def held_up(log: StartupLog) -> Iterator[Cause]:
     full = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= FULL_CACHE]
     if len(queued) >= FEW_MOMENTS and 2 * len(queued) > len(moments) and not behind_cache(full, moments):
         yield from _queue(queued)
+    if (lost := log.figures.get("preempted", 0.0)) >= CHANCE:
+        said = f"overloaded: {lost:,.0f} times a request lost its place in the KV cache, and was computed again"
+        yield Cause("preempted", said, change="more KV memory (more GPUs, fp8 cache, a larger share), or fewer requests at once")
     yield from _narrow(log)
 
 

@@ -30,6 +30,7 @@ TAKEN = {
     "graph_bytes": ("memory of CUDA graphs, a rank", "bytes"),
     "unused_bytes": ("memory left free, a rank", "bytes"),
     "loading_s": ("loading the weights", "s"),
+    "preempted": ("requests that lost their KV cache", ""),
     "compile_s": ("compiling", "s"),
     "init_s": ("profiling, cache and warm-up", "s"),
 }

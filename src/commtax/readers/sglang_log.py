@@ -85,6 +85,8 @@ def _summed(heard: Heard, pools: dict[str, dict[int, float]]) -> None:
     workers = dict.fromkeys(worker for noted in heard.figures.values() for worker, _ in noted)
     heard.ranks = {at: Rank(at, **axes) for at, worker in enumerate(workers) if (axes := axes_of(worker))}
     heard.slowest("loading_s")
+    if retracted := heard.figures.get("preempted"):  # each line counts those of its own step
+        heard.figures["preempted"] = [("", sum(count for _, count in retracted))]
     if heard.settings.get("enable_dp_attention") == "True":  # replicas share the ranks that tp counts
         heard.facts["tp"] = max(1, heard.facts.get("tp", 1) // max(1, heard.facts.get("dp", 1)))
 

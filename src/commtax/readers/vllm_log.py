@@ -80,7 +80,7 @@ def _completed(heard: Heard, workers: set[tuple[str, int]]) -> None:
         heard.figures.setdefault("weights_bytes", used)
     if loaded := heard.figures.get("weights_s"):  # of several, the model's: a drafter is loaded after it
         heard.figures.setdefault("loading_s", list(dict(reversed(loaded)).items()))
-    for name in ("loading_s", "compile_s", "init_s", STALLED):
+    for name in ("loading_s", "compile_s", "init_s", "preempted", STALLED):
         heard.slowest(name)
     if not heard.ranks and workers:
         heard.ranks = {0: Rank(0, **{axis: max(at for name, at in workers if name == axis) for axis, _ in workers})}
