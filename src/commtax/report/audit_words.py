@@ -13,7 +13,7 @@ from commtax.readers.trace import Usage
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_CAUSES = 5
-DECIDE = ("hang", "overload", "cache full", "preempted")  # causes that are the verdict on a run by themselves
+DECIDE = ("hang", "overload", "cache full", "preempted", "queue")  # causes that are the verdict on a run by themselves
 MOST_FILES = 3  # of a section, by name
 VERDICTS = {
     AGREE: "the run agrees",
