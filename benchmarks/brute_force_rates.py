@@ -2,7 +2,7 @@
 
 python benchmarks/brute_force_rates.py [draws] [seed]
 
-They agree where they choose the same, or where the planner's GPUs, dollars or tokens/s a GPU that it sustains are within 3 % of
+They agree where they choose the same, or where the planner's GPUs, dollars or tokens/s per GPU that it sustains are within 3 % of
 the plain search's. Exit code 1: they do not somewhere.
 """
 

@@ -281,7 +281,7 @@ Desired GPU memory utilization is (0.9, 39.98 GiB). Actual usage is 27.25 GiB fo
 def test_the_account_of_memory_has_weights_graphs_and_the_ranks_names(told):
     findings, _, _ = told(USAGE)
     assert findings["weights"].measured == pytest.approx(27.25 * GIB)
-    assert findings["memory of CUDA graphs, a rank"].measured == pytest.approx(3.5 * GIB)
+    assert findings["memory of CUDA graphs, per rank"].measured == pytest.approx(3.5 * GIB)
     assert findings["tensor-parallel size"].measured == 4
 
 

@@ -79,9 +79,9 @@ def test_published_steps_are_counted(excerpt):
     if "median_s" in wanted:
         assert told["step"].measured == pytest.approx(wanted["median_s"], rel=1e-4)
     if "tflops" in wanted:
-        assert told["TFLOP/s a GPU"].measured == pytest.approx(wanted["tflops"])
+        assert told["TFLOP/s per GPU"].measured == pytest.approx(wanted["tflops"])
     if "tokens_per_s" in wanted:
-        assert told["tokens/s a GPU"].measured == pytest.approx(wanted["tokens_per_s"])
+        assert told["tokens/s per GPU"].measured == pytest.approx(wanted["tokens_per_s"])
     if "mfu" in wanted:
         assert told["logged MFU"].measured == pytest.approx(wanted["mfu"])
     for unit, size in (("memory_gib", GIB), ("memory_mib", MIB)):

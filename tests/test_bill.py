@@ -274,7 +274,7 @@ def test_drafted_tokens_are_counted_as_far_as_is_known():
     assert f"{least} to {most} output tokens/s, as none or all 3 drafts are accepted" in told
     assert "how many drafts are accepted is not modelled" in told
     pays = drafted["step_s"] / plain["step_s"] - 1
-    assert f"drafts pay from a mean of {pays:.2f} accepted a step" in told
+    assert f"drafts pay from a mean of {pays:.2f} accepted per step" in told
 
 
 @pytest.mark.parametrize(
@@ -297,3 +297,24 @@ def test_launches_belong_to_the_host(model, cluster, words):
     note = next(x.why for x in eager.lines if x.kind == "host")
     assert "launches without graphs take" in note
     assert (hosts[1] > hosts[0]) == ("start" in note)
+
+
+def test_what_ifs_of_serving_say_where_they_do_not_fit():
+    """Half the ranks of 70B have no room for 200 requests, and nothing that lacks memory is advised."""
+    priced = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=4, batch=200)
+    told = {c.code: c for c in counterfactuals(priced)}
+    assert told["wider"].fits
+    assert not told["narrower"].fits
+    assert "does not fit in memory" in told["narrower"].note
+    large = commtax.bill("llama-3.1-405b", "8xh100-sxm", tp=4, batch=64)
+    assert not any(c.fits for c in counterfactuals(large) if c.code in ("narrower", "wider"))
+    assert "would be" not in verdict(large, counterfactuals(large))
+
+
+def test_launches_that_take_no_time_are_not_told():
+    notes = {
+        str(note)
+        for engine in ("textbook", "vllm")
+        for note in commtax.bill("llama-3.1-8b", "8xh100-sxm", engine=engine, eager=True).notes
+    }
+    assert not any("launches without graphs take 0 s" in note for note in notes)

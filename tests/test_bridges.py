@@ -98,7 +98,7 @@ def test_neighbours_are_paired_and_nobody_else(sizes, order):
     st.sampled_from(("1x3", "1x8", "2x3", "2x5", "3x4")),
 )
 def test_no_pair_lies_across_an_edge(tp, pp, dp, hosts):
-    """Ranks fill hosts in order: a group that is priced on bridges has two ranks a host, the first of them even there."""
+    """Ranks fill hosts in order: a group that is priced on bridges has two ranks per host, the first of them even there."""
     cluster, sizes = catalog.cluster(f"{hosts}xh100-nvl"), {"tp": tp, "cp": 1, "pp": pp, "dp": dp}
     asked = Plan(tp=tp, pp=pp, dp=dp)
     if asked.num_gpus > cluster.num_gpus:

@@ -91,7 +91,7 @@ def test_bill_json():
 def test_bill_text_tells_its_defaults_and_its_sentence():
     text = run_here("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8").stdout
     for words in (
-        "decode: batch 1 a replica, 1,024 cached tokens each",
+        "decode: batch 1 per replica, 1,024 cached tokens each",
         "vllm@",
         "to scale",
         "what if",

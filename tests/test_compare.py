@@ -94,3 +94,9 @@ def test_prefill_is_compared_by_prompts():
     assert f"{rows[1]['prompt_tokens_per_s']:,.0f}" in told
     over = json.loads(run_here("compare", *words, "--over", "tp=4,8", "--json").stdout)["rows"]
     assert [row["prompt_tokens_per_s"] for row in over] == pytest.approx([row["prompt_tokens_per_s"] for row in rows])
+
+
+@pytest.mark.parametrize("over", [("--plans", "tp1,tp2"), ("--over", "tp=1,2")])
+def test_drafts_that_are_not_counted_are_told(over):
+    told = [run_here("compare", "llama-3.1-8b", "-c", "8xh100-sxm", *over, *more).stdout for more in ((), ("--speculative", "3"))]
+    assert ["tokens/s count no accepted draft" in text for text in told] == [False, True]

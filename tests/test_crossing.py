@@ -65,7 +65,7 @@ def test_what_leaves_a_domain():
 
 def test_a_gather_goes_round_and_a_reduction_goes_up_a_tree():
     assert crossing("all-gather", 1.0, 16).hops == 15
-    assert crossing("all-gather", 1.0, 16, inside=1).hops == 4  # one rank a host: PAT
+    assert crossing("all-gather", 1.0, 16, inside=1).hops == 4  # one rank per host: PAT
     assert crossing("all-reduce", 1.0, 16).hops == 4
     assert crossing("all-to-all", 1.0, 16).hops == 1
 

@@ -246,7 +246,7 @@ def test_a_terminal_is_told_what_to_run():
     assert done.returncode == 0
     assert "Recommended and best: 1 GPU = TP 1 on " in done.stdout
     assert "the rate may grow by" in done.stdout
-    assert "a GPU-hour (the catalogue's, 2026-" in done.stdout
+    assert "per GPU-hour (the catalogue's, 2026-" in done.stdout
     assert "as asked, " in done.stdout
 
 

@@ -12,6 +12,7 @@ from commtax.catalog import checkpoints, loader
 from commtax.catalog.hf import from_config
 from commtax.catalog.models import bundled, origin, variant
 from commtax.cost.inventory import num_params
+from commtax.report.view import state
 
 POPULAR = {
     "Qwen/Qwen3-235B-A22B-Instruct-2507": ("qwen3-235b-a22b", 262144),
@@ -242,3 +243,11 @@ def test_windows_of_new_families(key, windows):
     model = catalog.model(key)
     seen = [model.blocks[i].attention.window for i in model.layers]
     assert {window: seen.count(window) for window in set(seen)} == windows
+
+
+def test_the_page_takes_the_same_ids():
+    """By their names alone: whoever asks a page looks at no disk and no network."""
+    for name, key in (("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b-instruct-2507"), ("Qwen/Qwen3-8B", "qwen3-8b")):
+        assert state.parse([("m", name)]).question.model.key == key
+    with pytest.raises(state.RefusedError):
+        _ = state.parse([("m", "Qwen/Qwen3-31B")]).question

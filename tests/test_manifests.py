@@ -214,3 +214,13 @@ def test_any_tree_is_read_or_refused(tree):
     except ValueError as refused:
         said = str(refused)
     assert said in ENGINES or said.startswith("from")
+
+
+@pytest.mark.parametrize("groups", [{"Worker": 4}, {"Master": 1, "Worker": 3}])
+def test_hosts_of_a_training_job_are_one_job(groups):
+    """Containers of a PyTorchJob are the hosts of one torchrun job, and no servers."""
+    command = "torchrun --nproc_per_node=8 --nnodes=4 pretrain_gpt.py --tensor-model-parallel-size 8 --global-batch-size 128"
+    pod = {"spec": {"containers": [{"name": "pytorch", "image": "nvcr.io/nvidia/pytorch:25.01", "command": command.split()}]}}
+    spec = {"pytorchReplicaSpecs": {name: {"replicas": count, "template": pod} for name, count in groups.items()}}
+    read = parse("---\n" + json.dumps({"kind": "PyTorchJob", "metadata": {"name": "a"}, "spec": spec}))
+    assert (read.servers.count, read.options["tp"], read.options["dp"]) == (1, 8, 4)

@@ -206,7 +206,7 @@ def test_the_commands_say_what_runs_where():
     words = ("llama-3.1-70b", *BOTH, "--input-len", "2000", "--output-len", "200")
     told = run_here("plan", *words, "--tpot", "30ms", "--ttft", "2s")
     assert told.stdout.startswith("llama-3.1-70b on 8xh100-sxm (8 GPUs) for prompts and 8xh200-sxm (8 GPUs) to decode")
-    assert "h100-sxm: $3.99 a GPU-hour" in told.stdout
+    assert "h100-sxm: $3.99 per GPU-hour" in told.stdout
     found = json.loads(run_here("plan", *words, "--tpot", "30ms", "--json", "--price", "1,2").stdout)
     best = found["best"]
     assert (found["cluster"], found["prefill_cluster"], best["mode"]) == ("8xh200-sxm", "8xh100-sxm", "disaggregated")

@@ -352,7 +352,7 @@ def test_the_objective_is_told_in_its_own_measure():
     assert "tokens/s against" in told["throughput"]
     assert "shorter against 2 replicas x TP 4" in told["latency"]
     assert "tokens/s" not in told["latency"]
-    assert "tokens/s a GPU against" in told["cost"]
+    assert "tokens/s per GPU against" in told["cost"]
     assert "2 GPUs fewer against TP 4" in told["gpus"]
     reasons = {r.family: r.reason for r in plan(**words, objective="latency").rejected}
     assert "requests take" in reasons["TP 4"]

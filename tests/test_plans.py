@@ -26,7 +26,7 @@ def test_sizes_in_any_order(names, sizes):
     assert told == {**dict(zip(names, sizes, strict=True)), "replicas": 1}
 
 
-@pytest.mark.parametrize("text", ["", "tp", "tp0", "8", "tp2tp4", "xp3", "tp2 pp2x"])
+@pytest.mark.parametrize("text", ["", "tp", "tp0", "8", "tp2tp4", "xp3", "tp2 pp2x", f"tp{10**20}"])
 def test_what_is_no_plan(text):
     with pytest.raises(ValueError, match="plans"):
         parse_plan(text)

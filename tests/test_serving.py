@@ -18,6 +18,7 @@ from commtax.cost.serving import Load, Pressure, Steps, closed_loop, pressure, p
 from commtax.readers.published.serving import is_fitted, may_draft, measured, question
 from commtax.spec import Experts
 from commtax.statement import Refusal
+from commtax.units import format_seconds
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "serving_runs.csv"
 ENGINES = ("vllm", "sglang", "trtllm", "trtllm@1.0")
@@ -486,3 +487,14 @@ def test_workers_that_are_not_there(words, says):
     assert says in done.stderr
     enough = command("llama-3.1-8b", "--cluster", "8xh100-sxm", "--disaggregated", "--concurrency", "8", "--prefill-workers", "7")
     assert enough.returncode == 0, enough.stderr
+
+
+def test_cached_prompts_shorten_the_steady_state_from_python_too():
+    """As on the command line; what is no share is refused."""
+    plain, cached = (commtax.simulate("llama-3.1-8b", "8xh100-sxm", concurrency=8, prefix_cache=share) for share in (0, 0.5))
+    said = run_here("simulate", "llama-3.1-8b", "-c", "8xh100-sxm", "--concurrency", 8, "--prefix-cache", 0.5)
+    assert f"TTFT {format_seconds(cached.ttft_s)} " in said.stdout
+    assert float(cached.ttft_s) < float(plain.ttft_s)
+    for wrong in (2, -0.1, "half", True):
+        with pytest.raises(Refusal, match=r"prefix_cache=.*a share from 0 to 1"):
+            commtax.simulate("llama-3.1-8b", "8xh100-sxm", concurrency=8, prefix_cache=wrong)

@@ -151,7 +151,7 @@ def test_every_verb_takes_uneven_chunks(key):
 
 
 def test_too_many_chunks_are_refused_with_the_most():
-    with pytest.raises(ValueError, match="chunks=9: 126 layers on pp=16 make at most 8 chunks a rank"):
+    with pytest.raises(ValueError, match="chunks=9: 126 layers on pp=16 make at most 8 chunks per rank"):
         commtax.train_bill("llama-3.1-405b", "2048x8xh100-sxm", **META, schedule="interleaved", chunks=9)
     words = "bill llama-3.1-405b --cluster 2048x8xh100-sxm --phase train -tp 8 -pp 16 -dp 128 --global-batch 2048 --seq 8192"
     done = run_here(*words.split(), "--schedule", "interleaved", "--chunks", "9")
@@ -163,3 +163,8 @@ def test_plans_interleave_any_number_of_layers():
     found = commtax.plan_training("llama-3.1-405b", "32x8xh100-sxm", global_batch=64, seq=8192)
     kinds = {found.kinds[int(i)].plan.chunks for i in found.plans.kind}
     assert kinds > {1}
+
+
+def test_one_stage_has_nothing_to_interleave():
+    priced = commtax.train_bill("llama-3.1-8b", "8xh100-sxm", schedule="interleaved")
+    assert any("no pipeline to interleave" in str(note) for note in priced.notes)

@@ -360,7 +360,7 @@ def test_a_layout_that_lacks_memory_says_so_first():
     """Whatever its MFU: nobody can run it. Of training and of serving, in words and in the document."""
     for words in (("--phase", "train", "-tp", "8", "--global-batch", "64"), ("-tp", "1"), ("-tp", "8", "--batch", "4096")):
         told = run_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words)
-        assert told.stdout.startswith("Does not fit in memory: a rank would hold ")
+        assert told.stdout.startswith("Does not fit in memory: each rank needs ")
         document = json.loads(run_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words, "--json").stdout)
         assert not document["fits"]
         assert document["verdict"].startswith("Does not fit in memory")
@@ -389,3 +389,16 @@ def test_training_plans_tell_tokens_ranges_days_and_dollars():
     told = run_here(*words).stdout
     for name in ("tokens/s", "80 % range", "days", "$", "2T tokens (--tokens)"):
         assert name in told
+
+
+@pytest.mark.parametrize("words", [("plan", "--global-batch", "64"), ("bill",)])
+def test_a_run_has_tokens(words):
+    """Days of no tokens are no answer."""
+    done = run_here(words[0], "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", *words[1:], "--tokens", "0")
+    assert (done.returncode, done.stderr.strip()) == (2, "error: tokens=0: at least 1 token is needed; nearest valid: 1")
+
+
+def test_days_are_explained_where_nothing_fits_too():
+    done = run_here("plan", "llama-3.1-70b", "-c", "1xh100-sxm", "--phase", "train", "--global-batch", "8")
+    assert done.returncode == 1
+    assert "days and dollars are those of 1T tokens (--tokens)" in done.stdout

@@ -227,7 +227,7 @@ def test_gradients_of_a_pipeline_add_up_whole_and_are_summed_once():
         ({"zero": 3, "pp": 2}, "pp > 1"),
         ({"schedule": "blah"}, "schedule 'blah'"),
         ({"tp": 8, "sequence_parallel": True, "context": 4097}, "divisible by tp"),
-        ({"pp": 4, "chunks": 9, "schedule": "interleaved", "batch": 4}, "32 layers on pp=4 make at most 8 chunks a rank"),
+        ({"pp": 4, "chunks": 9, "schedule": "interleaved", "batch": 4}, "32 layers on pp=4 make at most 8 chunks per rank"),
         ({"recompute": "some"}, "recompute 'some'"),
         ({"batch": 3, "micro_batch": 2}, "does not divide"),
         ({"chunks": 2}, "interleaved"),

@@ -116,7 +116,7 @@ def test_overlap_in_notes_and_recipes():
 
 
 def test_a_step_may_be_told_as_tokens_flops_or_utilisation():
-    """70B at 8192 tokens: 1,623 TFLOP/s are 3,613 tokens/s a GPU (26.02 on GB200), causal pairs counted."""
+    """70B at 8192 tokens: 1,623 TFLOP/s are 3,613 tokens/s per GPU (26.02 on GB200), causal pairs counted."""
     by_time = training.asked([ROW])[0].entries[0].measured
     rest = {**ROW, "step_time_s": ""}
     told = ({"note": "tokens/s/GPU=3613"}, {"tflops_per_gpu": "1623"}, {"mfu": str(1623 / 5000)}, {"mfu": str(100 * 1623 / 5000)})

@@ -339,13 +339,13 @@ def test_the_tour_has_both_flips():
         "the tour calls it chance"
     )
     rows = {row["name"]: row for row in under["lesson"]["rows"]}
-    assert rows["DP threshold, tokens a GPU"]["lesson"] == "7,920: 1,024 does not hide"
+    assert rows["DP threshold, tokens per GPU"]["lesson"] == "7,920: 1,024 does not hide"
 
 
 def test_the_measurement_that_would_settle_most():
     assert get("view", **SERVE)["commands"]["nccl"].startswith("all_reduce_perf -b 8192 -e 8192")
     across = get("view", **TRAIN)["commands"]["nccl"]
-    assert across.startswith("mpirun -np 8 -N 1 all_reduce_perf")  # one rank a host: each gradient group is a rail
+    assert across.startswith("mpirun -np 8 -N 1 all_reduce_perf")  # one rank per host: each gradient group is a rail
     assert get("view")["commands"]["nccl"] == ""
 
 

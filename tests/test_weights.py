@@ -69,7 +69,7 @@ def test_stages_cover_the_layers_once(key, pp):
 
 
 def test_opt_at_tp2_reconciled_to_the_tensor():
-    """About 1.24 GiB a rank, as the lab's capture has it: half of every matrix and bias that splits, all of the rest."""
+    """About 1.24 GiB per rank, as the lab's capture has it: half of every matrix and bias that splits, all of the rest."""
     model, plan = catalog.model("opt-1.3b"), Plan(tp=2)
     h, f, layers, rows = 2048, 8192, 24, 50272
     split = rows * h // 2 + layers * (4 * h * h + 3 * h + 2 * h * f + f) // 2  # table; q k v o, their biases, fc1 and fc2

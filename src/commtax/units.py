@@ -42,7 +42,10 @@ def parse_tokens(text: str, name: str) -> float:
     """
     factors = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
     wanted = "a number of tokens (write 300B, 15T or 1.4e12)"
-    return _finite(_scaled(text, name, factors, wanted, r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)"), text, name)
+    tokens = _finite(_scaled(text, name, factors, wanted, r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)"), text, name)
+    if tokens < 1:
+        raise Refusal(f"{name}={text}: at least 1 token is needed; nearest valid: 1", name, (1,))
+    return tokens
 
 
 def parse_bytes(text: str | int | float, name: str = "size") -> float:

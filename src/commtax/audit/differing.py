@@ -16,7 +16,7 @@ TOLERANCE = 0.05
 PARTS = {"compute": "compute_s", "exposed communication": "exposed_s", "copies": "copy_s", "idle": "idle_s"}
 """Of a step, each second once."""
 RATES = (
-    *("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "tokens/s a GPU", "samples/s", "TFLOP/s a GPU"),
+    *("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "tokens/s per GPU", "samples/s", "TFLOP/s per GPU"),
     *("MFU", "logged MFU"),
 )
 """Codes of figures that are worse when they are lower."""

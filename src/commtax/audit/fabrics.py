@@ -87,7 +87,7 @@ def utilisation(job: Job) -> Iterator[Cause]:
         if rate < POOR * known.bandwidth_Bps and cost >= SMALL * step_s:
             size = format_bytes(float(np.median([calls[i].nbytes or 0.0 for i in rows])))
             reached = f"{rate / known.bandwidth_Bps:.0%} of {known.name} ({format_rate(known.bandwidth_Bps)})"
-            said = f"{op} of {size} moves {format_rate(rate)} a rank, {reached}"
+            said = f"{op} of {size} moves {format_rate(rate)} per rank, {reached}"
             gain = f"at {USUAL:.0%} of the link a step takes {format_seconds(cost)} less on the wire (-{cost / step_s:.0%})"
             yield Cause("link", said, cost, cost / step_s, ANOTHER, gain)
 

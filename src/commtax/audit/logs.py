@@ -109,7 +109,7 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
     """Loaded weights of each worker against its stage; workers of one stage that loaded the same share a line."""
     asked, slack = settled(question), PRINTED_GIB + FREE_BYTES.get(log.engine, 0.0)
     if not log.weights_bytes:
-        yield Finding("weights a rank", _stage_bytes(asked, 0), None, "bytes", WEIGHTS_TOLERANCE, reason=SILENT)
+        yield Finding("weights per rank", _stage_bytes(asked, 0), None, "bytes", WEIGHTS_TOLERANCE, reason=SILENT)
     stages: dict[tuple[int, float], list[str]] = {}
     for worker, nbytes in log.weights_bytes:
         stages.setdefault((axes_of(worker).get("pp", 0), round(nbytes / GiB, 3) * GiB), []).append(worker)

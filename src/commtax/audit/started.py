@@ -27,8 +27,8 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp3
 EIGHT_BITS = ("fp8", "float8", "int8", "uint8")  # types of a cache
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
 TAKEN = {
-    "graph_bytes": ("memory of CUDA graphs, a rank", "bytes"),
-    "unused_bytes": ("memory left free, a rank", "bytes"),
+    "graph_bytes": ("memory of CUDA graphs, per rank", "bytes"),
+    "unused_bytes": ("memory left free, per rank", "bytes"),
     "loading_s": ("loading the weights", "s"),
     "preempted": ("requests that lost their KV cache", ""),
     "compile_s": ("compiling", "s"),
@@ -83,14 +83,14 @@ def told(log: StartupLog) -> Iterator[Finding]:
     if len(log.weights_bytes) > 1:
         yield Finding(ALL_WEIGHTS, None, sum(nbytes for _, nbytes in log.weights_bytes), "bytes")
     if log.available_kv_bytes is not None:
-        yield Finding("KV memory a rank", None, log.available_kv_bytes, "bytes")
+        yield Finding("KV memory per rank", None, log.available_kv_bytes, "bytes")
     tokens = log.kv_tokens or (log.kv_blocks or 0) * log.block_size
     if log.kv_blocks:
         yield Finding("KV blocks", None, log.kv_blocks)
     if tokens:
         yield Finding("KV tokens", None, tokens, "tokens")
         if log.available_kv_bytes:
-            yield Finding("KV bytes a token, a rank", None, log.available_kv_bytes / tokens, "bytes")
+            yield Finding("KV bytes per token and rank", None, log.available_kv_bytes / tokens, "bytes")
     if log.max_concurrency:
         yield Finding(FULL_LENGTH, None, log.max_concurrency)
     if usual := typical(log):

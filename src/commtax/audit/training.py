@@ -156,18 +156,18 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
         yield _seconds(step, priced)
     if priced and measured:
         tokens = float(priced.tokens) / float(priced.num_gpus)
-        yield Finding("tokens/s a GPU", tokens / float(priced.step_s), rates.tokens_per_s or tokens / measured, "", tolerance)
+        yield Finding("tokens/s per GPU", tokens / float(priced.step_s), rates.tokens_per_s or tokens / measured, "", tolerance)
         why = "by the FLOPs that the price counts"
         yield Finding("MFU", float(priced.mfu), _mfu(priced, measured), "share", tolerance, why)
     elif rates.tokens_per_s:
-        yield Finding("tokens/s a GPU", None, rates.tokens_per_s)
+        yield Finding("tokens/s per GPU", None, rates.tokens_per_s)
     if batch := _batch(log) or _told_batch(log):
         yield Finding("global batch, sequences", None, batch)
     if rates.samples_per_s:
         yield Finding("samples/s", None, rates.samples_per_s)
     if rates.flops_per_s:
         ours = rates.flops_per_s * measured / step_s / 1e12 if step_s and measured else None
-        yield Finding("TFLOP/s a GPU", ours, rates.flops_per_s / 1e12, "", tolerance, "as the program counts them")
+        yield Finding("TFLOP/s per GPU", ours, rates.flops_per_s / 1e12, "", tolerance, "as the program counts them")
     if rates.mfu:
         yield Finding("logged MFU", None, rates.mfu, "share", reason="as the program counts it")
     yield from _clocks(log, measured)

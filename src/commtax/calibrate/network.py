@@ -86,7 +86,7 @@ def _notes(rows: Sequence[Timed], constants: dict[str, float], place: Place, kno
     if untold:
         yield f"{', '.join(untold)}: these sizes do not tell {'it' if len(untold) == 1 else 'them'}, the catalogue's stays"
     if constants["efficiency"] > TOO_FAST:
-        nics = f"{constants['efficiency']:.0%} of {cluster.nics_per_host} x {cluster.inter.key} a host"
+        nics = f"{constants['efficiency']:.0%} of {cluster.nics_per_host} x {cluster.inter.key} per host"
         yield f"{nics}: more than they carry; say --inter and --nics, or the switches add (SHARP)"
 
 

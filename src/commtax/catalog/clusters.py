@@ -30,7 +30,7 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
         inside = link(intra)
         if inside.scope != "intra":
             instead = f"8x1x{place.chip.key} --inter {inside.key}"
-            raise Refusal(f"intra '{intra}': runs between hosts; write one GPU a host, such as {instead}", "intra")
+            raise Refusal(f"intra '{intra}': runs between hosts; write one GPU per host, such as {instead}", "intra")
         place = with_inside(place, inside)
     if inter:
         between = link(inter)

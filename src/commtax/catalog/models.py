@@ -114,6 +114,12 @@ def variant(name: str) -> Model | None:
     return taken_as(name, _bundled(known.key), known, rule)
 
 
+def named(name: str) -> Model | None:
+    """A bundled model by key or alias, or as a checkpoint's name alone tells; never a look at the disk or the network."""
+    told = _told(name)
+    return taken_as(name, _bundled(told[1].key), told[1], told[0]) if told else bundled(name)
+
+
 def _told(name: str) -> tuple[Rule | None, Meaning] | None:
     """What a name that is not in the catalogue tells: a format's rule, where it ends in one, and the model."""
     if find("models", name):

@@ -26,8 +26,8 @@ VERBS = (
 def app() -> None:
     """What every collective of a distributed LLM costs, and what fits: arithmetic you can check.
 
-    Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 3 no verdict (a live rank died,
-    or expect has only an assumed range), 70 a fault of commtax itself.
+    Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 3 no verdict (audit has nothing
+    measured to judge, a live rank died, or expect has only an assumed range), 70 a fault of commtax itself.
     """
 
 

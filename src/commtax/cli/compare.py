@@ -80,6 +80,8 @@ def _plans(order: Order) -> NoReturn:
 
 def _remarks(rows: tuple[PlanRow, ...]) -> list[str]:
     """What the bills say that matters to all: batches are shared out, assumed constants."""
+    from commtax.report import comparing
+
     shared = "batch counts sequences over all replicas; each gets its share, and tokens/s are those of the whole batch"
     told = [note for row in rows if row.bill is not None for note in row.bill.notes if note.code in ("assumed-links", "imbalance")]
-    return [shared, *dict.fromkeys(told)]
+    return [shared, *dict.fromkeys(told), *comparing.drafted(row.bill for row in rows)]

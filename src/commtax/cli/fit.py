@@ -24,7 +24,7 @@ SERVED = (
     tp={"default": None, "help": "Tensor-parallel size (-tp); left out: the smallest that fits (training: 1)."},
     pp={"default": None},
     phase={"default": "serve", "help": "serve (default) or train."},
-    batch={"help": "Training: sequences a replica and step."},
+    batch={"help": "Training: sequences per replica and step."},
     context={"help": f"Training: sequence length.  [default: {SEQUENCE_LEN}]"},
 )
 @ordered(About.SERVER, (*SERVED, "kv_dtype", "max_loras"))

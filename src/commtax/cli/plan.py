@@ -50,7 +50,7 @@ Answer = TypeVar("Answer", ServingPlans, TrainPlans)
         "help": "8xh100-sxm, 2x8xh100-sxm for two hosts, FILE.toml; several times: ranked together.",
     },
     request_rate={"help": "How many GPUs for so many requests a second, over all replicas."},
-    num_prompts={"group": "Requests", "help": "Requests of each run.  [default: 1000 or 300 a copy, and a warm-up]"},
+    num_prompts={"group": "Requests", "help": "Requests of each run.  [default: 1000 or 300 per copy, and a warm-up]"},
     price={"kind": Kind("USD[,USD]", fleet.prices)},
     objective={"help": "throughput (default), latency, cost or gpus; with a rate gpus (default), cost or tokens."},
     phase={"default": "serve", "help": "serve (default) or train."},

@@ -213,9 +213,9 @@ def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note
     """
     name, size = path.name or path.algorithm, format_bytes(nbytes)
     if crosses and ranks == 1:
-        return Note("nics", f"NICs only: {size}, one rank a host")
+        return Note("nics", f"NICs only: {size}, one rank per host")
     if crosses:
-        return Note("hierarchical", f"{name} inside, NICs between hosts: {size}, {ranks} ranks a host")
+        return Note("hierarchical", f"{name} inside, NICs between hosts: {size}, {ranks} ranks per host")
     for world, most in path.max_bytes:
         if ranks <= world:
             return Note("limit", f"{name}: {size} <= {format_bytes(most + most % 2)} on {ranks} ranks")

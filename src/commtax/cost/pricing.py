@@ -376,10 +376,12 @@ def _launch_note(lines: list[Line], t: Terms) -> Note:
     busy = sum((line.total_s for line in lines), start=0.0)
     if not (t.settings.eager and np.ndim(launches) == np.ndim(busy) == 0):
         return NO_NOTE
-    taken, work = launches * t.engine.host.launch_s, f"{format_seconds(busy)} of the GPU's work"
+    taken, work = launches * t.engine.host.launch_s, f"{format_seconds(busy)} of work on the device"
+    if not taken:
+        return NO_NOTE
     hidden = f"hidden behind {work}" if taken <= busy else f"longer than {work}"
     late = sum((line.item.count * line.launch_s for line in lines), start=0.0)
-    waits = f"; collectives that are launched from Python start {format_seconds(late)} later" if late else ""
+    waits = f"; collectives launched from Python start {format_seconds(late)} late in all" if late else ""
     return Note("launches", f"{launches:,.0f} launches without graphs take {format_seconds(taken)}, {hidden}{waits}")
 
 

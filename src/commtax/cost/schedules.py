@@ -368,11 +368,13 @@ def usual_chunks(plan: Plan, num_layers: int) -> int:
 
 
 def chosen_chunks(num_layers: int, plan: Plan, said: int) -> Iterator[Note]:
-    """That the number of chunks was not the user's."""
-    if plan.chunks != said:
+    """That the number of chunks was not the user's, or that there is nothing to cut into any."""
+    if plan.schedule == "interleaved" and plan.pp == 1:
+        yield Note("chunks", "one stage: there is no pipeline to interleave (--pp)")
+    elif plan.chunks != said:
         even = "the fewest that share" if num_layers % (int(plan.pp) * plan.chunks) == 0 else "the fewest there are; none shares"
         why = f"{even} {num_layers} layers evenly over {int(plan.pp)} stages"
-        yield Note("chunks", f"{plan.chunks} chunks a rank chosen for the interleaved schedule: {why} (--chunks)")
+        yield Note("chunks", f"{plan.chunks} chunks per rank chosen for the interleaved schedule: {why} (--chunks)")
 
 
 def fill_factor(num_layers: int, pp: Number, chunks: int) -> Number:

@@ -37,6 +37,7 @@ from commtax.measure.worker import Place, gather, report
 from commtax.question import workload
 from commtax.spec import Plan
 from commtax.statement import Refusal
+from commtax.units import plural
 
 TARGET = "commtax.measure.box:measure_box"
 DTYPES_HERE = ("fp32", "bf16")
@@ -186,7 +187,7 @@ def profile(seen: Sequence[Seen], dtype: str, name: str) -> Document:
         "prefill.bf16": _fit_attention(points["prefill"], "flops", peak, "ep", PLAIN_PREFILL),
         "small.bf16": _fit_small(points["small"], memory_Bps),
     }
-    how = f"{ranks} ranks of {seen[0].threads} thread(s) at once, load {seen[0].load:.1f}"
+    how = f"{ranks} ranks of {plural(seen[0].threads, 'thread')} at once, load {seen[0].load:.1f}"
     return {
         "commtax_profile": 1,
         "name": name,

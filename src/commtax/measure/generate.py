@@ -17,6 +17,7 @@ import torch
 from commtax.measure.comm import Sent
 from commtax.measure.engine import Engine
 from commtax.measure.worker import Place, gather
+from commtax.units import plural
 
 
 @dataclass(slots=True)
@@ -171,7 +172,9 @@ def measured(where: Place, engine: Engine, runs: Sequence[Run], replicas: Sequen
     held = (w.nbytes, w.replicated, cache.nbytes, cache.num_blocks, cache.block_size)
     figures = ([run.figures() for run in kind] for kind in (runs, replicas))
     parts = gather(Part(where.rank, os.uname().nodename, where.cores, *held, *figures))
-    device = f"{torch.get_num_threads()} CPU thread(s) a rank" if engine.device.type == "cpu" else torch.cuda.get_device_name()
+    device = (
+        f"{plural(torch.get_num_threads(), 'CPU thread')} per rank" if engine.device.type == "cpu" else torch.cuda.get_device_name()
+    )
     return Measured(parts, os.getloadavg(), torch.__version__, device)
 
 

@@ -59,7 +59,7 @@ def share(ranks: int) -> int:
 
 def shared_cores(share: int) -> str:
     """What CPU ranks run on, in words."""
-    return f"{os.cpu_count()} CPU cores, {share} a rank"
+    return f"{os.cpu_count()} CPU cores, {share} per rank"
 
 
 def free_bytes() -> float:

@@ -215,7 +215,7 @@ def training_standing(answer: TrainPlans, run: Question) -> Standing:
     described = f"{describe_gpus(b.question.plan)}, microbatch {micro}, {describe_kind(b.question.plan)}"
     budget = training.BUDGET * run.cluster.chip.visible_bytes
     if row.memory_bytes[0] > budget:
-        need = f"{float(row.memory_bytes[0]) / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}"
+        need = f"{float(row.memory_bytes[0]) / 2**30:.1f} GiB per rank of {budget / 2**30:.1f}"
         return Standing(described, row, reason=f"does not fit: {need}")
     better = answer.plans.step_s < float(row.step_s[0]) * (1 - 1e-9)
     gain = float(row.step_s[0] / answer.plans.step_s[0]) if len(answer.plans) else 1.0

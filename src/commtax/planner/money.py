@@ -104,7 +104,7 @@ def check(goal: Goal) -> None:
     """Prices and what they are spread over."""
     for price in (goal.usd_per_gpu_hour, goal.prefill_usd_per_gpu_hour):
         if not 0 <= price < MOST_USD:
-            raise Refusal(f"price={price}: dollars a GPU-hour, at least 0", "price")
+            raise Refusal(f"price={price}: dollars per GPU-hour, at least 0", "price")
     if goal.cost_of not in COUNTED:
         raise Refusal(f"cost_of '{goal.cost_of}': one of {', '.join(COUNTED)}", "cost_of", COUNTED)
 

@@ -113,7 +113,7 @@ def lost(answer: ServingPlans, i: int) -> str:
 
 def _unit(answer: ServingPlans) -> str:
     goal = answer.question.goal
-    each = "tokens a dollar" if goal.prefill_usd_per_gpu_hour else "tokens/s a GPU"
+    each = "tokens a dollar" if goal.prefill_usd_per_gpu_hour else "tokens/s per GPU"
     return each if goal.objective == "cost" else "tokens/s"
 
 

@@ -153,7 +153,7 @@ def _lost(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float)
         of_all, of_good = (np.isin(getattr(rows, column), values) for rows in (every, good))
         if np.any(of_all) and not np.any(of_good):
             least = float(every.memory_bytes[of_all].min())
-            yield Rejected(name, f"does not fit: at least {least / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}")
+            yield Rejected(name, f"does not fit: at least {least / 2**30:.1f} GiB per rank of {budget / 2**30:.1f}")
         elif np.any(of_good) and (slower := float(good.step_s[of_good][0] / good.step_s[0]) - 1) > 0.05:  # good plans are in order
             bubble, comm = good.bubble_fraction, good.exposed_comm_fraction
             own = f"bubble {float(bubble[of_good][0]):.0%}, exposed communication {float(comm[of_good][0]):.0%}"

@@ -13,7 +13,7 @@ _TIMED = re.compile(
 _WRITES = re.compile(rf"\bn_decoded = {{1,20}}\d{{1,12}},.{{0,60}}?\btg = {{1,20}}{_N} t/s")
 _READS = re.compile(rf"prompt processing.{{0,160}}?\b{_N} (?:tokens per second|t/s)")
 _BUFFER = re.compile(rf"(\S{{1,40}}) {{1,20}}(model|KV|compute) buffer size = {{1,20}}{_N} MiB")
-_SIGNS = (" tokens per second)", " t/s", " buffer size = ")
+_SIGNS = (" tokens per second", " t/s", " buffer size = ")
 _OWN = re.compile(r"\b(?:llama_\w{2,40}|slot \w{4,30}|load_tensors|llm_load_\w{2,30}|srv {1,9}\w{3,30}):|print_timing")
 
 
@@ -44,7 +44,7 @@ def parse(text: str) -> Timings:
     found = Timings()
     for full in each_line(text):
         line = full[:MOST_LINE]
-        if not any(sign in line or sign.strip(")") in line for sign in _SIGNS) or len(found.reads) + len(found.writes) >= MOST_ROWS:
+        if not any(sign in line for sign in _SIGNS) or len(found.reads) + len(found.writes) >= MOST_ROWS:
             continue
         if match := _TIMED.search(line):
             (found.reads if match[1].startswith("prompt") else found.writes).append(float(match[3]))

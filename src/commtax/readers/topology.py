@@ -191,7 +191,7 @@ def _bonded(matrix: Topology, groups: Groups, link: Link) -> tuple[Link, list[No
     if least == link.num_links:
         return link, []
     part = catalog.link(f"{link.key}@{least}")
-    return part, [Note("bonded", f"{least} NVLinks a GPU in these groups: priced as {part.key}, assumed")]
+    return part, [Note("bonded", f"{least} NVLinks per GPU in these groups: priced as {part.key}, assumed")]
 
 
 def _num_links(matrix: Topology, group: tuple[int, ...], gpu: int, most: int) -> int:

@@ -41,7 +41,7 @@ HEADED = {
     "e2el_mean": "E2E",
     "total_tokens_per_s": "tokens/s",
     "MFU": "MFU",
-    "TFLOP/s a GPU": "TFLOP/s a GPU",
+    "TFLOP/s per GPU": "TFLOP/s per GPU",
 }
 """Codes of figures that a headline tells, and their short names."""
 MOST_FIGURES = 3

@@ -42,8 +42,8 @@ def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measur
 
 def _trained_step(q: Question) -> str:
     plan = q.plan
-    sequences = f"{q.batch * plan.dp:,.0f} sequences of {q.context:,.0f} tokens a step"
-    microbatches = f"{plural(int(plan.microbatches), 'microbatch')} of {int(q.micro_batch)} a replica"
+    sequences = f"{plural(int(q.batch * plan.dp), 'sequence')} of {q.context:,.0f} tokens per step"
+    microbatches = f"{plural(int(plan.microbatches), 'microbatch')} of {int(q.micro_batch)} per replica"
     groups = f" over groups of {int(plan.shard)}" if plan.shard else ""
     adapters = f", LoRA rank {plan.lora_rank}" if plan.lora_rank else ""
     return f"train: {sequences}, {microbatches}, ZeRO {plan.zero}{groups}, recompute {plan.recompute}{adapters}"
@@ -149,7 +149,7 @@ def _rates(b: StepBill) -> str:
     """What the step brings in a second: of prompts, and when their first tokens are there, or of outputs."""
     prompts = f"{b.prompt_tokens_per_s:,.0f} prompt tokens/s"
     if b.question.phase == "prefill":
-        return f"{prompts}, TTFT {format_seconds(b.ttft_s)} where nobody is before them"
+        return f"{prompts}, TTFT {format_seconds(b.ttft_s)} with no queue ahead of it"
     outputs = f"{b.tokens_per_s:,.1f} output tokens/s"
     if drafts := b.question.speculative:
         most = float(b.tokens_per_s) * (drafts + 1)
@@ -206,12 +206,12 @@ def _trained_totals(console: Console, step: Explained, num_tokens: float) -> Non
         f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)} = compute {format_seconds(b.compute_s)} "
         f"+ exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%}) "
         f"+ bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%}); MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; "
-        f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} a GPU){days}",
+        f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}",
         "bold",
     )
     parts = ", ".join(f"{name} {format_bytes(getattr(b.memory, name))}" for name in HELD)
     size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
-    held = f"memory a rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"
+    held = f"memory per rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"
     say(console, held, "" if step.memory.fits else "red")
 
 
@@ -222,7 +222,7 @@ def _inequalities(step: Explained) -> Iterator[str]:
         what = "gathers and gradients" if step.bill.question.plan.zero == 3 else "gradients"
         side = "above" if t.local_tokens >= t.dp_tokens else "below"
         yield (
-            f"{what} fit in their window from about {t.dp_tokens:,.0f} tokens a GPU and microbatch (rate / bandwidth); "
+            f"{what} fit in their window from about {t.dp_tokens:,.0f} tokens per GPU and microbatch (rate / bandwidth); "
             f"this one has {t.local_tokens:,.0f}: {side}"
         )
     if t and t.tp_tax:

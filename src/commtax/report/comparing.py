@@ -1,5 +1,6 @@
 """Bills side by side, over ranges and of several plans: tables, heat maps, break-evens, CSV, JSON and pictures."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ LABELS: dict[str, str] = {
     "context": "context (tokens)",
     "link": "link",
     **{str(axis.name): axis.title for axis in PARALLEL.values()},
-    "micro_batch": "sequences a microbatch",
-    "local_tokens": "tokens a GPU and step",
+    "micro_batch": "sequences per microbatch",
+    "local_tokens": "tokens per GPU and step",
 }
 SWEPT = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 PROMPTED = ("prompt_tokens_per_s", "ttft_s")
@@ -61,6 +62,13 @@ def _swept(b: StepBill) -> Row:
     return _floats(b, SWEPT) | {"mfu": float(b.mfu), **taxes, "binding": b.binding, "fits": bool(fits(b))}
 
 
+def drafted(bills: Iterable[StepBill | None]) -> list[str]:
+    """What tokens/s leave out where tokens are drafted."""
+    if not any(b is not None and b.question.speculative for b in bills):
+        return []
+    return ["tokens/s count no accepted draft; with a mean of n accepted, a step yields 1 + n tokens per sequence"]
+
+
 def show_comparison(console: Console, compared: Comparison) -> None:
     apart = TAXES if compared.training else tuple(f"{axis} comm" for axis in APART)
     last, prefills = (">MFU", "binding") if compared.training else (), _prefills(compared)
@@ -78,6 +86,7 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         rate = (format_seconds(b.ttft_s), f"{b.prompt_tokens_per_s:,.0f}") if prefills else (f"{b.tokens_per_s:,.0f}",)
         rows.append((*at, *_shown_times(b, 1), *shown, *rate, *trained, "yes" if fits(b) else "no", ""))
     show_table(console, (*compared.axes, *costs, ""), rows)
+    notes(console, drafted(row.bill for row in compared.rows))
 
 
 def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
@@ -153,7 +162,7 @@ def plan_rows(compared: PlanTable) -> list[Record]:
 
 def show_plans(console: Console, compared: PlanTable) -> None:
     prefill = compared.phase == "prefill"
-    rates = (">TTFT", ">prompt tokens/s", ">a GPU") if prefill else (">tokens/s", ">a GPU")
+    rates = (">TTFT", ">prompt tokens/s", ">per GPU") if prefill else (">tokens/s", ">per GPU")
     costs = (">step", ">compute", ">exposed comm", ">share", *rates, "fits", "")
     show_table(console, ("plan", "link", ">batch", ">GPUs", *costs), [_plan_cells(row, compared) for row in compared.rows])
     _heat_maps(console, compared)

@@ -47,7 +47,7 @@ def _sum_line(sent: Traffic) -> str:
 def _trained_step(sent: Traffic) -> str:
     q, plan = sent.question, sent.question.plan
     batch = f"global batch of {plural(q.batch * plan.dp, 'sequence')} of {q.context:,.0f} tokens"
-    return f"train: {batch}, {plural(plan.microbatches, 'microbatch')} a replica, ZeRO {plan.zero}, recompute {plan.recompute}"
+    return f"train: {batch}, {plural(plan.microbatches, 'microbatch')} per replica, ZeRO {plan.zero}, recompute {plan.recompute}"
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _show_states(console: Console, judged: Fit) -> None:
     else:
         place = f"they take the room of {float(pool.state_tokens):,.0f} tokens of KV"
     longest = f"the longest request has {judged.longest_request:,} tokens"
-    say(console, f"States: {states} a sequence and rank, whatever its length; {place}; {longest}")
+    say(console, f"States: {states} per sequence and rank, whatever its length; {place}; {longest}")
 
 
 def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:

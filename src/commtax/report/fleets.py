@@ -17,7 +17,7 @@ from commtax.report.tables import between, notes, say, show_table, sized
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 
-WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars an hour", "tokens": "most tokens/s a GPU that hold"}
+WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars an hour", "tokens": "most tokens/s per GPU that hold"}
 SHOWN = ("ttft_p95", "itl_p99")
 TOLD = ("engine", "cluster", "arithmetic")
 """Notes of the question that concern all of its plans."""
@@ -90,14 +90,14 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
         return
     used = f", {m.used:.0%} of it used" if m.used is not None else ""
     tokens = COUNTS[best.layout.question.goal.cost_of]
-    asked = f"as asked{used}: ${million(m.usd_per_million_tokens)} a million {tokens}"
+    asked = f"as asked{used}: ${million(m.usd_per_million_tokens)} per million {tokens}"
     full = f"; full, at {best.full_rate:.3g} requests/s: ${million(m.full_usd_per_million_tokens)}"
     yield f"{plural(m.gpus, 'GPU')} paid, {spent(m)}; {asked}{full if m.full_usd_per_million_tokens else ''}"
     other = min(a.plans, key=_full)
     if _full(other) < _full(best):
         place = f" on {other.layout.question.cluster.key}" if len(a.questions) > 1 else ""
         rate = f"{other.full_rate:.3g} requests/s"
-        yield f"at full load {gpu_words(other)}{place} would cost less: ${million(_full(other))} a million at {rate}"
+        yield f"at full load {gpu_words(other)}{place} would cost less: ${million(_full(other))} per million at {rate}"
 
 
 def _full(trial: Trial) -> float:
@@ -163,7 +163,7 @@ def _show_nothing(console: Console, a: FleetPlans) -> None:
 def _notes(a: FleetPlans) -> list[str]:
     q = a.question
     given = not isinf(q.requests.num_prompts)
-    each = f"{int(q.requests.num_prompts):,} requests" if given else f"{COUNTED:,} requests or {EACH} a copy, after a warm-up"
+    each = f"{int(q.requests.num_prompts):,} requests" if given else f"{COUNTED:,} requests or {EACH} per copy, after a warm-up"
     said = [
         f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} simulated, {each}; the same requests for all (--seed)"
     ]

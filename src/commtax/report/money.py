@@ -25,13 +25,13 @@ def _price_note(q: Question, missing: str) -> str:
     known = chip.sources.get("usd_per_gpu_hour") if price == chip.usd_per_gpu_hour else None
     source = f"the catalogue's, {known.date}; --price" if known else "as given; --price"
     cents = f"{price:,.2f}" if price == round(price, 2) else f"{price:,g}"
-    return f"{chip.key}: ${cents} a GPU-hour ({source})"
+    return f"{chip.key}: ${cents} per GPU-hour ({source})"
 
 
 def counted_note(q: Question) -> str:
     """Which tokens dollars are spread over, and how long a month is."""
     of = q.goal.cost_of
-    return f"$/M: dollars a million {COUNTS[of]} ({OTHER[of]}); a month has {MONTH_H} hours, a year {YEAR_H:,}"
+    return f"$/M: dollars per million {COUNTS[of]} ({OTHER[of]}); a month has {MONTH_H} hours, a year {YEAR_H:,}"
 
 
 def million(usd: float | None) -> str:
@@ -57,8 +57,8 @@ def plan_notes(q: Question, gpus: int, output_tokens_per_s: float, prompting: in
     """What a plan in a closed loop costs, ``prompting`` of whose GPUs compute prompts alone."""
     m, notes = of_plan(q, gpus, output_tokens_per_s, prompting), price_notes(_pools(q) if len(q.places) > 1 else [q])
     if not m.usd_per_hour:
-        return [f"{'; '.join(notes)}; plans are ranked by tokens/s a GPU"] if q.goal.objective == "cost" else notes
-    tokens = f"${million(m.usd_per_million_tokens)} a million {COUNTS[q.goal.cost_of]} at this load"
+        return [f"{'; '.join(notes)}; plans are ranked by tokens/s per GPU"] if q.goal.objective == "cost" else notes
+    tokens = f"${million(m.usd_per_million_tokens)} per million {COUNTS[q.goal.cost_of]} at this load"
     idle = " without those that idle" if gpus < q.gpus_there else ""
     return [f"{'; '.join(notes)}; {plural(gpus, 'GPU')}{idle}: {spent(m)}; {tokens}", counted_note(q)]
 
@@ -68,7 +68,7 @@ def page_note(q: Question, gpus: int, output_tokens_per_s: float, prompting: int
     each = [of_plan(q.but(cost_of=of), gpus, output_tokens_per_s, prompting) for of in COUNTED]
     if not each[0].usd_per_hour:
         return f"no price is known for {q.cluster.chip.key}"
-    tokens = f"${million(each[0].usd_per_million_tokens)} a million output tokens"
+    tokens = f"${million(each[0].usd_per_million_tokens)} per million output tokens"
     return f"{spent(each[0])}; {tokens}, ${million(each[1].usd_per_million_tokens)} where input counts too, at this load"
 
 

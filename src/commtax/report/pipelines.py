@@ -41,7 +41,7 @@ def show_pipeline(console: Console, ran: PipelineRun) -> None:
     if closed is not None:
         ideal = float(np.mean(t.busy_s()))
         rows.append(("closed form", f"{closed:g}", f"{closed / (closed + ideal):.2%}", f"{closed / ideal:.2%}"))
-    show_table(console, ("bubble", ">idle a rank", ">over total", ">over ideal"), rows)
+    show_table(console, ("bubble", ">idle per rank", ">over total", ">over ideal"), rows)
     keeps = ran.peaks
     unit = "chunks of microbatches" if (kind.chunks or ran.v) > 1 else "microbatches"
     shown = ", ".join(map(str, keeps[:16])) + (" …" if len(keeps) > 16 else "")

@@ -29,7 +29,7 @@ from commtax.verbs.serving import lengths_note
 
 Plans = ServingPlans | TrainPlans
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars a token", "gpus": "fewest GPUs"}
-GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s a GPU", "gpus": "its answer for each GPU"}
+GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer for each GPU"}
 TIMES = {">TTFT": "ttft_s", ">TPOT": "tpot_s"}
 WIDTH, HEIGHT = 60, 10
 MOST_REJECTED = 16
@@ -123,7 +123,7 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
         return
     if a.trains:
         r, gain = pasted.rows, "its speed"
-        figures = f": step {format_seconds(r.step_s[0])}, MFU {r.mfu[0]:.1%}, {format_bytes(r.memory_bytes[0])} a rank"
+        figures = f": step {format_seconds(r.step_s[0])}, MFU {r.mfu[0]:.1%}, {format_bytes(r.memory_bytes[0])} per rank"
     else:
         figures, gain = _served_figures(a, pasted.rows), GAIN[a.question.goal.objective]
     place = _place(pasted, len(a.plans), gain)
@@ -131,7 +131,7 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
 
 
 def _served_figures(a: ServingPlans, r: Columns) -> str:
-    tokens = f"{r.tokens_per_s[0]:,.0f} tokens/s, {r.tokens_per_s_per_gpu[0]:,.0f} a GPU"
+    tokens = f"{r.tokens_per_s[0]:,.0f} tokens/s, {r.tokens_per_s_per_gpu[0]:,.0f} per GPU"
     tpot = f", TPOT {_tpot(a, r, 0)}" if a.question.requests.output_len > 1 else ""
     times = f"TTFT {format_seconds(r.ttft_s[0])}{tpot}"
     return f", {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
@@ -147,7 +147,7 @@ def _place(pasted: Standing, count: int, unit: str) -> str:
 
 def _asked(a: Plans) -> str:
     if a.trains:
-        return f"{a.question.goal.global_batch:,} sequences of {a.question.context:,} tokens a step"
+        return f"{plural(a.question.goal.global_batch, 'sequence')} of {a.question.context:,} tokens per step"
     g, r = a.question.goal, a.question.requests
     limits = [f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in g.times]
     sure = [f"kept with {percent(g.confidence)}"] if limits else []
@@ -221,9 +221,10 @@ def _nothing_trains(console: Console, a: TrainPlans) -> None:
         return
     least, budget = float(a.near.memory_bytes[0]), BUDGET * a.question.cluster.chip.visible_bytes
     gpus = math.ceil(int(a.near.gpus[0]) * least / budget)
-    short = f"{format_bytes(least)} a rank at least, of {format_bytes(budget)}"
+    short = f"{format_bytes(least)} per rank at least, of {format_bytes(budget)}"
     say(console, f"No plan fits in memory: {short}. It would take some {gpus:,} GPUs.", "bold red")
     _show_ranked_training(console, a, a.near, 5)
+    notes(console, run_notes(a))
 
 
 def shortened(rejected: Iterable[Rejected]) -> list[Rejected]:
@@ -266,7 +267,7 @@ def _scatter(a: ServingPlans) -> list[Text]:
     column, row = place(a.plans.tokens_per_s_per_user[a.recommended], a.plans.tokens_per_s_per_gpu[a.recommended])
     if 0 <= row < HEIGHT and 0 <= column < WIDTH:
         grid[row][column] = "◆"
-    head = "Pareto front: tokens/s a GPU (upwards) against tokens/s a user (to the right); ◆ is the recommended plan"
+    head = "Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right); ◆ is the recommended plan"
     lines = [Text(head, style="dim")]
     for i, cells in enumerate(grid):
         edge = f"{y.max() - (y.max() - y.min()) * i / (HEIGHT - 1):8,.0f} │"
@@ -419,7 +420,7 @@ def plot_front(a: ServingPlans, path: Path) -> None:
             own = a.front.take(np.flatnonzero(a.front.tp == tp))
             signs = style(index, linestyle="", label=f"TP {int(tp)}")
             axes.plot(own.tokens_per_s_per_user, own.tokens_per_s_per_gpu, **signs)
-        axes.set(xlabel="tokens/s a user", ylabel="tokens/s a GPU")
+        axes.set(xlabel="tokens/s per user", ylabel="tokens/s per GPU")
         axes.set_title(no_formula(f"{a.question.model.key} on {sized_places(a.question)}, {_asked(a)}"), loc="left", fontsize=10)
         axes.grid(True, alpha=0.3)
         axes.legend()

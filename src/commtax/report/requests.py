@@ -164,7 +164,7 @@ def _throughput(o: Outcome) -> str:
     each = o.tokens_per_s / o.num_gpus
     return (
         f"{o.requests_per_s:,.2f} requests/s, {o.input_tokens_per_s:,.0f} tokens/s in and {o.tokens_per_s:,.0f} out "
-        f"({each:,.0f} a GPU) over {time_words(o.duration_s)}"
+        f"({each:,.0f} per GPU) over {time_words(o.duration_s)}"
     )
 
 

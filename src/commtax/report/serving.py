@@ -120,8 +120,8 @@ def _mixture(s: Simulation) -> str:
     how = "alone, before decoding goes on" if engine.serves.prefill_first else "beside the decodes"
     how = "on a worker of its own" if s.apart else how
     return (
-        f"{format_mean(s.running)} request{'s run' if s.running != 1 else ' runs'} at once a replica, "
-        f"{plural(s.rows, 'row')} a decode step; a prompt is computed {cut}, {how}; "
+        f"{format_mean(s.running)} request{'s run' if s.running != 1 else ' runs'} at once per replica, "
+        f"{plural(s.rows, 'row')} per decode step; a prompt is computed {cut}, {how}; "
         f"{s.served.ahead:,.1f} prompts of others come before a first token"
     )
 

@@ -14,7 +14,7 @@ from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 from commtax.verbs.serving import lengths_note
 
-RANKED = WANTED | {"tokens": "most tokens/s a GPU"}
+RANKED = WANTED | {"tokens": "most tokens/s per GPU"}
 
 
 def show_several(console: Console, a: SeveralPlans, top: int) -> None:
@@ -48,7 +48,7 @@ def _sentence(one: Placed) -> str:
     rows, i, m = one.answer.plans, one.row, one.money
     q = one.answer.question
     load = f"{plural(int(rows.concurrency[i]), 'client')} at once, {rows.tokens_per_s[i]:,.0f} tokens/s"
-    usd = f"; {spent(m)}, ${million(m.usd_per_million_tokens)} a million {COUNTS[q.goal.cost_of]}" if m.usd_per_hour else ""
+    usd = f"; {spent(m)}, ${million(m.usd_per_million_tokens)} per million {COUNTS[q.goal.cost_of]}" if m.usd_per_hour else ""
     return f"{_words(one)} on {q.cluster.key}; {load}{usd}."
 
 
@@ -89,9 +89,9 @@ def _notes(a: SeveralPlans) -> list[str]:
     q, known = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
     said = [DEFINITION, lengths_note(q.requests.spread), *price_notes(questions)]
     if a.unpriced and a.objective == "cost":
-        said.append(f"plans on {' and '.join(a.unpriced)} stand behind those that have a price, most tokens/s a GPU first")
+        said.append(f"plans on {' and '.join(a.unpriced)} stand behind those that have a price, most tokens/s per GPU first")
     if a.objective == "tokens":
-        said.append(f"without a price for {' and '.join(a.unpriced)} dollars cannot be compared: tokens/s a GPU instead")
+        said.append(f"without a price for {' and '.join(a.unpriced)} dollars cannot be compared: tokens/s per GPU instead")
     return [*said, *([counted_note(q)] if known else []), "why others lost: with one --cluster, or --json"]
 
 

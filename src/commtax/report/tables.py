@@ -57,7 +57,7 @@ def where(asked: Question) -> str:
     pairs = f", pairs over {c.bridge.key}" if c.bridge else ""
     each = f" each {c.domain}" if c.domain > c.gpus_per_host and not c.is_one_domain else ""
     inside = f", {c.intra.key} inside{each}{pairs}" if c.domain > 1 else ""
-    between = "" if c.is_one_domain else f", {c.nics_per_host} x {c.inter.key} a host"
+    between = "" if c.is_one_domain else f", {c.nics_per_host} x {c.inter.key} per host"
     own = f", profile {asked.profile.name}" if asked.profile else ""
     return f"{c.key} ({plural(c.num_gpus, 'GPU')}{inside}{between}){own}"
 
@@ -83,7 +83,7 @@ def headline(console: Console, asked: Question, gpus: str = "") -> None:
 
 def served_step(asked: Question) -> str:
     """The step that is served, in words."""
-    return f"{asked.phase}: batch {asked.batch:,.0f} a replica, {asked.context:,.0f} {CONTEXT[asked.phase]}"
+    return f"{asked.phase}: batch {asked.batch:,.0f} per replica, {asked.context:,.0f} {CONTEXT[asked.phase]}"
 
 
 def between(low_s: Number, high_s: Number) -> str:

@@ -93,7 +93,7 @@ class Vllm(Driver):
             return [*found, check("GPUs for the largest degree", len(self.gpus) >= ranks, self.device)]
         cores, slow = len(machine.cores()), machine.bf16_note(machine.facts(), self.dtype)
         emulated = [check("bf16 instructions", False, f"{slow}; use --dtype fp32")] if slow else []
-        text = f"{cores} cores, {self.share} a rank at every degree"
+        text = f"{cores} cores, {self.share} per rank at every degree"
         return [*found, *emulated, check("a core for each rank", cores >= ranks, text), *self.kv.checks]
 
     def run(self, todo: Sequence[Run], done: Done) -> None:

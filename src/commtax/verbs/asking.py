@@ -28,7 +28,7 @@ from commtax.verbs.checking import numeric, positive
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
 """``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
-RENAMED = {"dtype": "weights_dtype", "hsdp": "shard"}
+RENAMED = {"dtype": "weights_dtype", "hsdp": "shard", "prefix_cache": "prefix_hit_rate"}
 """Keywords that a plan holds under other names."""
 MEASURED = ("batch", "context", "micro_batch", "concurrency", "input_len", "output_len")
 """Numbers that may be arrays, beside the plan's sizes."""
@@ -165,6 +165,7 @@ class RequestOptions(LimitOptions, PictureOptions, WorkerOptions, total=False):
     output_len: Number | Sequence[int]
     num_prompts: Number | None
     spread: Number
+    prefix_cache: float  # share of a prompt that is cached
     kv_tokens: Number | None
 
 
@@ -356,7 +357,7 @@ def checkpoint_kv(model: Model, engine: Engine) -> str:
 def microbatches(batch: Number, micro_batch: Number) -> Number:
     """Microbatches of one replica's share of the step."""
     if np.any(np.asarray(batch) % np.asarray(micro_batch) != 0):
-        raise Refusal(f"batch={batch} a replica does not divide by micro_batch={micro_batch}", "batch")
+        raise Refusal(f"batch={batch} per replica does not divide by micro_batch={micro_batch}", "batch")
     return batch // micro_batch
 
 

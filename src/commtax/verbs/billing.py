@@ -131,7 +131,7 @@ class StepBill(Bill):
     @property
     def mfu_definition(self) -> str:
         """What a scalar bill's MFU counts."""
-        peak = f"over {self.peak_flops_per_s / 1e12:,.0f} TFLOP/s dense {self.multiplied_in} a GPU"
+        peak = f"over {self.peak_flops_per_s / 1e12:,.0f} TFLOP/s dense {self.multiplied_in} per GPU"
         if self.question.what_if.flops == "causal":
             return f"causal pairs only, nothing recomputed, {peak}"
         if np.any(self._causal):
@@ -223,7 +223,7 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
     yield from _spread_notes(q, rows)
     if q.speculative:
         missing = "how many drafts are accepted is not modelled, nor the time that drafting takes"
-        yield Note("drafts", f"{missing}: with a mean of a accepted drafts, a step makes 1 + a tokens a sequence")
+        yield Note("drafts", f"{missing}: with a mean of n accepted drafts, a step yields 1 + n tokens per sequence")
 
 
 def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:
@@ -321,7 +321,7 @@ class Traffic:
 def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[SentOptions]) -> Traffic:
     """The exact collectives of one step.
 
-    ``batch`` counts sequences a replica; ``context`` is cached tokens a sequence in decode, prompt length in prefill,
+    ``batch`` counts sequences per replica; ``context`` is cached tokens per sequence in decode, prompt length in prefill,
     sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.
     """
     put = unsettled(model, cluster, {"context": INPUT_LEN, **only(SentOptions, options)})

@@ -65,10 +65,19 @@ def check_limits(given: Changes) -> None:
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "state_slots"):
         positive(given.get(name, 1), name)
     share(given.get("gpu_memory_utilization", 1.0))
+    part(given.get("prefix_hit_rate", 0.0), "prefix_cache")
     if (factor := numeric(given.get("imbalance", 1.0), "imbalance")) < 1:
         raise Refusal(f"imbalance={factor}: {FACTOR}", "imbalance", (1,))
     if (size := given.get("kv_cache_memory_bytes", 0.0)) < 0:
         raise Refusal(f"kv_cache_memory_bytes={size}: a size of at least 0 is needed", "kv_cache_memory_bytes", (0,))
+
+
+def part(value: object, name: str) -> float:
+    """A share of something, all and nothing of it among them."""
+    if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number)) or not 0 <= value <= 1:
+        nearest = 1 if isinstance(value, (int, float)) and value > 1 else 0
+        raise Refusal(f"{name}={value}: a share from 0 to 1 is needed; nearest valid: {nearest}", name, (nearest,))
+    return float(value)
 
 
 def share(value: float) -> None:
@@ -315,7 +324,7 @@ def _check_schedule(plan: Plan) -> None:
     if plan.chunks < 1:
         raise Refusal(f"chunks={plan.chunks}: a rank has at least 1 chunk", "chunks", (1,))
     if plan.chunks > 1 and plan.schedule != "interleaved":
-        raise Refusal(f"chunks={plan.chunks}: only the interleaved schedule has several chunks a rank", "chunks", (1,))
+        raise Refusal(f"chunks={plan.chunks}: only the interleaved schedule has several chunks per rank", "chunks", (1,))
 
 
 def check_lengths(q: Question) -> None:
@@ -336,7 +345,7 @@ def _check_chunks(layers: int, plan: Plan) -> None:
     if stages == 1 or chunks == 1:
         return
     if plan.schedule == "interleaved" and chunks > (most := most_chunks(layers, stages)):
-        limit = f"make at most {most} chunks a rank" if most > 1 else "are too few for chunks"
+        limit = f"make at most {most} chunks per rank" if most > 1 else "are too few for chunks"
         empty = "every virtual stage has a layer, but for the embedding's and the head's"
         raise Refusal(f"chunks={chunks}: {layers} layers on pp={stages} {limit} ({empty})", "chunks", (most,) if most > 1 else ())
     if plan.schedule != "interleaved" and np.any((np.asarray(plan.pp) > 1) & (layers % (np.asarray(plan.pp) * chunks) != 0)):

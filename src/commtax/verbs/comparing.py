@@ -205,7 +205,7 @@ def parse_plan(text: str) -> dict[str, int]:
         raise Refusal(
             f"plans '{text}': write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 ({', '.join(SIZES)}, r for replicas)", "plans"
         )
-    named = {"replicas" if name == "r" else name: int(size) if size else AUTO_EP for name, size in given}
+    named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in given}
     sizes = dict.fromkeys((*SIZES, "replicas"), 1) | named
     if 0 in sizes.values():
         raise Refusal(f"plans '{text}': sizes are at least 1", "plans")

@@ -32,6 +32,7 @@ class Counterfactual:
     note: str = ""
     step_s: float = math.nan
     delta_s: float = math.nan
+    fits: bool = True
 
 
 def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
@@ -69,7 +70,8 @@ def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual]
     else:
         remedy = f"half the latency saves {latency:.0%}{fused}, twice the bandwidth {bandwidth:.0%}"
     tp = int(b.question.plan.tp)
-    better = max((saved.get(code, -1.0), n) for code, n in (("narrower", tp // 2), ("wider", 2 * tp)))
+    holds = {c.code for c in what_ifs if c.fits}
+    better = max((saved[code] if code in holds else -1.0, n) for code, n in (("narrower", tp // 2), ("wider", 2 * tp)))
     if better[0] > 0.02:
         remedy += f"; tp {better[1]} would be {better[0]:.0%} faster"
     if str(top.link) == b.question.cluster.inter.key and top.item.axis == "tp":
@@ -162,16 +164,18 @@ def _speed(cluster: Cluster, link: str) -> float:
 
 def counterfactuals(b: StepBill) -> list[Counterfactual]:
     """What should we buy or change? Each recomputed; what a rule forbids is left out."""
-    q, now, answers = b.question, float(b.step_s), []
+    q, now, as_is, answers = b.question, float(b.step_s), bool(fits(b)), []
     for one in _training_tries(b) if q.trains else _serving_tries(b):
         try:
-            other = with_collectives(b, **one.changes) if COLLECTIVE.issuperset(one.changes) else price(q.but(**one.changes))
+            sent = COLLECTIVE.issuperset(one.changes)
+            other = with_collectives(b, **one.changes) if sent else price(q.but(**one.changes))
         except ValueError:
             continue
-        step, held = float(other.step_s), "does not fit in memory" if q.trains and not fits(other) else ""
-        pays = f"drafts pay from a mean of {now / step - 1:.2f} accepted a step" if one.code == "plain" else ""
+        step, holds = float(other.step_s), as_is if sent else bool(fits(other))
+        held = "" if holds else "does not fit in memory"
+        pays = f"drafts pay from a mean of {now / step - 1:.2f} accepted per step" if one.code == "plain" else ""
         note = "; ".join(x for x in (one.note, held, pays) if x)
-        answers.append(replace(one, note=note, step_s=step, delta_s=step - now))
+        answers.append(replace(one, note=note, step_s=step, delta_s=step - now, fits=holds))
     return answers
 
 

@@ -112,11 +112,10 @@ class Explained:
         """What a step that does not fit lacks: the answer's first words, for nobody can run it."""
         m, q = self.memory, self.bill.question
         if q.trains:
-            usable = f"{format_bytes(m.capacity_bytes)} ({USABLE:.0%} of them usable)"
-            return f"Does not fit in memory: a rank would hold {format_bytes(m.used_bytes)} of {usable}."
-        return (
-            f"Does not fit in memory: a rank would hold {format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)}; {m.note}."
-        )
+            usable = f"{format_bytes(m.capacity_bytes)}, {USABLE:.0%} of it usable"
+            return f"Does not fit in memory: each rank needs {format_bytes(m.used_bytes)} and has {usable}."
+        needed = f"each rank needs {format_bytes(m.used_bytes)} and has {format_bytes(m.capacity_bytes)}"
+        return f"Does not fit in memory: {needed}; {m.note}."
 
     @cached_property
     def thresholds(self) -> Thresholds | None:
@@ -193,7 +192,7 @@ def _served_memory(b: StepBill) -> Memory:
         "graphs and other": room.other_bytes + room.graph_bytes,
         "KV cache of this batch": blocks,  # and its states
     }
-    note = f"room for {room.kv_tokens:,} cached tokens a replica; this batch has {tokens:,}"
+    note = f"room for {room.kv_tokens:,} cached tokens per replica; this batch has {tokens:,}"
     return _memory(b, parts, room.fits and room.holds(seqs, each), room.kv_tokens, note)
 
 
@@ -282,7 +281,7 @@ def _trained_lesson(b: StepBill) -> list[LessonRow]:
         whole = sum(float(x.total_s) for x in b.items if x.item.axis in ("dp", "shard", "edp", "replica"))
         theirs = f"{said['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}"
         own = f"{t.dp_tokens:,.0f}: {float(b.exposed_on('dp')) / whole:.0%} of it is exposed"
-        rows.append(LessonRow("DP threshold, tokens a GPU", theirs, own, _dp_why(b)))
+        rows.append(LessonRow("DP threshold, tokens per GPU", theirs, own, _dp_why(b)))
     if plan.pp > 1:
         why = "(pp−1)/(M+pp−1) is of equal stages alone; ours is of the whole step, with its schedule, taxes and the update"
         rows.append(LessonRow("PP bubble", f"{said['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
@@ -296,7 +295,7 @@ def _tp_why(b: StepBill, formula: float) -> str:
     links = " and ".join(sorted({str(x.link) for x in lines}))
     degree = f"⅓·peak/(BW·h) is the tax of TP 2 for every degree; each of {tp} ranks computes 1/{tp} but reduces all"
     if tp > LESSON_RANKS:
-        share = f"reduces inside a host first, so that {cluster.nics_per_host} NICs a host carry a share each"
+        share = f"reduces inside a host first, so that {cluster.nics_per_host} NICs per host carry a share each"
         ours = share if any(x.via == "hierarchical" for x in lines) else "prices the collective that the library picks"
         past = f"past {LESSON_RANKS} ranks it takes one NIC of 50 GB/s for the whole group"
         return f"{degree}; {past}; ours goes over {links} and {ours}"

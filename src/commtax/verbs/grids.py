@@ -75,7 +75,7 @@ def grid(here: StepBill, kind: str) -> Grid:
                 before[index] = cell.rate or 0.0
             cells.append(cell)
     own = 0 if kind == "tp-link" else [c.batch for c in columns].index(_batch(q))
-    sequences = "sequences a microbatch" if q.trains else "sequences a replica"
+    sequences = "sequences per microbatch" if q.trains else "sequences per replica"
     line = "past the line a row gives fewer tokens/s than the row above it: that much more TP does not pay"
     same = "the same GPUs and global batch in every row (dp gives way to tp)" if q.trains else "dp as it is"
     return Grid(

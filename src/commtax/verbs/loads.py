@@ -11,7 +11,7 @@ from commtax.question import Offered
 from commtax.spec.stream import MOST_TOKENS, ROUTERS, Lengths, Stream
 from commtax.statement import Refusal
 from commtax.units import parse_seconds
-from commtax.verbs.checking import positive
+from commtax.verbs.checking import part, positive
 
 MOST_SERVED = 1_000_000  # requests that are simulated: about a minute, and a few GiB
 MOST_RATE = 1e6  # requests/s
@@ -158,13 +158,6 @@ def _pause(value: object, name: str) -> float:
     return 0.0 if seconds(value, name) == 0 else _span(value, name)
 
 
-def _share(value: object, name: str) -> float:
-    if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number)) or not 0 <= value <= 1:
-        nearest = 1 if isinstance(value, (int, float)) and value > 1 else 0
-        raise Refusal(f"{name}={value}: a share from 0 to 1 is needed; nearest valid: {nearest}", name, (nearest,))
-    return float(value)
-
-
 def _count(least: int, most: int) -> Callable[[object, str], int]:
     def check(value: object, name: str) -> int:
         if np.ndim(value):  # type: ignore[arg-type]
@@ -189,7 +182,7 @@ CHECKED: Mapping[str, tuple[str, Callable[[object, str], object]]] = {
     "duration": ("duration_s", _span),
     "unique_prompts": ("unique_prompts", _count(1, MOST_SERVED)),
     "shared_prefix": ("shared_prefix", _count(0, MOST_TOKENS)),
-    "prefix_cache": ("prefix_hit_rate", _share),
+    "prefix_cache": ("prefix_hit_rate", part),
     "max_concurrency": ("max_in_flight", _count(1, 2**31)),
     "ramp_up": ("ramp_up_s", _pause),
     "warmup": ("warmup", _count(0, MOST_SERVED)),

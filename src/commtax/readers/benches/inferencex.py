@@ -73,7 +73,7 @@ def _facts(d: Json) -> dict[str, str]:
     hardware = next((str(d[key]) for key in TABLE["hardware"] if isinstance(d.get(key), str)), "")
     rate = number(d.get("tput_per_gpu"))
     named = {
-        "tokens/s a GPU": f"{rate:.2f}" if rate else "",
+        "tokens/s per GPU": f"{rate:.2f}" if rate else "",
         "hardware": hardware,
         "engine": engine,
         "precision": d.get("precision"),

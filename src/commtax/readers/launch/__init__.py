@@ -73,7 +73,7 @@ def _described(text: str, source: str, wanted: Wanted | None, choice: str) -> La
     found = [(s.name, launch) for s, launch in read if launch]
     if not found:
         seen = f"{looked} container{'s' * (looked != 1)} looked at" if looked else "it has no container"
-        raise Refusal(f"from{source}: YAML that starts no server that is understood; {seen} ({PROGRAMS})", "from")
+        raise Refusal(f"from{source}: this YAML starts no known server; {seen} (known: {PROGRAMS})", "from")
     names = [name for name, _ in found]
     if choice and choice not in names:
         raise Refusal(f"from{source}: no server '{choice}'; it has {', '.join(dict.fromkeys(names))}", "from", names)
@@ -107,7 +107,7 @@ def _server(served: Served, files: Mapping[str, str]) -> Launch | None:
 def _placed(launch: Launch, served: Served) -> Launch:
     """A server on its hosts: a job of several may be one replica of a set that counts hosts."""
     nnodes = launch.place.nnodes or served.hosts
-    count = -(-served.replicas // nnodes) if served.ordered else served.replicas
+    count = -(-served.replicas // nnodes) if served.ordered else served.replicas if launch.phase == "serve" else 1
     here = replace(launch.place, nnodes=nnodes if nnodes > 1 and count == 1 else None)
     launch = replace(launch, servers=replace(launch.servers, count=count), place=here)
     if served.guessed:
@@ -277,7 +277,7 @@ def _counted(launches: list[Launch]) -> Launch:
     alike = [x for x in launches if _bare(x) == _bare(first)]
     parts = (first.place.nnodes or 1) > 1 and bool(first.place.address)  # commands of one job meet at one address
     count = len({x.place.address for x in alike}) if parts else sum(x.servers.count for x in alike)
-    if count < 2:
+    if count < 2 or first.phase == "train":  # one job, whose hosts are all started by the same command
         return first
     return replace(first, servers=replace(first.servers, count=count), place=replace(first.place, devices=()))
 

@@ -188,7 +188,7 @@ def measured_s(row: Row, model: Model, plan: Plan, chip: Chip) -> float:
         raise Refusal("the row has neither a step's time nor tokens/s/GPU, TFLOP/s or MFU", "step_time_s")
     if flops / took_s > peak:
         raise Refusal(
-            f"{flops / took_s / TERA:,.0f} TFLOP/s a GPU are more than the {peak / TERA:,.0f} of {chip.key}", "step_time_s"
+            f"{flops / took_s / TERA:,.0f} TFLOP/s per GPU are more than the {peak / TERA:,.0f} of {chip.key}", "step_time_s"
         )
     return took_s
 

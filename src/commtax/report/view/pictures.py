@@ -71,7 +71,7 @@ def serving_front(a: ServingPlans) -> ServedFront:
         usd = page_note(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
         why = [*why, *(place_words(a, place) for place in a.places), usd, lengths_note(a.question.requests.spread)]
     document = {**document, "front": points, "why": why}
-    return ServedFront(**document, sentence=sentence, x_title="tokens/s a user", y_title="tokens/s a GPU")
+    return ServedFront(**document, sentence=sentence, x_title="tokens/s per user", y_title="tokens/s per GPU")
 
 
 def _with_winner(a: ServingPlans) -> tuple[Columns, int]:
@@ -121,7 +121,7 @@ def training_front(a: TrainPlans) -> TrainedFront:
     points = [_trained(a, rows, i, bool(len(a.plans)) and int(drawn[i]) == a.recommended) for i in range(len(rows))]
     sentence = f"{recommended_words(a)}: {a.why[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
     document = vars(plans_document(a, TOP))
-    return TrainedFront(**document, front=points, sentence=sentence, x_title="memory a rank, GB", y_title="MFU")
+    return TrainedFront(**document, front=points, sentence=sentence, x_title="memory per rank, GB", y_title="MFU")
 
 
 def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
@@ -139,7 +139,7 @@ def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
     step_keys: dict[str, Value] = {"sp": 1, "b": micro, "n": each, "s": int(a.question.context)}
     kinds: dict[str, Value] = {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule}
     kinds |= {"v": kind.chunks} if kind.chunks > 1 else {}
-    text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {rows.mfu[i]:.1%}, {held} a rank"
+    text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {rows.mfu[i]:.1%}, {held} per rank"
     patch = sizes | kinds | step_keys
     return Point(plan, float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i]), best, text, patch)
 

@@ -15,7 +15,7 @@ from typing import Any
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import suggest
-from commtax.catalog.models import bundled
+from commtax.catalog.models import named
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import DEFAULT, TRAINING
 from commtax.planner.serving import OBJECTIVES
@@ -109,13 +109,13 @@ KEYS = (
     Key("e", "engine", "", "Engine; empty: vllm, to train megatron.", pattern=NAME),
     Key("ph", "phase", "decode", "Phase.", words=SHOWN),
     *(Key(axis, axis, 1, SAID.get(axis, f"{PARALLEL[axis].title.capitalize()}."), 1, MOST[axis]) for axis in SIZES),
-    Key("b", "batch", 1, "Sequences in the step, a replica; to train, of a microbatch.", 1, 65_536),
+    Key("b", "batch", 1, "Sequences in the step, per replica; to train, of a microbatch.", 1, 65_536),
     Key("s", "context", 0, f"Cached tokens, prompt or sequence length; 0: {INPUT_LEN}, to train {SEQUENCE_LEN}.", 0, 2**20),
-    Key("n", "microbatches", 8, "Training: microbatches a replica and step.", 1, MOST["microbatches"]),
+    Key("n", "microbatches", 8, "Training: microbatches per replica and step.", 1, MOST["microbatches"]),
     Key("z", "zero", "", "Training: ZeRO stage; empty: the engine's.", words=("", "0", "1", "2", "3")),
     Key("rc", "recompute", "none", "Training: what backward computes again.", words=(*RECOMPUTE, *LIGHT)),
     Key("sch", "schedule", "1f1b", "Training: pipeline schedule.", words=TRAINING),
-    Key("v", "chunks", 2, "Training: chunks a rank, where the schedule is interleaved.", 2, 16),
+    Key("v", "chunks", 2, "Training: chunks per rank, where the schedule is interleaved.", 2, 16),
     Key("dt", "dtype", "", "Weights in another type; empty: as stored.", words=("", *DTYPE_BYTES)),
     Key("kv", "kv_dtype", "", "Serving: KV cache in another type.", words=("", "bf16", "fp16", "fp8")),
     Key("red", "redundant_experts", 0, "Serving: copies of popular experts, where experts are spread over ranks.", 0, 65_536),
@@ -271,7 +271,7 @@ def _model(key: str, config: str, hidden: int, layers: int, name: str) -> Model:
             rule = f"cfg: {model.num_layers:,} layers, more than the {MAX_LAYERS:,} that the page draws"
             raise RefusedError(rule, "cfg", malformed=False)
         return model
-    known = bundled(key)
+    known = named(key)
     if known is None:
         near = [name for name in catalog.keys("models") if name.startswith(key[:4].lower())][:3]
         rule = f"m '{_shown(key)}': not in the catalogue{suggest(key, catalog.keys('models'))} (or paste its config.json)"

@@ -11,7 +11,7 @@ const SLIDERS = [
   { key: "dp", name: "DP", hint: "data parallel" },
   { key: "ep", name: "EP", hint: "expert parallel" },
   { key: "cp", name: "CP", hint: "context parallel", train: true },
-  { key: "b", name: "Batch", hint: "requests a replica", trainName: "Micro-batch", trainHint: "sequences a pass" },
+  { key: "b", name: "Batch", hint: "requests per replica", trainName: "Micro-batch", trainHint: "sequences a pass" },
   { key: "s", name: "Context", hint: "tokens a request", trainName: "Sequence", trainHint: "tokens" },
   { key: "local", name: "Local tokens", hint: "batch × sequence", train: true },
   { key: "n", name: "Microbatches", hint: "a replica and step", train: true },

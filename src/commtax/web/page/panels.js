@@ -30,7 +30,7 @@ export function figures(view) {
     figure("exposed communication", percent(all.comm_fraction), [`${seconds(all.exposed_comm_s)} of ${seconds(all.comm_s)}`], true),
     figure("tokens/s", rate(all.tokens_per_s), []),
     all.mfu ? figure("MFU", percent(all.mfu), [mfuChip(all), all.bubble_fraction ? `bubble ${percent(all.bubble_fraction)}` : null]) : null,
-    figure("memory a GPU", all.fits === false ? "does not fit" : all.fits ? "fits" : "–", [used], all.fits === false),
+    figure("memory per GPU", all.fits === false ? "does not fit" : all.fits ? "fits" : "–", [used], all.fits === false),
   ];
 }
 

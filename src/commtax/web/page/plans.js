@@ -45,8 +45,8 @@ export function drawPlans(host, plan, load) {
     picture.append(svg("line", { x1: PAD.left, x2: width - PAD.right, y1: y(value), y2: y(value), class: "grid-line" }), svg("text", { x: PAD.left - 8, y: y(value) + 4, class: "tick", "text-anchor": "end" }, shortRate(value)));
   }
   picture.append(
-    svg("text", { x: width - PAD.right, y: height - 6, class: "axis-title", "text-anchor": "end" }, plan.x_title ?? "tokens/s a user"),
-    svg("text", { x: 14, y: PAD.top, class: "axis-title", "text-anchor": "end", transform: `rotate(-90 14 ${PAD.top})` }, plan.y_title ?? "tokens/s a GPU"),
+    svg("text", { x: width - PAD.right, y: height - 6, class: "axis-title", "text-anchor": "end" }, plan.x_title ?? "tokens/s per user"),
+    svg("text", { x: 14, y: PAD.top, class: "axis-title", "text-anchor": "end", transform: `rotate(-90 14 ${PAD.top})` }, plan.y_title ?? "tokens/s per GPU"),
   );
   const points = [...front].sort((a, b) => a.x - b.x);
   const one = (sign) => points.every((point, i) => !i || sign * point.y >= sign * points[i - 1].y);
