@@ -17,7 +17,9 @@ from commtax.readers import (
     collective_tests,
     crashes,
     flight,
+    flight_text,
     kineto,
+    llamacpp_log,
     matrices,
     nccl_log,
     nsys,
@@ -35,6 +37,8 @@ from commtax.readers.benches.record import Bench
 from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.crashes import Crash
 from commtax.readers.flight import Dump
+from commtax.readers.flight_text import Analysis
+from commtax.readers.llamacpp_log import Timings
 from commtax.readers.matrices import Matrices
 from commtax.readers.nccl_log import NcclLog
 from commtax.readers.smi import Links, Monitor
@@ -50,6 +54,8 @@ Left = (
     | StartupLog
     | NcclLog
     | Dump
+    | Analysis
+    | Timings
     | TrainingLog
     | CollectiveTests
     | Links
@@ -198,9 +204,21 @@ TEXTS = (
     ),
     Format(
         "log",
+        "a log of llama.cpp (timings, buffers)",
+        lambda source: llamacpp_log.looks_like(source.raw),
+        lambda source: llamacpp_log.parse(source.raw),
+    ),
+    Format(
+        "log",
         "a log of NCCL or RCCL (NCCL_DEBUG=INFO, or PyTorch's watchdog)",
         lambda source: nccl_log.looks_like(source.text),
         lambda source: nccl_log.parse(source.text),
+    ),
+    Format(
+        "flight",
+        "an analysis of flight recorders (torchfrtrace, a table with missing_ranks)",
+        lambda source: flight_text.looks_like(source.raw),
+        lambda source: flight_text.parse(source.raw),
     ),
     Format(
         "bench",

@@ -13,7 +13,7 @@ from commtax.readers.trace import Usage
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_CAUSES = 5
-OVERLOAD = "overload"  # a cause that is the verdict on a run by itself
+DECIDE = ("hang", "overload", "cache full", "preempted", "queue")  # causes that are the verdict on a run by themselves
 MOST_FILES = 3  # of a section, by name
 VERDICTS = {
     AGREE: "the run agrees",
@@ -232,13 +232,13 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
     if not any(told(s) for s in audited.sections) or _untimed(audited.sections):
         return "nothing could be told"
     found = causes(audited)
-    if worst := next((c for c in found if c.code == OVERLOAD), None):
+    if worst := next((c for c in found if c.code in DECIDE), None):
         return worst.said
     if count := len(found):
         nobody = "nobody is to blame; " if any(s.kind in JOBS for s in audited.sections) else ""
         return f"{nobody}{plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
     if any(n.code == "stopped" for s in audited.sections for n in s.notes):
-        return "the start does not end in it"
+        return "the start is not finished in it"
     jobs = [s for s in audited.sections if s.kind in JOBS]
     if fact := next((str(n) for s in audited.sections for n in s.notes if n.code == "headline"), ""):
         return fact
