@@ -233,7 +233,7 @@ def test_batches_of_sglang_are_read_with_and_without_a_time(stamp, batch, tmp_pa
     path.write_text(f"{stamp}{prefill}input throughput (token/s): 8000.50, cuda graph: False\n")
     (log,) = formats.read(path)
     assert log.engine == "sglang"
-    assert log.moments == (Moment(3, 2, 0.0, 0.05, prompt_tokens_per_s=8000.5),)
+    assert log.moments == (Moment(3, 2, 0.0, 0.05, prompt_tokens_per_s=8000.5, let_in=1),)
 
 
 def test_token_usage_and_tokens_of_decode_batches_are_told(told):
@@ -253,7 +253,9 @@ def test_a_prompt_that_runs_without_a_graph_is_no_decode_without_one(told):
 def test_a_scheduler_that_failed_is_told_where_its_error_is_cut_off(told):
     begun = "[2026-03-01 10:00:00 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
     _, causes, head = told(f'{begun}  File "/x/scheduler.py", line 7\n')
-    assert "Scheduler hit an exception (TP1)" in causes["failure"].said
+    assert (
+        "Scheduler hit an exception, and what it wrote itself is not in this text (TP1, scheduler.py:7)" in causes["failure"].said
+    )
     assert "something is off" in head
 
 

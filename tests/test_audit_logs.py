@@ -348,7 +348,8 @@ def test_a_second_try_that_starts():
 def test_an_engine_that_only_began_to_start():
     text = "INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='Qwen/Qwen3-8B', tensor_parallel_size=2"
     assert "did not finish starting" in audit_log(vllm_log.parse(text), None).notes[0]
-    assert "started" in audit_log(vllm_log.parse(f"{text}\nINFO GPU KV cache size: 5,760 tokens"), None).notes[0]
+    assert "did not finish" in audit_log(vllm_log.parse(f"{text}\nINFO GPU KV cache size: 5,760 tokens"), None).notes[0]
+    assert "started" in audit_log(vllm_log.parse(f"{text}\nINFO:     Application startup complete."), None).notes[0]
 
 
 WATCHDOG = (

@@ -349,7 +349,7 @@ def test_an_all_reduce_is_wished_for_by_the_library_that_has_none(tmp_path):
         ("hello\nworld\n", "is not recognised"),
         ('{"a": ', "not valid JSON, or cut off"),
         ("[1, 2]", "JSON without measurements"),
-        ('{"foo": 1}', "none of the keys"),
+        ('{"foo": 1}', "no key of"),
         ('{"kind": "gemm", "m": 1, "n": 2, "k": 3, "median_s": -1}', "a time of -1 is no measurement"),
         ('{"impl": "shm", "op": "all-reduce", "ranks": "x", "size_bytes": 8, "time_us": 3}', "ranks='x'"),
         ('{"impl": "zzz", "op": "all-reduce", "ranks": 2, "size_bytes": 8, "time_us": 3}', "unknown library"),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_run import run_here
+from commtax.audit import audit
 from commtax.readers import chrome, formats
 from commtax.timeline import Timeline
 
@@ -86,3 +87,48 @@ def test_damaged_traces_of_ours_are_refused_in_one_line(tmp_path_factory, data):
         formats.read(path)
     except ValueError as error:
         assert "\n" not in str(error)  # noqa: PT017
+
+
+def kernel(name, device, start_us, us, **other):
+    return {"cat": "kernel", "name": name, "ts": start_us, "dur": us, "tid": 7, "args": {"device": device, "stream": 7}, **other}
+
+
+def test_events_without_their_phase_are_read(tmp_path):
+    """Some writers leave out ph: what has a category, a beginning and a length is complete."""
+    path = tmp_path / "x.json"
+    events = [kernel("ncclDevKernel_AllReduce", 0, 10.0, 24.0), kernel("moe", 0, 40.0, 539.0), {"name": "meta", "args": {}}]
+    path.write_text(json.dumps({"traceEvents": events}))
+    (trace,) = formats.read(path)
+    assert [(c.op, round(c.seconds * 1e6)) for c in trace.collectives] == [("all-reduce", 24)]
+    assert trace.timeline.busy_s(["compute"]).sum() == pytest.approx(539e-6)
+
+
+@pytest.mark.parametrize("world", [0, 8])
+def test_devices_of_one_process_are_told_one_by_one(tmp_path, world):
+    """A device that copies alone is none; the file of a job's rank is one, whatever it names."""
+    path = tmp_path / "x.json"
+    events = [kernel("gemm", d, 50.0 * i, 40.0 - 10 * d, ph="X") for d in range(3) for i in range(4)]
+    events += [kernel("ncclDevKernel_AllReduce_RING", d, 300.0, 50.0, ph="X") for d in range(3)]
+    events.append({**kernel("Memcpy DtoD", 3, 0.0, 9.0, ph="X"), "cat": "gpu_memcpy"})
+    told = {"distributedInfo": {"rank": 0, "world_size": world}} if world else {}
+    path.write_text(json.dumps({**told, "traceEvents": events}))
+    traces = formats.read(path)
+    assert [t.rank for t in traces] == ([0] if world else [0, 1, 2])
+    if not world:
+        assert [round(t.timeline.busy_s(["compute"]).sum() * 1e6) for t in traces] == [160, 120, 80]
+        assert all(len(t.collectives) == 1 for t in traces)
+
+
+def test_idle_time_is_a_part_of_the_ranks_own_step(tmp_path):
+    """Steps of 1 and 1.5 ms: what idles in the longer one is no more than all of it."""
+    for rank, (length, us) in enumerate([(1000.0, 50.0), (1500.0, 100.0)]):
+        step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#2", "tid": 1, "ts": 0, "dur": length}
+        kernels = [kernel("triton", 0, 20.0 + 1000 * i, us, ph="X") for i in range(8)]
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps({"traceEvents": [step, *kernels]}))
+    audited = audit([tmp_path])
+    (stall,) = (c for c in audited.sections[0].causes if c.code == "stall")
+    assert stall.share == pytest.approx(1300 / 1500)
+    assert "a step of rank 1 takes 200 µs instead of 1.5 ms" in stall.gain
+    assert {f.item: f.measured for f in audited.findings if f.code == "outside"} == {
+        f"rank {r}: compute in the whole trace": pytest.approx(us * 1e-6) for r, us in enumerate((400, 800))
+    }

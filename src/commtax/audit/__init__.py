@@ -11,7 +11,8 @@ from commtax.audit.benches import audit_bench
 from commtax.audit.collective_tests import audit_collectives
 from commtax.audit.crashed import audit_crash
 from commtax.audit.finding import Audit, Claim, Section
-from commtax.audit.flight import audit_flight
+from commtax.audit.flight import audit_analysis, audit_flight
+from commtax.audit.llamacpp import audit_timings
 from commtax.audit.logs import audit_log
 from commtax.audit.nccl import audit_nccl
 from commtax.audit.nvidia_smi import audit_links, audit_monitor
@@ -25,6 +26,8 @@ from commtax.readers import bench, formats
 from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.crashes import Crash
 from commtax.readers.flight import Dump
+from commtax.readers.flight_text import Analysis
+from commtax.readers.llamacpp_log import Timings
 from commtax.readers.matrices import Matrices
 from commtax.readers.nccl_log import NcclLog
 from commtax.readers.smi import Links, Monitor
@@ -35,6 +38,8 @@ from commtax.readers.training_log import TrainingLog
 
 AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {
     StartupLog: audit_log,
+    Analysis: audit_analysis,
+    Timings: audit_timings,
     TrainingLog: audit_training,
     CollectiveTests: audit_collectives,
     Links: audit_links,

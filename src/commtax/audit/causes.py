@@ -36,7 +36,8 @@ def causes(job: Job, culprit: Culprit | None, cost_s: float) -> tuple[Cause, ...
 
 
 def cause(code: str, said: str, change: str, cost_s: float, step_s: float, span: str = "a step") -> Cause:
-    """A cause with its share of the step, and the step without it in words."""
+    """A cause with its share of the step, which is all of it at most, and the step without it in words."""
+    cost_s = min(cost_s, step_s)
     left = format_seconds(step_s - cost_s) if step_s - cost_s > ROUNDING * step_s else "nothing"
     gain = f"without it {span} takes {left} instead of {format_seconds(step_s)} (-{cost_s / step_s:.0%})"
     return Cause(code, said, cost_s, cost_s / step_s, change, gain)
@@ -125,7 +126,9 @@ def _idle(job: Job) -> Iterator[Cause]:
     cost, trace = float(places[place]), job.traces[place]
     if cost < SMALL * step_s or not trace.on_device:
         return
+    own = float(job.typical.usual("total_s")[place])  # ranks' steps may differ: what idles is a part of its own
     length, steps = _pauses(job, place), max(1, len(trace.steps))
+    span = f"{span_of(job)} of rank {trace.rank}" if len(job.traces) > 1 else span_of(job)
     short = length[length < SHORT_S]
     whose = f"the device of rank {trace.rank}" if len(job.traces) > 1 else "the device"
     said = f"{whose} idles {format_seconds(cost)} of {span_of(job)}"
@@ -133,12 +136,12 @@ def _idle(job: Job) -> Iterator[Cause]:
     if many and short.sum() >= MOSTLY * length.sum():
         each = float(np.median(short))
         pauses = f"{len(short) / steps:.0f} pauses of {format_seconds(each)}"
-        yield cause(*_between_kernels(f"{said} in {pauses}", each, trace.replayed), cost, step_s, span_of(job))
+        yield cause(*_between_kernels(f"{said} in {pauses}", each, trace.replayed), cost, own, span)
         return
     longest = format_seconds(float(length.max())) if len(length) else "its whole length"
     change = "look at the host: data loading, scheduling, synchronisation, copies"
     said = f"{said}, in pauses of up to {longest}: it waits for the host or for data"
-    yield cause("stall", said, change, cost, step_s, span_of(job))
+    yield cause("stall", said, change, cost, own, span)
 
 
 def _pauses(job: Job, place: int) -> Column:

@@ -7,7 +7,7 @@ from statistics import mean, median
 from commtax import catalog
 from commtax.audit.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
 from commtax.audit.identity import differing
-from commtax.readers.collective_tests import CollectiveTests
+from commtax.readers.collective_tests import Begun, CollectiveTests
 from commtax.readers.nccl_tests import Row, Run
 from commtax.readers.published.spellings import device_named
 from commtax.spec import Cluster
@@ -24,6 +24,8 @@ DIP = 0.75  # of the best bandwidth of smaller tensors
 APART = 0.25  # between in place and out of place
 ROUNDED = 0.02  # the printed average holds rows that are rounded
 
+AVERAGE = "average bus bandwidth, GB/s"
+
 
 def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "output") -> Section:
     """What each run reached; each size against the claimed cluster, or the one that its devices' names tell."""
@@ -33,15 +35,16 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     for number, run in enumerate(tests.runs, 1):
         ranks = run.ranks or tests.ranks
         label = f"run {number}: " if len(tests.runs) > 1 else ""
+        moved = ranks != 1 and any(r.busbw_Bps for r in run.rows)  # one rank sends nothing, and its times are none of a link
         told = (*_reached(run, ranks, place), *_expected(run, ranks, place, claim, assumed))
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in told]
-        causes += (*_faults(run, label), *_far_below(run, ranks, place, label))
+        causes += (*_wrong(run, label), *(_faults(run, label) if moved else ()), *_far_below(run, ranks, place, label))
     findings += _average(tests)
     findings += differing(claim, chip=tests.devices[0]) if claim and tests.devices else ()
     causes += _alone(tests)
     where = claim.question.cluster.key if claim else place.key if place else "…"
     notes = [*_cut(tests)]
-    if tests.runs and not tests.shared:
+    if tests.runs and not tests.shared and not name.endswith(".json"):  # calibrate reads what is printed
         notes.append(Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"))
     if place and assumed and tests.runs:
         notes.append(Note("place", f"{place.key} is taken from the devices' names"))
@@ -49,18 +52,29 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
 
 
 def _printed(tests: CollectiveTests) -> Iterator[Finding]:
-    """A test that was begun and printed less than it was asked for; one that printed nothing did not run."""
-    rows = sum(len(run.rows) for run in tests.runs)
-    if tests.cut and tests.asked:
-        finding = Finding(Note("rows", "sizes measured"), tests.asked, rows, reason="the test ended, or hung, before its first row")
-        yield finding.undecided("the text ends before the test's last size") if rows else finding.judged()
+    """A test that was begun and printed less than it was asked for; one that printed its table's head alone did not run."""
+    for test in (t for t in tests.cut if t.asked and not tests.alone):
+        label = f"{test.op}: sizes measured" if test.op and len(tests.runs) > 0 else "sizes measured"
+        finding = Finding(Note("rows", label), test.asked, test.rows, reason="the test ended, or hung, before its first row")
+        yield finding.judged() if test.titled and not test.rows and not test.half else finding.undecided(_lacking(test))
+
+
+def _lacking(test: Begun) -> str:
+    """What of a test is not in a text."""
+    if test.half:
+        return f"the text ends in the row of {format_bytes(test.half)}"
+    if not test.rows:
+        return f"the text ends {'above its first row' if test.titled else 'before its table'}"
+    if test.asked:
+        return f"the text ends at {format_bytes(test.last)} of {format_bytes(test.most)}"
+    return "neither its header nor its average is in this text: sizes before and after may be missing"
 
 
 def _cut(tests: CollectiveTests) -> Iterator[Note]:
-    if not tests.runs:
+    for test in tests.cut:
+        yield Note("partial", f"{test.op or 'a test'} is cut off: {_lacking(test)}")
+    if not tests.runs and not tests.cut:
         yield Note("partial", "no row of a test's table is in this text: it tells no measurement")
-    elif tests.cut:
-        yield Note("partial", "the text ends before the test's last size: the largest tensors, whose bandwidth counts, are missing")
 
 
 def _place(tests: CollectiveTests) -> Cluster | None:
@@ -85,12 +99,16 @@ def _reached(run: Run, ranks: int, place: Cluster | None) -> Iterator[Finding]:
     yield Finding(
         Note("peak", f"{of}: best bus bandwidth, GB/s"), None, best.busbw_Bps / 1e9, reason=f"at {format_bytes(best.nbytes)}"
     )
-    if place and ranks and ranks <= place.domain:
+    if place and 1 < ranks <= place.domain:
         rate = place.intra.bandwidth_Bps
         why = f"of {format_rate(rate)} ({place.intra.key}); switches that reduce go beyond it"
         yield Finding(
             Note("link", f"{of}: best bus bandwidth over the link's rate"), None, best.busbw_Bps / rate, "share", reason=why
         )
+    again = max((r for r in run.rows if r.in_place_s), key=_in_place_Bps, default=best)
+    if _in_place_Bps(again) > best.busbw_Bps * (1 + ROUNDED):
+        why = f"at {format_bytes(again.nbytes)}"
+        yield Finding(Note("peak in place", f"{of}: best in place, GB/s"), None, _in_place_Bps(again) / 1e9, reason=why)
     small = [r.seconds for r in run.rows if r.nbytes <= SMALL_BYTES]
     if small:
         yield Finding(Note("latency", f"{of}: least time of small tensors"), None, min(small), "s")
@@ -129,11 +147,14 @@ def _timed(row: Row, op: str) -> Finding:
     return Finding(Note("size", f"{op or 'collective'} of {format_bytes(row.nbytes)}"), None, row.seconds, "s")
 
 
-def _faults(run: Run, label: str) -> Iterator[Cause]:
+def _wrong(run: Run, label: str) -> Iterator[Cause]:
     wrong = sum(r.wrong for r in run.rows)
     if wrong:
         sizes = ", ".join(format_bytes(r.nbytes) for r in run.rows if r.wrong)
         yield Cause("wrong-values", f"{label}{wrong:,} wrong values (at {sizes[:120]})", change="a broken link, GPU or library")
+
+
+def _faults(run: Run, label: str) -> Iterator[Cause]:
     if dip := _dip(run.rows):
         before, at = dip
         said = f"{label}bandwidth falls from {format_rate(before.busbw_Bps)} at {format_bytes(before.nbytes)}"
@@ -190,19 +211,22 @@ def _dip(rows: tuple[Row, ...]) -> tuple[Row, Row] | None:
 
 
 def _average(tests: CollectiveTests) -> Iterator[Finding]:
-    """The printed average against that of the rows; they differ where rows are missing."""
-    both = [b for run in tests.runs for r in run.rows for b in _bandwidths(r)]
-    if not tests.average_Bps or not both or len(tests.runs) != 1:
+    """Each printed average against that of its rows; they differ where rows are missing."""
+    if len(tests.averages_Bps) != len(tests.runs):
+        for number, printed in enumerate(tests.averages_Bps, 1):
+            yield Finding(Note(AVERAGE, f"test {number}: {AVERAGE}"), None, printed / 1e9)
         return
-    ours, printed = mean(both) / 1e9, tests.average_Bps / 1e9
-    finding = Finding("average bus bandwidth, GB/s", ours, printed, "", ROUNDED).judged()
-    yield finding.undecided("rows are missing in this text") if finding.verdict == DISAGREE else finding
+    for number, (run, printed) in enumerate(zip(tests.runs, tests.averages_Bps, strict=True), 1):
+        label = f"run {number}: " if len(tests.runs) > 1 else ""
+        ours = mean(b for r in run.rows for b in (r.busbw_Bps, *([_in_place_Bps(r)] if r.in_place_s else [])))
+        item = Note(AVERAGE, f"{label}{AVERAGE}")
+        finding = Finding(item, ours / 1e9, printed / 1e9, "", ROUNDED).judged()
+        yield finding.undecided("rows are missing in this text") if finding.verdict == DISAGREE else finding
 
 
-def _bandwidths(row: Row) -> Iterator[float]:
-    yield row.busbw_Bps
-    if row.in_place_s:
-        yield row.busbw_Bps * row.seconds / row.in_place_s
+def _in_place_Bps(row: Row) -> float:
+    """Bus bandwidth in place, by its time."""
+    return row.busbw_Bps * row.seconds / row.in_place_s if row.in_place_s else 0.0
 
 
 def _facts(tests: CollectiveTests) -> dict[str, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from commtax.audit.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
 from commtax.readers.flight import STARTED, Dump, Entry
+from commtax.readers.flight_text import Analysis, Fault
 from commtax.statement import Note
 
 NAMED = 8
@@ -48,6 +49,31 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
         collectives=tuple(_rows(groups)),
         facts=_facts(ranks),
     )
+
+
+def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysis") -> Section:
+    """What an analyser of such dumps found: the first collective that somebody did not come to, or called otherwise."""
+    causes = tuple(Cause(*_analysed(fault)) for fault in analysis.faults[:NAMED])
+    findings = [Finding("collectives that went wrong", 0, len(analysis.faults), reason="as the analyser tells").judged()]
+    findings += [Finding("collectives listed", None, analysis.listed)] if analysis.listed else []
+    if size := max((fault.size for fault in analysis.faults), default=0):
+        findings.append(Finding("ranks", None, size))
+    first = next((who for f in analysis.faults if (who := f.missing or f.culprits)), ())
+    culprit = Culprit("late rank", first[0], None, causes[0].said) if len(first) == 1 else None  # of several, which began it?
+    notes = (Note("claim", "what an analyser says is judged by itself: nothing of the claim is in it"),) if claim else ()
+    return Section("flight", (name,), tuple(findings), notes, causes=causes, culprit=culprit)
+
+
+def _analysed(fault: Fault) -> tuple[str, str, None, None, str]:
+    """A fault as a cause: its code, what is said of it, no price, and what to change."""
+    group = f" of group {fault.group}" if fault.group else ""
+    what = f"{fault.op or 'a collective'}, number {fault.seq}{group}" if fault.seq >= 0 else f"{fault.op or 'a collective'}{group}"
+    where = f"; called from {fault.where}" if fault.where else ""
+    if fault.missing:
+        rest = f"; the other {fault.size - len(fault.missing)} waited" if fault.size > len(fault.missing) + 1 else ""
+        return HANGS, f"{_ranks(fault.missing)} never came to {what}{rest}{where}", None, None, CHANGES[HANGS]
+    who = f"{_ranks(fault.culprits)} differed from others" if fault.culprits else "ranks differ"
+    return DIFFERS, f"{who} in {what}: {fault.why}{where}", None, None, CHANGES[DIFFERS]
 
 
 def _numbered(dumps: Sequence[Dump]) -> list[int]:

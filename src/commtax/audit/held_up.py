@@ -9,6 +9,7 @@ from commtax.statement import Note
 from commtax.units import GiB, plural
 
 FULL_CACHE, FEW_MOMENTS = 0.95, 3  # a cache that full makes requests wait; fewer lines make no rate
+CHANCE, MANY = 5, 0.1  # requests that may wait by chance in a line, and the share of those that run which is more than that
 FULL_LENGTHS, LITTLE = 2.0, 0.05  # requests of full length at once, and KV memory beside the weights, below which little else fits
 
 
@@ -17,7 +18,7 @@ def served(log: StartupLog) -> Iterator[Finding]:
     busy = [m for m in log.moments if m.running or m.waiting or m.prompt_tokens_per_s]
     told: dict[str, Sequence[float]] = {
         "requests running": [m.running for m in busy if m.running],
-        "requests waiting": [m.waiting for m in busy] if log.counts_waiting else [],
+        "requests waiting": [m.waiting for m in busy if m.waiting is not None] if log.counts_waiting else [],
         "prompt tokens/s": [m.prompt_tokens_per_s for m in busy if m.prompt_tokens_per_s],
         "generated tokens/s": [m.tokens_per_s for m in busy if m.tokens_per_s],
         "tokens in the KV cache": [m.cached_tokens for m in busy if m.cached_tokens],
@@ -25,6 +26,8 @@ def served(log: StartupLog) -> Iterator[Finding]:
     for name, values in told.items():
         if values:
             yield Finding(name, None, median(values), reason=_range(values))
+    if hits := [m.prefix_hits for m in busy if m.prefix_hits is not None]:
+        yield Finding("prompt tokens found in the prefix cache", None, hits[-1], "share", reason=f"since the start, {_lines(hits)}")
     if shares := [m.cache_share for m in busy if m.cache_share is not None]:
         low = f"{min(shares):.1%} at least, " if min(shares) < max(shares) else ""
         yield Finding(Note("cache", "KV cache in use, at most"), None, max(shares), "share", reason=f"{low}{_lines(shares)}")
@@ -41,24 +44,27 @@ def _lines(values: Sequence[float]) -> str:
 
 
 def behind_cache(waits: Sequence[Moment], moments: Sequence[Moment]) -> bool:
-    """Whether lines in which requests wait for a full cache are no chance: several, or as many wait as run in most of a few."""
-    longer = [m for m in waits if m.waiting >= m.running]
-    return len(waits) >= FEW_MOMENTS or (bool(longer) and 2 * len(longer) > len(moments))
+    """Whether lines in which requests wait for a full cache are no chance: several, or many wait in most of a few."""
+    many = [m for m in waits if (m.waiting or 0) >= max(CHANCE, MANY * m.running)]
+    return len(waits) >= FEW_MOMENTS or 2 * len(many) > len(moments)
 
 
 def held_up(log: StartupLog) -> Iterator[Cause]:
     """Queues that no full cache explains, and a cache that has no room for a second request."""
-    moments = [m for m in log.moments if m.running or m.waiting]
-    queued = [m for m in moments if m.waiting >= max(1, m.running)]
+    moments = [m for m in log.moments if m.waiting is not None and (m.running or m.waiting)]
+    queued = [m for m in moments if (m.waiting or 0) >= max(1, m.running)]
     full = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= FULL_CACHE]
     if len(queued) >= FEW_MOMENTS and 2 * len(queued) > len(moments) and not behind_cache(full, moments):
         yield from _queue(queued)
+    if (lost := log.figures.get("preempted", 0.0)) >= CHANCE:
+        said = f"overloaded: {lost:,.0f} times a request lost its place in the KV cache, and was computed again"
+        yield Cause("preempted", said, change="more KV memory (more GPUs, fp8 cache, a larger share), or fewer requests at once")
     yield from _narrow(log)
 
 
 def _queue(queued: Sequence[Moment]) -> Iterator[Cause]:
     """As many requests wait as run, or more, and the cache has room: prompts bind, or nobody is let in. A full house is none."""
-    waiting, running = ([getattr(m, name) for m in queued] for name in ("waiting", "running"))
+    waiting, running = [m.waiting or 0 for m in queued], [m.running for m in queued]
     shares = [m.cache_share for m in queued if m.cache_share is not None]
     cache = f", with the KV cache {max(shares):.0%} full at most" if shares else ""
     said = f"requests queue: {_among(waiting)} wait while {_among(running)} run{'s' * (max(running) == 1)}{cache}"
@@ -66,7 +72,10 @@ def _queue(queued: Sequence[Moment]) -> Iterator[Cause]:
     if prompts > median(m.tokens_per_s for m in queued):
         why = f"their prompts are computed at {prompts:,.0f} tokens/s, and bind"
         yield Cause("queue", f"{said}: {why}", change="more replicas or GPUs, shorter prompts, or a limit on what is let in")
-    elif not any(m.prompt_tokens_per_s for m in queued) and waiting[-1] >= waiting[0]:
+    elif waiting[-1] >= waiting[0] and any(m.let_in for m in queued):
+        said = f"overloaded: {_among(waiting)} wait while {_among(running)} run, and no fewer at the end"
+        yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
+    elif waiting[-1] >= waiting[0] and not any(m.prompt_tokens_per_s for m in queued):
         change = "a higher limit of running requests, or more KV memory where the next request needs more than is free"
         yield Cause("queue", f"{said}: none is let in", change=change)
 

@@ -167,10 +167,12 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     tokens = log.kv_tokens or (log.kv_blocks * judged.block_size if log.kv_blocks else None)
     if left is None:
         why, base = limits if tokens else SILENT, whole / judged.kv_bytes_per_token
-        yield _left(Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged, said)
+        found = Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base)
+        yield _as_counted(_left(found, log, judged, said))
         if judged.needed_kv_bytes > 0:
             each, base = log.max_concurrency, whole / judged.needed_kv_bytes
-            yield _left(Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, limits, base), log, judged, said)
+            found = Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, limits, base)
+            yield _as_counted(_left(found, log, judged, said))
         return
     if not log.kv_fixed and (node := node_bytes(log)):
         yield _of_node(log, judged, node)
@@ -257,6 +259,13 @@ def _left(finding: Finding, log: StartupLog, judged: Fit, said: bool, told: bool
         return finding
     which = f"{ENGINES[log.engine]} {log.version}" if log.version else "a version that the log does not say"
     return finding.undecided(f"{which} may count otherwise than {made_for}, for which the memory model was made")
+
+
+def _as_counted(finding: Finding) -> Finding:
+    """What was judged on all memory, with its difference and tolerance as shares of the count itself."""
+    if not finding.predicted or not finding.base:
+        return finding
+    return replace(finding, tolerance=finding.tolerance * finding.base / finding.predicted, base=None)
 
 
 def _likely_share(log: StartupLog, judged: Fit, difference: float) -> float:

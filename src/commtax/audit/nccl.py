@@ -223,7 +223,9 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     if log.timeouts:
         yield _timed_out(log)
         yield from _behind(log)
-        if gone := _silent(log):
+        unheard = list(_unheard(log))
+        yield from unheard
+        if not unheard and (gone := _silent(log)):
             yield _cause("absent", _missing(log, gone))
     for comm in _stuck(log)[:NAMED]:
         yield _cause("unstarted", f"the start of a communicator did not end: {_hanging(comm)}")
@@ -311,6 +313,20 @@ def _timed_out(log: NcclLog) -> Cause:
     return _cause("timeout", said)
 
 
+def _unheard(log: NcclLog) -> Iterator[Cause]:
+    """Ranks of the first group that gave up of which the text has no line: by the elements that it shares out."""
+    first = min(log.timeouts, key=lambda t: t.seq)
+    spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
+    there = {t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op}
+    if first.members <= len(spoke):
+        return
+    gone = sorted(set(range(min(first.members, MOST_RANKS))) - spoke) if max(spoke) < first.members else []
+    who = _ranks(gone) if gone else f"{first.members - len(there)} of them"
+    has = "has" if len(gone) == 1 else "have"
+    said = f"{first.op} number {first.seq} is shared out among {first.members} ranks, and {who} {has} no line here"
+    yield _cause("absent", f"{said}: never came, had ended before, or their lines are cut")
+
+
 def _waited(log: NcclLog, seq: int) -> set[int]:
     """Ranks of which only the watchdog's second line is there: with an error in the same work of a group that gave it up."""
     groups = {group for (group, rank), at in log.progress.items() if at.failed == seq and rank in {t.rank for t in log.timeouts}}
@@ -332,7 +348,8 @@ def _behind(log: NcclLog) -> Iterator[Cause]:
 def _silent(log: NcclLog) -> list[int]:
     """The one rank, or the few of many, whose watchdog said nothing; without the job's size three others must have spoken."""
     spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
-    size = max([*spoke, *log.heard, log.world.size - 1 if log.world else 0]) + 1
+    grouped = max((t.members for t in log.timeouts), default=0)
+    size = max([*spoke, *log.heard, grouped - 1, log.world.size - 1 if log.world else 0]) + 1
     gone = sorted(set(range(min(size, MOST_RANKS))) - spoke)
     few = len(gone) == 1 or len(gone) * FEW <= len(spoke)  # groups of every other rank leave gaps too
     return gone if few and len(spoke) >= (2 if log.world else 3) else []

@@ -1,6 +1,6 @@
 """Links and clocks of a host's GPUs: which carry nothing, which are down, and whose clock the others wait for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
 
 from commtax.audit.finding import Cause, Claim, Finding, Section
@@ -14,7 +14,8 @@ UNEVEN = 1.25  # times the least of a GPU's links
 SPEED_TOLERANCE = 0.1  # links run a little above the rate that a datasheet rounds
 BUSY = 50.0  # % of a second in which a kernel ran, for clocks to say something
 SLOW_CLOCK = 0.93  # of the others' median
-IDLE = 5.0  # % of the time on every GPU, below which nobody asked for anything
+UNUSED = 5.0  # % of the time, below which nobody uses a GPU
+LEAST_SAMPLES = 3  # that tell what a GPU does all the time
 STARVED = 50.0  # % of the time, below which a GPU waits for something
 BUSY_PCIE_Bps = 5e9
 POWER_CAP = 0.97
@@ -121,10 +122,11 @@ def audit_monitor(seen: Monitor, claim: Claim | None, name: str = "dmon") -> Sec
     findings = [finding for gpu in seen.samples for finding in _figures(gpu, seen.samples[gpu], busy[gpu], claim)]
     most = max((len(v) for of in seen.samples.values() for v in of.values()), default=0)
     notes = [Note("samples", f"{plural(len(seen.samples), 'GPU')}, up to {plural(most, 'sample')} each")]
-    idle = [gpu for gpu, of in busy.items() if not of]
-    if idle:
-        notes.append(Note("idle", f"GPU {', '.join(map(str, idle))}: never busy, so that clocks tell nothing"))
-    causes = (*_clocks(busy, claim), *_violated(seen), *_starved(seen), *_over_pcie(seen))
+    if idle := [gpu for gpu, of in seen.samples.items() if "sm" in of and max(of["sm"]) < UNUSED]:
+        notes.append(Note("idle", f"GPU {', '.join(map(str, idle))}: no load, so that low clocks and power are as they should be"))
+    elif low := [gpu for gpu, of in busy.items() if not of]:
+        notes.append(Note("idle", f"GPU {', '.join(map(str, low))}: never busy, so that clocks tell nothing"))
+    causes = (*_clocks(busy, claim), *_violated(seen), *(() if "pid" in seen.columns else _starved(seen)), *_over_pcie(seen))
     facts = {"gpus": str(len(seen.samples)), "columns": " ".join(seen.columns)}
     return Section("monitor", (name,), tuple(findings), tuple(notes), causes=causes, facts=facts)
 
@@ -143,15 +145,25 @@ def _figures(
 ) -> Iterator[Finding]:
     chip = claim.question.cluster.chip if claim else None
     if used := of.get("sm"):
-        yield Finding(Note("utilisation", f"GPU {gpu}: utilisation"), None, mean(used) / 100, "share")
-    if clocks := busy.get("pclk"):
-        boost = chip.clock_Hz / 1e6 if chip and chip.clock_Hz else None
-        item = Note("clock", f"GPU {gpu}: clock when busy, MHz")
+        what = "mean utilisation of a process" if "pid" in of else "utilisation"
+        yield Finding(Note("utilisation", f"GPU {gpu}: {what}"), None, mean(used) / 100, "share", reason=_most(used, "%"))
+    when = " when busy" if busy else ""
+    if clocks := busy.get("pclk") or of.get("pclk"):
+        boost = chip.clock_Hz / 1e6 if chip and chip.clock_Hz and busy else None
+        item = Note("clock", f"GPU {gpu}: clock{when}, MHz")
         why = "the datasheet's boost clock; heavy products run below it" if boost else ""
         yield Finding(item, boost, median(clocks), tolerance=CLOCK_TOLERANCE, reason=why)
-    if watts := busy.get("pwr"):
-        limit = chip.tdp_w or None if chip else None
-        yield Finding(Note("power", f"GPU {gpu}: power when busy, W"), limit, median(watts), tolerance=CLOCK_TOLERANCE)
+    if watts := busy.get("pwr") or of.get("pwr"):
+        limit = chip.tdp_w or None if chip and busy else None
+        item = Note("power", f"GPU {gpu}: power{when}, W")
+        yield Finding(item, limit, median(watts), tolerance=CLOCK_TOLERANCE, reason=_most(watts, " W"))
+    if heat := of.get("gtemp") or of.get("temp"):
+        yield Finding(Note("temperature", f"GPU {gpu}: highest temperature, °C"), None, max(heat))
+
+
+def _most(values: Sequence[float], unit: str) -> str:
+    """The highest of several samples, beside what is usual."""
+    return f"{max(values):,.10g}{unit} at most" if min(values) < max(values) else ""
 
 
 def _clocks(busy: Mapping[int, Mapping[str, list[float]]], claim: Claim | None) -> Iterator[Cause]:
@@ -189,10 +201,9 @@ def _violated(seen: Monitor) -> Iterator[Cause]:
 
 def _starved(seen: Monitor) -> Iterator[Cause]:
     """GPUs that wait: one of them for its work, or all for something else."""
-    used = {gpu: mean(of["sm"]) for gpu, of in seen.samples.items() if of.get("sm")}
+    used = {gpu: mean(of["sm"]) for gpu, of in seen.samples.items() if len(of.get("sm", ())) >= LEAST_SAMPLES}
+    used = {gpu: share for gpu, share in used.items() if share >= UNUSED}  # others have no part in what runs
     low = {gpu: share for gpu, share in used.items() if share < STARVED}
-    if max(used.values(), default=0.0) < IDLE:
-        return  # nothing ran, and nothing was kept from running
     if low and len(low) == len(used):
         said = f"all GPUs compute {mean(low.values()):.0f}% of the time"
         yield Cause("starved", said, share=1 - mean(low.values()) / 100, change="the host, the data or the load leaves them idle")

@@ -10,7 +10,7 @@ from commtax.audit.held_up import FEW_MOMENTS, FULL_CACHE, behind_cache, held_up
 from commtax.audit.identity import names_of
 from commtax.catalog.models import bundled
 from commtax.files import table
-from commtax.readers.startup import ENDED, FAILURE, READY, STAGE, Claimed, Moment, StartupLog, axes_of
+from commtax.readers.startup import ENDED, FAILURE, READY, STAGE, STALLED, Claimed, Moment, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
@@ -18,8 +18,8 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
+LONG_WAIT_S = 120.0  # for which a worker is not waited for without a reason
 UNFINISHED, PARTIAL = "did not finish starting in this log", "partial"
-SAY_READY = ("vllm", "sglang")  # engines with a line that ends their start
 GROWS = 3.0  # times as many requests that wait
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
@@ -30,6 +30,9 @@ TAKEN = {
     "graph_bytes": ("memory of CUDA graphs, per rank", "bytes"),
     "unused_bytes": ("memory left free, per rank", "bytes"),
     "loading_s": ("loading the weights", "s"),
+    "preempted": ("requests that lost their KV cache", ""),
+    "compile_s": ("compiling", "s"),
+    "init_s": ("profiling, cache and warm-up", "s"),
 }
 """Figures that a start may have besides weights and cache."""
 _CAUSES = table("audit/log_causes.toml")
@@ -73,6 +76,8 @@ def told(log: StartupLog) -> Iterator[Finding]:
             yield Finding(name, None, size)
     if log.world_size:
         yield Finding("ranks in a world", None, log.world_size)
+    if "local_ranks" in log.figures:
+        yield Finding("ranks on a host", None, log.figures["local_ranks"])
     for label, nbytes in alike(log):
         yield Finding(Note("weights", f"weights ({label})"), None, nbytes, "bytes")
     if len(log.weights_bytes) > 1:
@@ -80,6 +85,8 @@ def told(log: StartupLog) -> Iterator[Finding]:
     if log.available_kv_bytes is not None:
         yield Finding("KV memory per rank", None, log.available_kv_bytes, "bytes")
     tokens = log.kv_tokens or (log.kv_blocks or 0) * log.block_size
+    if log.kv_blocks:
+        yield Finding("KV blocks", None, log.kv_blocks)
     if tokens:
         yield Finding("KV tokens", None, tokens, "tokens")
         if log.available_kv_bytes:
@@ -121,10 +128,12 @@ def stopped(log: StartupLog) -> Iterator[Note]:
         yield Note(
             PARTIAL, f"the start stops{last}: its process was ended there, and does not say why (dmesg tells what was killed)"
         )
+    elif log.stops and log.is_settled:
+        yield Note(PARTIAL, f"no line says that the server was ready: the text stops{last}, or leaves it out")
     elif log.stops:
         yield Note(PARTIAL, f"the log stops{last}: the text is cut there, or the start hung or was ended from outside")
-    elif not log.is_ready and FAILURE not in log.settings and log.engine in SAY_READY:
-        yield Note("unready", "no line says that the server was ready: the text ends before, or leaves it out")
+    if log.stops and 0 < len(log.ranks) < log.world_size:
+        yield Note("came", f"{len(log.ranks)} of {log.world_size} ranks introduce themselves in this text")
 
 
 def alike(log: StartupLog) -> list[tuple[str, float]]:
@@ -159,6 +168,7 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
     """What costs time, or all of it, by the log's own words; priced where somebody says what ran."""
     if why := log.settings.get(FAILURE):
         yield Cause(FAILURE, f"{ENGINES[log.engine]} {begun(log)}: {why}", change=to_change(why))
+    yield from _stalled(log)
     yield from _overclaimed(log)
     alone = "the order of dispatch has NCCL alone" if log.allreduce_backends == NCCL_ALONE else ""
     if why := log.custom_allreduce_disabled or alone:
@@ -172,6 +182,14 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
             yield _priced("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
     yield from _queue(log)
     yield from held_up(log)
+
+
+def _stalled(log: StartupLog) -> Iterator[Cause]:
+    """A process that waits for others to the end of the log."""
+    if (waited := log.figures.get(STALLED, 0.0)) >= LONG_WAIT_S and FAILURE not in log.settings:
+        said = f"hung: a process has waited {format_seconds(waited)} for its workers when the log ends"
+        change = "stacks of all workers (py-spy dump) tell which one is elsewhere; a first compilation may take as long"
+        yield Cause("hang", said, change=change)
 
 
 def to_change(why: str) -> str:
@@ -206,11 +224,10 @@ def _queue(log: StartupLog) -> Iterator[Cause]:
     moments = [m for m in log.moments if m.running]
     waits = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= FULL_CACHE]
     if behind_cache(waits, moments):
-        share, most = len(waits) / len(moments), max(m.waiting for m in waits)
-        full = f"{plural(len(waits), 'line')} of {len(moments)}"
-        said = f"overloaded: the KV cache is full in {full}, and up to {plural(most, 'request')} wait"
+        most, full = max(m.waiting or 0 for m in waits), f"{plural(len(waits), 'line')} of {len(moments)}"
+        queue = f"up to {most:,} requests wait" if most > 1 else "1 request waits"
         change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
-        yield Cause("cache full", said, share=share, change=change)
+        yield Cause("cache full", f"overloaded: the KV cache is full in {full}, and {queue}", change=change)
     yield from _growing(moments)
     launched = [m for m in moments if m.graph is False]
     decoded = sum(m.graph is not None or m.tokens_per_s > 0 for m in moments)
@@ -221,11 +238,12 @@ def _queue(log: StartupLog) -> Iterator[Cause]:
 
 def _growing(moments: list[Moment]) -> Iterator[Cause]:
     """More requests wait in the last third of the lines than in the first, and as many as run: more come than are answered."""
-    third = len(moments) // 3
+    told = [m for m in moments if m.waiting is not None]
+    third = len(told) // 3
     if third < FEW_MOMENTS:
         return
-    early, late = (median(m.waiting for m in part) for part in (moments[:third], moments[-third:]))
-    if late >= GROWS * max(1.0, early) and late >= median(m.running for m in moments[-third:]):
+    early, late = (median(m.waiting or 0 for m in part) for part in (told[:third], told[-third:]))
+    if late >= GROWS * max(1.0, early) and late >= median(m.running for m in told[-third:]):
         said = f"overloaded: {early:.0f} requests wait in the first third of the lines, and {late:.0f} in the last"
         yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
 

@@ -12,6 +12,7 @@ from commtax.statement import Note
 
 Said = Mapping[str, str]
 NAMED = 8
+UNITS = {"MiB": 2.0**20, "GiB": 2.0**30, "MB": 2.0**20, "GB": 2.0**30}  # the last two as amd-smi means them
 FAULTS = ("HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown", "SW Thermal Slowdown")
 """Reasons for low clocks that no sound GPU has; a power cap under load, and low clocks of an idle one, are no fault."""
 COOLING = "cooling, air flow and power supply of that GPU: clocks are halved or less while it lasts"
@@ -22,6 +23,7 @@ DEAD_MEMORY = {
     "Remapped Rows/Remapping Failure Occurred": "rows of its memory could not be remapped",
     "Retired Pages/Pending Page Blacklist": "pages of its memory wait to be retired",
     "GPU Reset Status/Reset Required": "it needs a reset",
+    "Readings/Lost": "the driver reads errors from it (ERR!)",
 }
 FABRIC_UP = ("Completed", "N/A", "")
 CHANGES = {
@@ -50,7 +52,7 @@ def audit_states(states: States, claim: Claim | None, name: str = "nvidia-smi -q
         if often[code]
     ]
     findings += [*_chips(states, claim), *(f for gpu in states.samples for f in _told(gpu, states.last(gpu)))]
-    causes = [Cause(code, f"GPU {gpu}: {said}", change=CHANGES[code]) for code, gpu, said in found]
+    causes = [Cause(code, f"GPU {gpu}{_bus(states, gpu)}: {said}", change=CHANGES[code]) for code, gpu, said in found]
     causes += [*_each(states), *_slow(states), *_mixed(states)]
     return Section("state", (name,), tuple(findings), tuple(_notes(states)), causes=tuple(causes), facts=_facts(states))
 
@@ -69,6 +71,12 @@ TITLES = {
 def _gpus(gpus: list[int]) -> str:
     more = f" and {len(gpus) - NAMED} more" if len(gpus) > NAMED else ""
     return f"GPU {', '.join(map(str, gpus[:NAMED]))}{more}"
+
+
+def _bus(states: States, gpu: int) -> str:
+    """Its address, which outlives the order of an output."""
+    bus = states.last(gpu).get("PCI/Bus Id", "")
+    return f" ({bus.removeprefix('00000000:')})" if bus else ""
 
 
 def _faults(states: States, gpu: int) -> Iterator[tuple[str, str]]:
@@ -170,6 +178,7 @@ def _microseconds(said: Said, path: str) -> float | None:
 
 
 FIGURES: tuple[tuple[str, str, Callable[[Said], float | None]], ...] = (
+    ("used", "memory used", lambda said: _bytes(said.get("FB Memory Usage/Used", ""))),
     ("utilisation", "utilisation, %", lambda said: figure(said, "Utilization/Gpu", "Utilization/GPU")),
     ("clock", "clock, MHz", lambda said: figure(said, "Clocks/SM", "Clocks/Graphics")),
     ("power", "power, W", lambda said: figure(said, *(f"{p}/{n}" for p in POWER for n in ("Power Draw", "Average Power Draw")))),
@@ -178,10 +187,16 @@ FIGURES: tuple[tuple[str, str, Callable[[Said], float | None]], ...] = (
 )
 
 
+def _bytes(words: str) -> float | None:
+    """Memory as it is printed."""
+    number, _, unit = words.partition(" ")
+    return float(number) * UNITS[unit] if unit in UNITS and number.replace(".", "", 1).isdecimal() else None
+
+
 def _told(gpu: int, said: Said) -> Iterator[Finding]:
     for code, words, read in FIGURES:
         if (value := read(said)) is not None:
-            yield Finding(Note(code, f"GPU {gpu}: {words}"), None, value)
+            yield Finding(Note(code, f"GPU {gpu}: {words}"), None, value, "bytes" if code == "used" else "")
 
 
 def _notes(states: States) -> Iterator[Note]:

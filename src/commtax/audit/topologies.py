@@ -6,7 +6,8 @@ from itertools import combinations
 
 from commtax.audit.finding import Cause, Claim, Finding, Section
 from commtax.audit.nvidia_smi import counted_gpus
-from commtax.readers.matrices import FABRIC, PEERS, Matrices
+from commtax.readers.grids import UNTOLD
+from commtax.readers.matrices import FABRICS, PEERS, Matrices
 from commtax.readers.topology import MEANS, Topology, describe, distance
 from commtax.statement import Note
 from commtax.units import plural
@@ -25,9 +26,9 @@ def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topolog
     causes: list[Cause] = []
     notes = []
     if links and links.num_gpus > 1:
-        findings += [*_off(links), *_gaps(links), *_lacking(matrices, links, claim), *_fewer(links)]
+        findings += [*_off(links), *_gaps(links), *_lacking(matrices, links, claim), *_fewer(links), *_as_claimed(links, claim)]
         causes += [*_lonely(links), *_thin(links), *_far(links)]
-        notes.append(Note("topology", _described(links)))
+        notes += [*_unlinked(matrices, links), Note("topology", _described(links)), *_rows(links)]
     if apart := _apart(matrices):
         findings.append(Finding("pairs without P2P", 0, len(apart), reason=_why(matrices)).judged())
         causes += _no_peers(matrices)
@@ -35,14 +36,58 @@ def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topolog
 
 
 def _fast(kind: str) -> bool:
-    return kind.startswith("NV") or kind == FABRIC
+    return kind.startswith(tuple(FABRICS))
+
+
+def _kinds(links: Topology) -> Counter[str]:
+    """How many pairs have which link, of those that are told."""
+    pairs = (links.links[i][j] for i, j in combinations(range(links.num_gpus), 2))
+    return Counter(kind for kind in pairs if kind != UNTOLD)
 
 
 def _described(links: Topology) -> str:
-    kinds = Counter(links.links[i][j] for i, j in combinations(range(links.num_gpus), 2))
-    if kinds.keys() & {FABRIC, "PCIE"}:
+    kinds = _kinds(links)
+    if len(kinds) == 1 or kinds.keys() - {*MEANS} - {k for k in kinds if k.startswith("NV")}:
         return f"{links.num_gpus} GPUs: " + ", ".join(f"{plural(n, 'pair')} over {kind}" for kind, n in kinds.most_common())
     return describe(links)
+
+
+def _unlinked(matrices: Matrices, links: Topology) -> Iterator[Note]:
+    """That no pair has a link made for GPUs: a fact of many hosts, and no fault by itself; not to be told from PCIe paths alone."""
+    kinds = _kinds(links)
+    if not kinds or all(map(_fast, kinds)) or _alone(links):
+        return
+    if any(map(_fast, kinds)):
+        yield Note("headline", f"{_parts(links)}; whether that is meant, --cluster tells")
+        return
+    ways = " and ".join(sorted(kinds, key=distance))
+    amd = "PCIE" in kinds
+    if matrices.paths_alone or not (amd or matrices.lists_nvlink):
+        why = "topo -mp lists PCIe paths" if matrices.paths_alone else "its legend lists no NV#, as that of topo -mp"
+        yield Note("headline", f"{links.num_gpus} GPUs over PCIe in this matrix ({ways}): {why}, which tells nothing of NVLink")
+    else:
+        none = f"no {'XGMI' if amd else 'NVLink'} between any two"
+        yield Note(
+            "headline",
+            f"{links.num_gpus} GPUs over PCIe only{f' ({ways})' * (not amd)}, {none}; whether that is meant, --cluster tells",
+        )
+
+
+def _parts(links: Topology) -> str:
+    """Of a host that is joined in part: how many pairs have which link, and which GPUs reach each other over the fast ones."""
+    kinds, groups = _kinds(links), ["+".join(map(str, group)) for group in _groups(links)]
+    fast = sum(n for kind, n in kinds.items() if _fast(kind))
+    rest = " and ".join(sorted((kind for kind in kinds if not _fast(kind)), key=distance))
+    joined = f" ({', '.join(groups[:NAMED])})" if len(groups) > 1 else ""
+    return f"{links.num_gpus} GPUs: {_word(links)} joins {fast} of {kinds.total()} pairs{joined}, the rest is over {rest}"
+
+
+def _rows(links: Topology) -> Iterator[Note]:
+    """Rows that were not printed."""
+    if gone := list(links.missing):
+        pairs = sum(links.links[i][j] == UNTOLD for i, j in combinations(range(links.num_gpus), 2))
+        untold = f"; {plural(pairs, 'pair')} of them untold" if pairs else ""
+        yield Note("rows", f"rows missing: {_gpus(gone)}, whose links the other rows tell{untold}")
 
 
 def _alone(links: Topology) -> list[int]:
@@ -52,7 +97,9 @@ def _alone(links: Topology) -> list[int]:
 
 
 def _word(links: Topology) -> str:
-    return FABRIC if any(FABRIC in row for row in links.links) else "NVLink"
+    """What the fast links are called."""
+    marks = {kind for row in links.links for kind in row}
+    return next((word for mark, word in FABRICS.items() if any(kind.startswith(mark) for kind in marks)), "NVLink")
 
 
 def _off(links: Topology) -> Iterator[Finding]:
@@ -69,17 +116,17 @@ def _gpus(gpus: list[int]) -> str:
 def _lonely(links: Topology) -> Iterator[Cause]:
     for gpu in _alone(links):
         row = links.links[gpu]
-        way = max((kind for at, kind in enumerate(row) if at != gpu), key=distance)
+        way = max((kind for at, kind in enumerate(row) if at != gpu and kind != UNTOLD), key=distance, default=UNTOLD)
         rest = [i for i in range(links.num_gpus) if i not in _alone(links)]
         said = f"GPU {gpu} has no {_word(links)}, which {len(rest)} others have: it reaches them over {way}"
         said += f" ({MEANS[way]})" if way in MEANS else ""
-        look, shown = (LOOK_AMD, "HIP") if _word(links) == FABRIC else (LOOK, "CUDA")
+        look, shown = (LOOK_AMD, "HIP") if _word(links) == "XGMI" else (LOOK, "CUDA")
         yield Cause("off", said, change=f"{look}; until then {shown}_VISIBLE_DEVICES={','.join(map(str, rest))}")
 
 
 def _gaps(links: Topology) -> Iterator[Finding]:
     """Pairs without the fast links that others have, where no GPU is off them: groups of their own, or a mesh; so it was built."""
-    pairs = list(combinations(range(links.num_gpus), 2))
+    pairs = [(i, j) for i, j in combinations(range(links.num_gpus), 2) if links.links[i][j] != UNTOLD]
     gaps = [(i, j) for i, j in pairs if not _fast(links.links[i][j])]
     if _alone(links) or not 0 < len(gaps) < len(pairs):
         return
@@ -116,10 +163,10 @@ def _lacking(matrices: Matrices, links: Topology, claim: Claim | None) -> Iterat
 
 def _widths(links: Topology) -> list[int]:
     """The most NVLinks that each GPU has to another, where every pair has some and there are three GPUs at least."""
-    pairs = [links.links[i][j] for i, j in combinations(range(links.num_gpus), 2)]
-    if len(pairs) < 3 or not all(kind.startswith("NV") for kind in pairs):
+    kinds = _kinds(links)
+    if kinds.total() < 3 or not all(kind.startswith("NV") for kind in kinds):
         return []
-    return [max(int(kind[2:] or 1) for at, kind in enumerate(row) if at != i) for i, row in enumerate(links.links)]
+    return [max((int(kind[2:]) for kind in row if kind.startswith("NV")), default=0) for row in links.links]
 
 
 def _fewer(links: Topology) -> Iterator[Finding]:
@@ -127,6 +174,15 @@ def _fewer(links: Topology) -> Iterator[Finding]:
     if few := [i for i, width in enumerate(widths) if width < max(widths)]:
         why = f"{_gpus(few)}: the others have {max(widths)}"
         yield Finding(Note("fewer", "GPUs with fewer NVLinks than the others"), 0, len(few), reason=why).judged()
+
+
+def _as_claimed(links: Topology, claim: Claim | None) -> Iterator[Finding]:
+    """NVLinks of a GPU through a switch, against those that the claimed one has."""
+    own = claim.question.cluster.intra if claim else None
+    most = max((int(kind[2:]) for kind in _kinds(links) if kind.startswith("NV")), default=0)
+    if own and most and own.switched and own.num_links:
+        why = f"{own.name} has {own.num_links}: another chip, or links that are down"
+        yield Finding(Note("links", "NVLinks of a GPU"), own.num_links, most, reason=why).judged()
 
 
 def _thin(links: Topology) -> Iterator[Cause]:
@@ -139,8 +195,8 @@ def _thin(links: Topology) -> Iterator[Cause]:
 
 def _far(links: Topology) -> Iterator[Cause]:
     """GPUs whose nearest network card is beyond the processor, where others have one on their own switch."""
-    nearest = [min(row, key=distance) for row in links.nics if row]
-    far = [i for i, kind in enumerate(nearest) if kind in FAR]
+    nearest = {i: min(row, key=distance) for i, row in enumerate(links.nics) if row}
+    far = [i for i, kind in nearest.items() if kind in FAR]
     if far and 2 * len(far) < len(nearest):
         said = f"{_gpus(far)}: the nearest network card is beyond {MEANS[nearest[far[0]]]} ({nearest[far[0]]})"
         yield Cause("far-nic", said, change="a network card under the same PCIe switch, or ranks between hosts on the other GPUs")
@@ -169,6 +225,6 @@ def _no_peers(matrices: Matrices) -> Iterator[Cause]:
 
 def _facts(matrices: Matrices) -> dict[str, str]:
     links = matrices.links
-    kinds = Counter(links.links[i][j] for i, j in combinations(range(links.num_gpus), 2)) if links else Counter[str]()
+    kinds = _kinds(links) if links else Counter[str]()
     said = {"gpus": str(matrices.num_gpus)} | {f"pairs over {kind}": str(n) for kind, n in sorted(kinds.items())}
-    return said | ({"network cards": str(len(links.nics[0]))} if links and links.nics and links.nics[0] else {})
+    return said | ({"network cards": str(most)} if links and (most := max(map(len, links.nics), default=0)) else {})

@@ -24,6 +24,8 @@ from commtax.statement import Note
 from commtax.units import format_seconds, plural
 
 _FUSED = re.compile(r"fusion|fused|norm", re.I)
+IN_STEPS = 0.5  # of what a rank computes: where less lies in its steps, they tell little of the trace
+MOST_RANKS = 8  # that are told one by one
 SKEW_S = 1e-3  # clocks that differ by more are told
 
 
@@ -72,8 +74,20 @@ def _told(job: Job, usage: Sequence[tuple[int, Usage]], sent: Mapping[tuple[str,
         exposed = spent.usual("wire_s") + spent.usual("wait_s")
         yield Finding("exposed communication, of the step", None, float(np.min(exposed / length)), "share")
         yield Finding("idle device, of the step", None, float(np.median(idle / length)), "share")
+    yield from _outside(job)
     usual = [[s for s in t.steps if s.phase == phase] or t.steps for t in job.traces]
     yield from (f.undecided(f.reason) for f in waiting(job, usual, 1))
+
+
+def _outside(job: Job) -> Iterator[Finding]:
+    """What each rank computes in the whole trace, where its steps hold less than half of that."""
+    for place, trace in enumerate(job.traces[:MOST_RANKS]):
+        ran, (begin, end) = job.covered[place].compute, job.windows[place]
+        total = float(ran.within(np.array([-math.inf]), np.array([math.inf]))[0])
+        inside = float(ran.within(begin, end).sum())
+        if trace.on_device and inside < IN_STEPS * total:
+            item = Note("outside", f"rank {trace.rank}: compute in the whole trace")
+            yield Finding(item, None, total, "s", reason=f"{format_seconds(inside)} of it in its steps")
 
 
 def _bytes(sent: Mapping[tuple[str, int], Sent], op: str) -> float | None:

@@ -90,11 +90,11 @@ def _steps(event: Json) -> Iterator[Step]:
         yield Step(0, str(event["name"]), *window, window, phase, decodes, bool(tokens), tokens)
 
 
-def read(stream: Stream) -> Trace:
-    """The PyTorch profiler's, or a refusal that says what else a trace holds."""
-    found = kineto.read(stream)
-    if found.on_device or len(found.timeline.name) or found.steps or found.collectives:
-        return found
+def read(stream: Stream) -> list[Trace]:
+    """The PyTorch profiler's, of each device one, or a refusal that says what else a trace holds."""
+    traces = kineto.read_each(stream)
+    if any(found.on_device or len(found.timeline.name) or found.steps or found.collectives for found in traces):
+        return traces
     there = sorted(_categories(stream))
     wanted = "kernel, gpu_memcpy, cpu_op or user_annotation, as the PyTorch profiler writes them"
     held = ", ".join(there[:8]) + (" …" if len(there) > 8 else "") if there else "none"

@@ -1,9 +1,10 @@
 """A text of nccl-tests or rccl-tests: its runs, on which devices and hosts, and the average that it prints itself."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from commtax.readers import nccl_tests
+from commtax.readers import nccl_tests, prefixes
 from commtax.readers.nccl_tests import Run
 from commtax.readers.short_lines import lines_with
 
@@ -19,9 +20,12 @@ _HEADER = re.compile(r"nThread:? \d{1,9} .{0,200}?minBytes:? (\d{1,18}) maxBytes
 _ENDED = re.compile(r"# Out of bounds values|# Avg bus bandwidth|test concluded")
 MOST_SIZES = 100_000
 _SAID = re.compile(
-    r"device|Avg bus|-tests|nThread|Out of bounds|concluded|\d[ \t]++\d"
+    r"device|Avg bus|-tests|_perf|nThread|Out of bounds|concluded|size[ \t]++count|\d[ \t]++\d"
 )  # one of which stands in every line that is read here
 _ROW = re.compile(r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}[ \t]{1,20}(?:float|half|bfloat16|double|u?int\d{1,2})[ \t]", re.M)
+_HALF = re.compile(
+    r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}(?:[ \t]{1,20}\w{0,9})?$"
+)  # of a row that breaks off in its first cells
 _AVERAGE = re.compile(r"Avg bus bandwidth\s{0,20}:\s{0,9}(\d{1,15}(?:\.\d{1,15})?)")
 _VERSION = re.compile(r"((?:nccl|rccl)-tests:? [vV]ersion \S{1,60})")
 
@@ -38,8 +42,27 @@ class CollectiveTests:
     average_Bps: float = 0.0
     version: str = ""
     alone: int = 0  # processes of one table that all call themselves the same rank
-    asked: int = 0  # sizes that its headers announce; 0 where there is none
-    cut: bool = False  # a table that was begun has no last row and no end
+    averages_Bps: tuple[float, ...] = ()  # all that are printed, in order
+    cut: tuple["Begun", ...] = ()  # tests that were begun and of which the end is not there
+
+
+@dataclass(slots=True)
+class Begun:
+    """One test as far as a text has it."""
+
+    op: str = ""
+    asked: int = 0  # sizes that its header announces; 0: its header is not there
+    most: float = 0.0  # the largest of them
+    titled: bool = False  # the head of its table was printed
+    rows: int = 0
+    last: float = 0.0
+    half: float = 0.0  # the size of a last row that is not whole
+    ended: bool = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether rows are missing at its end, or may be; a test that reached the largest size lacks its last lines alone."""
+        return not self.ended and (not self.asked or bool(self.half) or self.last < LAST * self.most)
 
 
 def looks_like(text: str) -> bool:
@@ -51,42 +74,84 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
     """All runs of a text, whatever printed it."""
     devices: dict[int, tuple[str, str]] = {}
     buses: dict[int, tuple[str, str]] = {}  # host and bus id of each rank
-    average, version = 0.0, ""
+    version, averages = "", list[float]()
     namesakes, alone = dict[str, set[tuple[str, str]]](), 0  # since the last row
-    asked, last, ended, headed = 0, 0.0, True, 0.0
-    cells, torn = 0, False  # of the row above, and whether the last has fewer
-    for line in lines_with(_SAID, text, LINE_CHARS):
+    tests = _Tests()
+    for raw, line in _lines(text):
         if "device" in line and (found := _DEVICE.search(line)) and len(devices) < MOST_DEVICES:
             devices[int(found[1])] = (found[2], found[4].strip())
             buses[int(found[1])] = (found[2], found[3])
             pid = _PID.search(line)
             namesakes.setdefault(found[1], set()).add((found[2], pid[1] if pid else ""))
             alone = max(alone, len(namesakes[found[1]]))
-        elif row := _ROW.match(line):
+        elif _ROW.match(line):
             namesakes.clear()
-            last, torn, cells = float(row[0].split()[0]), len(line.split()) < cells, len(line.split())
-        elif "nThread" in line and (found := _HEADER.search(line)):
-            asked += 0 if alone > 1 else _sizes(int(found[1]), int(found[2]), int(found[3]), found[4] == "factor")
-            headed, last, ended, cells, torn = float(found[2]), 0.0, False, 0, False
         elif "Avg bus" in line and (found := _AVERAGE.search(line)):
-            average = float(found[1]) * 1e9
-        elif not version and "-tests" in line and (found := _VERSION.search(line)):
+            averages.append(float(found[1]) * 1e9)
+        elif not version and "-tests" in raw and (found := _VERSION.search(raw)):
             version = found[1]
-        ended = ended or _ENDED.search(line) is not None
-    runs = nccl_tests.parse_all(text, name, lambda line: _WITHIN.sub(" ", line))
+        tests.take(line)
+    runs = nccl_tests.parse_all(text, name, _mended)
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
+    cut = [test for test in tests.begun if test.is_cut]
     return CollectiveTests(
         runs,
         _whole(names, text),
         hosts,
         min(max(devices, default=-1) + 1, MOST_DEVICES),
         _shared(buses),
-        average,
+        averages[-1] if averages else 0.0,
         version,
         alone if alone > 1 else 0,
-        asked,
-        torn or (not ended and last < LAST * headed),
+        tuple(averages),
+        tuple(cut[-1:] if alone > 1 else cut),
     )
+
+
+def _lines(text: str) -> Iterator[tuple[str, str]]:
+    """Each line that may be read, and what a program wrote of it."""
+    return ((raw, told) for raw in lines_with(_SAID, text, LINE_CHARS) for _, told in prefixes.lines(_mended(raw)))
+
+
+def _mended(line: str) -> str:
+    return _WITHIN.sub(" ", line)
+
+
+class _Tests:
+    """The tests of a text, one after the other: a header begins one, or a table whose header is not there."""
+
+    def __init__(self) -> None:
+        self.begun: list[Begun] = []
+        self._op, self._width = "", 0
+
+    @property
+    def _now(self) -> Begun:
+        """The test that is running; one whose beginning is missing where none is."""
+        if (not self.begun or self.begun[-1].ended) and len(self.begun) < MOST_SIZES:
+            self.begun.append(Begun(self._op))
+        return self.begun[-1]
+
+    def take(self, line: str) -> None:
+        if named := nccl_tests.NAMED.search(line):
+            self._op = nccl_tests.OPS[named[1].lower()]
+        if row := _ROW.match(line) or (self.begun and self.begun[-1].rows and _HALF.match(line)):
+            self._row(float(row[0].split()[0]), line)
+        elif (found := _HEADER.search(line)) and len(self.begun) < MOST_SIZES:
+            asked = _sizes(int(found[1]), int(found[2]), int(found[3]), found[4] == "factor")
+            self.begun.append(Begun(self._op, asked, float(found[2])))
+        elif nccl_tests.TITLES.match(line):
+            if self._now.rows:  # another table of a text without its headers
+                self.begun.append(Begun(self._op))
+            self._now.titled = True
+        elif _ENDED.search(line) and self.begun:
+            self.begun[-1].ended = True
+
+    def _row(self, size: float, line: str) -> None:
+        test, width = self._now, len(line.split())
+        whole = nccl_tests.row_of(line) is not None and (not test.rows or width >= self._width)
+        test.half = 0.0 if whole else size
+        if whole:
+            test.rows, test.last, self._width = test.rows + 1, size, width
 
 
 def _whole(names: tuple[str, ...], text: str) -> tuple[str, ...]:

@@ -149,7 +149,7 @@ class Columns:
 
     def take(self, event: Json) -> None:
         """An event as JSON has it: what is no complete event is passed over, what has the wrong form is counted."""
-        if not isinstance(event, dict) or event.get("ph") != "X":
+        if not isinstance(event, dict) or event.get("ph", "X" if event.get("dur") else "") != "X":
             return
         kind = KERNEL  # until it is known
         try:

@@ -6,8 +6,8 @@ Of exceptions that were raised while others were handled the first counts, unles
 
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from commtax.files import table
 
@@ -17,8 +17,12 @@ MOST_TEXT = 300
 NEAR = 15  # lines after an error that still are its end
 UNTOLD = "what it wrote itself is not in this text"
 FOLLOWING = 8  # lines below an error that may tell more
+QUIET = 60  # lines that speak of no error, after which what failed before was met
+MOST_ENDINGS = 3
 _FRAME = re.compile(r'(?:  )?File "([^"\n]{1,400})", line (\d{1,9})(?:, in |$)')
-_NAME = r"(?:[A-Za-z_]\w{0,60}\.){0,12}(?:[A-Z]\w{0,80})?(?:Error|Exception|Interrupt|Exit|Failure|Failed|Timeout|Expired|NotFound)"
+_NAME = (
+    r"(?:[A-Za-z_]\w{0,60}\.){0,12}(?:[A-Za-z]\w{0,80})?(?:Error|Exception|Interrupt|Exit|Failure|Failed|Timeout|Expired|NotFound)"
+)
 _ERROR = re.compile(rf"({_NAME}(?:\([\w.]{{1,80}}\))?)(?:: ?(.{{0,2000}}))?$")
 _BARE = re.compile(rf"(?:^|[\])]:? |ERROR:? |(?<=: ))({_NAME}): (\S.{{0,2000}})")
 _TIME = re.compile(r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?")
@@ -33,8 +37,11 @@ _SUMMARY = re.compile(r"\s{0,20}(rank|exitcode)\s{1,20}: (-?\d{1,9})")
 _CAUSED = "The above exception was the direct cause"
 _MEANWHILE = "During handling of the above exception"
 _PLAIN = [(what, re.compile(wording)) for what, wordings in _TABLE["plain"].items() for wording in wordings]
+_SIGNALS = [(what, re.compile(wording)) for what, wordings in _TABLE["signals"].items() for wording in wordings]
+_ENDINGS = [re.compile(wording) for wording in _TABLE["endings"]]
 _SPEAKS = re.compile(
-    r'File "|Error|Exception|Fatal|what\(\)|memory|failure|[Ss]ignal|exit|fault|ERROR|exception|died|dead|ABORT|terminate|sigquit'
+    r'File "|Error|Exception|F[Aa][Tt][Aa][Ll]|what\(\)|memory|fail|[Ss]ignal|exit|fault|ERROR|exception|died|dead'
+    r"|A[Bb][Oo][Rr][Tt]|terminate|Watchdog timeout|sigquit|Kill|panicked|ASSERT|dumped|oom|OOM|\(\): |corrupt|error"
 )
 
 
@@ -50,6 +57,7 @@ class _Raised:
     meanwhile: bool = False  # raised while that one was handled, and not because of it
     recovered: bool = False
     bare: bool = False  # one line without a traceback, which may be anything that names an error
+    episode: int = 0  # what failed together; lines that speak of no error stand between two of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,7 @@ class Crash:
 class _Open:
     where: str
     since: int
+    last: int = 0  # the line of its last frame
     code: str = ""
 
 
@@ -93,6 +102,10 @@ class _Reader:
     header: str = ""  # who began the last traceback
     first: dict[str, str] = field(default_factory=dict)  # of a launcher's own summary: rank and exit code of whoever failed first
     fatal: bool = False
+    endings: dict[str, str] = field(default_factory=dict)  # how processes ended, in words that tell no error, and whose they are
+    episode: int = 0
+    ended_in: int = -1  # the episode of the first sign that a process ended
+    quiet: int = 0
     filled: int = 0  # lines that are not empty
     after: int = 0  # … since the last error
 
@@ -108,8 +121,10 @@ class _Reader:
         elif self.first and (told := _SUMMARY.match(line)) and not self.first.get(told[1]):
             self.first[told[1]] = told[2]
         if not self.open and not _SPEAKS.search(line):
+            self.quiet += 1
             return
-        self.fatal = self.fatal or any(sign in line for sign in _TABLE["fatal"])
+        if any(sign in line for sign in _TABLE["fatal"]):
+            self._end(line)
         if _BEGINS in line:
             self.header = _spoken(line)
         if 'File "' in line and (found := _FRAME.search(line)):
@@ -117,13 +132,22 @@ class _Reader:
         elif not self._ends(line):
             self._alone(line)
 
+    def _end(self, line: str) -> None:
+        """A sign that a process ended; kept in its own words, where it says no more."""
+        self.fatal = True
+        if self.ended_in < 0:
+            self.ended_in = self.episode + (self.quiet > QUIET)
+        found = next(filter(None, (pattern.search(line) for pattern in _ENDINGS)), None)
+        if found and len(self.endings) < MOST_ENDINGS:
+            self.endings.setdefault(found[1], _spoken(line))
+
     def _frame(self, found: re.Match[str], line: str) -> None:
         key = found.start(), _TIME.sub("", line[: found.start()])
         where = f"{os.path.basename(found[1])}:{found[2]}"
         if key in self.open:
-            self.open[key].where = where
+            self.open[key].where, self.open[key].last = where, self.filled
         elif len(self.open) < MOST_OPEN:
-            self.open[key] = _Open(where, self.filled)
+            self.open[key] = _Open(where, self.filled, self.filled)
 
     def _ends(self, line: str) -> bool:
         """Whether a line belongs to a traceback; if it is its last one, the exception is kept."""
@@ -156,7 +180,9 @@ class _Reader:
         self.last[key] = raised
 
     def _keep(self, raised: _Raised) -> None:
-        self.after = 0
+        self.episode += self.quiet > QUIET
+        self.after = self.quiet = 0
+        raised.episode = self.episode
         if len(self.raised) < MOST_ERRORS:
             self.raised.append(raised)
 
@@ -180,8 +206,10 @@ class _Reader:
 
     def _alone(self, line: str) -> None:
         """An error of one line, without a traceback."""
-        for what, pattern in _PLAIN:
+        for what, pattern in (*_SIGNALS, *_PLAIN):
             if found := pattern.search(line):
+                if what:
+                    self._end(line)
                 self._keep(_Raised(f"{found[1].strip()}{f' ({what})' if what else ''}"[:MOST_TEXT], _spoken(line), self.filled))
                 return
         if found := _BARE.search(line[:3000]):
@@ -198,7 +226,7 @@ def _spoken(line: str) -> str:
 
 def may(text: str) -> bool:
     """Whether a text is worth reading for an error: most logs hold no word of one."""
-    return _BEGINS in text or "Error: " in text or any(sign in text for sign in _TABLE["fatal"])
+    return _BEGINS in text or "Error: " in text or any(sign in text for sign in _TABLE["fatal"]) or text.rstrip().endswith("Killed")
 
 
 def find(lines: Iterable[str]) -> Crash | None:
@@ -211,21 +239,61 @@ def find(lines: Iterable[str]) -> Crash | None:
     for line in lines:
         reader.take(line)
     own = [r for r in reader.raised if not r.recovered and not _is(r, "harmless")]
+    if all(r.recovered for r in reader.raised) and (cut := _cut_off(reader)):
+        return cut
     if not reader.fatal and (reader.after > NEAR or all(r.bare for r in own)):
         return None
     if all(_is(r, "echoes") for r in own) and reader.first.get("exitcode"):
         return Crash(f"rank {reader.first['rank']} ended first, with exit code {reader.first['exitcode']}; {UNTOLD}")
     if not own:
         return None
+    root = _root(reader, own)
+    found = _chained(own, root, reader.fatal)
+    return _echoed(found, reader.endings) if _is(root, "echoes") else found
+
+
+def _cut_off(reader: _Reader) -> Crash | None:
+    """An end without an error: a process says that it ended, or the text ends in a traceback."""
+    opened = [o for key, o in reader.open.items() if not _RECOVERED.search(key[1])]
+    where = opened[-1].where if opened else ""
+    if reader.endings:
+        who = next(filter(None, reader.endings.values()), "")
+        return Crash(f"{'; '.join(reader.endings)}, and {UNTOLD}", who, where)
+    if opened and reader.filled - opened[-1].last <= NEAR:
+        return Crash(f"the text ends in a traceback, before its error: {UNTOLD}", reader.header, where, ended=False)
+    return None
+
+
+def _root(reader: _Reader, own: Sequence[_Raised]) -> _Raised:
+    """The first error of its own: of those that failed together with what ended, else of those before, else of any.
+
+    One line that names an error far above a traceback or a signal did not lead to it.
+    """
+    roots = [r for r in own if not _is(r, "echoes")]
+    last = reader.ended_in if reader.ended_in >= 0 else reader.episode
+    before = sorted({r.episode for r in roots if r.episode <= last}, reverse=True)
+    near = [r for r in roots if r.episode == before[0]] if before else roots
+    firm = next((r for r in near if not r.bare), None)
+    near = [r for r in near if not firm or not r.bare or firm.at - r.at <= NEAR]
+    return next(iter(near), own[0])
+
+
+def _chained(own: Sequence[_Raised], root: _Raised, ended: bool) -> Crash:
+    """An error with what became of it in its own process; a lookup that failed leads to what its handling raised."""
     followed = {id(r.before): r for r in own if r.before}
-    root = next((r for r in own if not _is(r, "echoes")), own[0])
     while (after := followed.get(id(root))) and after.meanwhile and _looked_up(root):
         root = after
     end = root
     while after := followed.get(id(end)):
         end = after
     then = "" if end is root or _is(end, "echoes") or end.text in root.text else end.text
-    return Crash(root.text, root.who, root.where, then[: MOST_TEXT // 2], reader.fatal)
+    return Crash(root.text, root.who, root.where, then[: MOST_TEXT // 2], ended)
+
+
+def _echoed(crash: Crash, endings: Iterable[str]) -> Crash:
+    """An echo alone: how the process ended whose error it repeats, and that its own words are missing."""
+    more = "; ".join(text for text in endings if text not in crash.error)
+    return replace(crash, error=f"{crash.error}{f'; {more}' if more else ''}; {UNTOLD}", then="")
 
 
 def _looked_up(raised: _Raised) -> bool:

@@ -13,10 +13,13 @@ from commtax.files import LOG_BYTES, Stream, Watch, decoded, opened
 from commtax.readers import (
     bench,
     chrome,
+    collective_json,
     collective_tests,
     crashes,
     flight,
+    flight_text,
     kineto,
+    llamacpp_log,
     matrices,
     nccl_log,
     nsys,
@@ -34,6 +37,8 @@ from commtax.readers.benches.record import Bench
 from commtax.readers.collective_tests import CollectiveTests
 from commtax.readers.crashes import Crash
 from commtax.readers.flight import Dump
+from commtax.readers.flight_text import Analysis
+from commtax.readers.llamacpp_log import Timings
 from commtax.readers.matrices import Matrices
 from commtax.readers.nccl_log import NcclLog
 from commtax.readers.smi import Links, Monitor
@@ -49,6 +54,8 @@ Left = (
     | StartupLog
     | NcclLog
     | Dump
+    | Analysis
+    | Timings
     | TrainingLog
     | CollectiveTests
     | Links
@@ -163,6 +170,12 @@ DATA = (
         lambda source: flight.read(source.stream),
     ),
     Format(
+        "collectives",
+        "the JSON of nccl-tests or rccl-tests",
+        lambda source: source.begins in ("{", "[") and collective_json.looks_like(source.head),
+        lambda source: collective_tests.parse(collective_json.as_text(source.text, source.path.name), source.path.name),
+    ),
+    Format(
         "bench",
         "a benchmark result (vllm bench, sglang.bench_serving, AIPerf, GenAI-Perf, GuideLLM, InferenceX)",
         lambda source: source.begins in ("{", "[") and bench.looks_like_data(source.head),
@@ -191,9 +204,21 @@ TEXTS = (
     ),
     Format(
         "log",
+        "a log of llama.cpp (timings, buffers)",
+        lambda source: llamacpp_log.looks_like(source.raw),
+        lambda source: llamacpp_log.parse(source.raw),
+    ),
+    Format(
+        "log",
         "a log of NCCL or RCCL (NCCL_DEBUG=INFO, or PyTorch's watchdog)",
         lambda source: nccl_log.looks_like(source.text),
         lambda source: nccl_log.parse(source.text),
+    ),
+    Format(
+        "flight",
+        "an analysis of flight recorders (torchfrtrace, a table with missing_ranks)",
+        lambda source: flight_text.looks_like(source.raw),
+        lambda source: flight_text.parse(source.raw),
     ),
     Format(
         "bench",
@@ -233,7 +258,7 @@ TEXTS = (
     ),
     Format(
         "state",
-        "the output of nvidia-smi -q",
+        "states of GPUs (nvidia-smi and its -q, -q -x and --query-gpu; amd-smi, rocm-smi)",
         lambda source: smi_query.looks_like(source.text),
         lambda source: smi_query.parse(source.text),
     ),

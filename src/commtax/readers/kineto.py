@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +39,16 @@ def looks_like(raw: bytes) -> bool:
 
 
 def read(given: Stream | Path | str) -> Trace:
-    """Read ``.json`` or ``.json.gz``; of a file that is cut off what is whole."""
+    """Read ``.json`` or ``.json.gz``; of a file that is cut off what is whole; of several devices the first."""
     if not isinstance(given, Stream):
         with opened(given, "trace") as stream:
             return read(stream)
     return from_pieces(_limited(given), given.path.name)
+
+
+def read_each(stream: Stream) -> list[Trace]:
+    """… of several devices that one process drove each."""
+    return each_from_pieces(_limited(stream), stream.path.name)
 
 
 def _limited(stream: Stream) -> Iterator[bytes]:
@@ -57,6 +61,11 @@ def _limited(stream: Stream) -> Iterator[bytes]:
 
 def from_pieces(pieces: Iterable[bytes], name: str = "trace") -> Trace:
     """A trace from the pieces of its text, however they are cut."""
+    return each_from_pieces(pieces, name)[0]
+
+
+def each_from_pieces(pieces: Iterable[bytes], name: str = "trace") -> list[Trace]:
+    """The traces of all devices in it."""
     from commtax.readers.kineto_events import Decoder, Known, is_event, take  # and with it msgspec, for those who read a trace
 
     columns = Columns(name)
@@ -68,7 +77,7 @@ def from_pieces(pieces: Iterable[bytes], name: str = "trace") -> Trace:
     partial = ""
     if listed.partial:
         partial = f"{listed.partial}: {plural(columns.complete, 'whole event')}, up to byte {listed.at:,}"
-    return _trace(listed.around, columns, name, partial)
+    return _traces(listed.around, columns, name, partial)
 
 
 def assemble(head: Json, events: Iterable[Json], name: str) -> Trace:
@@ -78,7 +87,7 @@ def assemble(head: Json, events: Iterable[Json], name: str) -> Trace:
         columns.take(event)
         if number % _BATCH == 0:
             columns.judge_size()
-    return _trace(head, columns, name, "")
+    return _traces(head, columns, name, "")[0]
 
 
 def parse(document: Any, name: str = "trace") -> Trace:
@@ -90,7 +99,7 @@ def parse(document: Any, name: str = "trace") -> Trace:
     return assemble(head, listed, name)
 
 
-def _trace(head: Json, columns: Columns, name: str, partial: str) -> Trace:
+def _traces(head: Json, columns: Columns, name: str, partial: str) -> list[Trace]:
     if not columns.complete:
         why = f", {plural(columns.wrong, 'damaged one')}" if columns.wrong else ""
         raise Refusal(f"trace '{name}': no complete events (ph X) found{why}{f' ({partial})' if partial else ''}", "trace")
@@ -102,12 +111,22 @@ def _trace(head: Json, columns: Columns, name: str, partial: str) -> Trace:
     # Groups are as large as those that are told, where all of them (but those of one rank) are alike.
     sizes = {_whole(g.get("pg_size")) for g in groups} - {0, 1}
     run = Run(columns, sizes.pop() if len(sizes) == 1 else 0, _groups(groups))
+    world = _whole(job.get("world_size"))
+    parts = run.by_device() if run.on_device and world < 2 else []  # of a job's rank the file is one
+    said = [Note("devices", f"{len(parts)} devices of one process, each told as a rank")] if parts else []
+    damage = [*_damage(columns, partial), *said]
+    gradients = columns.gradients
+    return [_trace(head, part, n, world, name, partial, damage, gradients) for n, part in parts or [(rank, run)]]
+
+
+def _trace(head: Json, run: Run, rank: int, world: int, name: str, partial: str, notes: Sequence[Note], gradients: int) -> Trace:
+    """What one device ran."""
     steps = run.steps()
     collectives = run.collectives(steps)
     return Trace(
         rank=rank,
-        world=_whole(job.get("world_size")),
-        origin_ns=(columns.origin_ns or 0) + _whole(head.get("baseTimeNanoseconds")),
+        world=world,
+        origin_ns=run.origin_ns + _whole(head.get("baseTimeNanoseconds")),
         on_device=run.on_device,
         timeline=run.timeline(f"rank {rank}"),
         collectives=tuple(collectives),
@@ -115,11 +134,11 @@ def _trace(head: Json, columns: Columns, name: str, partial: str) -> Trace:
         issued=run.issued(),
         device=_device(head, run.used_devices()) if run.on_device else None,
         training=bool(len(run.trained)),
-        notes=tuple(chain(_damage(columns, partial), _notes(run, collectives, steps))),
+        notes=(*notes, *_notes(run, collectives, steps)),
         host=_host(head, name),
         partial=partial,
         replayed=float(run.graph.mean()) if len(run.graph) else 0.0,
-        gradients=columns.gradients,
+        gradients=gradients,
     )
 
 

@@ -56,7 +56,7 @@ class Odd:
     """One event that does not fit those types, as JSON has it."""
 
     __slots__ = ("event", "ph")
-    cat, ts = "", -math.inf
+    cat, ts, dur, name = "", -math.inf, 0.0, None
 
     def __init__(self, event: Json) -> None:
         self.event, self.ph = event, "odd" if isinstance(event, dict) and "ph" in event else ""
@@ -114,8 +114,8 @@ class Decoder:
 
 
 def is_event(event: Typed | Odd) -> bool:
-    """Whether an object is an event, and not a part of one."""
-    return bool(event.ph)
+    """Whether an object is an event, and not a part of one; some writers leave out that it is complete."""
+    return bool(event.ph) or (event.dur > 0 and event.name is not None)
 
 
 class Known:
@@ -148,7 +148,7 @@ def take(columns: Columns, events: Sequence[Typed | Odd], known: Known) -> None:
     held: dict[int, list[Any]] = {kind: [] for kind in range(OTHER + 1)}
     by_category = _Appending(held)
     for event in events:
-        if event.ph == "X":
+        if event.ph == "X" or (not event.ph and event.dur > 0):
             by_category[event.cat](event)
     for kind, found in held.items():
         if found and kind == OTHER:

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -21,6 +22,7 @@ from commtax.timeline import Column, Timeline, merged, pairs
 
 Groups = Mapping[str, tuple[int, ...]]
 """Ranks of the process groups, by name."""
+_FAIR = 0.1  # of what the busiest device computes: one that does less is no rank of its own
 _LOOKED_AT = 8  # calls before a launch that may be around it
 _HOSTED = ("gloo:", "mpi:")  # libraries whose collectives are no kernels
 _COMPUTE, _COMM, _COPY, _WAIT = (trace.KINDS.index(kind) for kind in ("compute", "comm", "copy", "wait"))
@@ -47,7 +49,7 @@ class Run:
     """One rank's events; times are seconds since its first. ``world``: the size of groups that are not told."""
 
     def __init__(self, columns: Columns, world: int, groups: Groups) -> None:
-        origin = columns.origin_ns or 0
+        self.origin_ns = origin = columns.origin_ns or 0
         self.world, self.groups, self.strays = world, groups, 0
         self.names: tuple[str, ...] = tuple(map(str, columns.names))
         self.threads, self.lanes = tuple(columns.threads), list(columns.lanes)
@@ -66,6 +68,25 @@ class Run:
         self.on_device = bool(len(self.device["start"]))
         self.launches = _one_each(launches, columns.names.mapped(lambda name: "aunch" in name, bool))
         self.launch = self._launch() if self.on_device else np.empty(0, dtype=int)
+
+    def by_device(self) -> list[tuple[int, Run]]:
+        """The devices that one process computed on, each with what ran on it; none where there is one."""
+        numbers = [place[0] if isinstance(place, tuple) and isinstance(place[0], int) else -1 for place in self.lanes]
+        device = np.array(numbers, dtype=int)[self.device["lane"]]
+        computes = ~self.device["copies"].astype(bool) & ~self.device["waits"] & (device >= 0)
+        busy = (
+            np.bincount(device[computes], (self.device["end"] - self.device["start"])[computes]) if computes.any() else np.zeros(1)
+        )
+        used = np.flatnonzero(busy > _FAIR * busy.max()).tolist()
+        return [(int(n), self._only(device == n)) for n in used] if len(used) > 1 else []
+
+    def _only(self, rows: Column) -> Run:
+        """With some of the device's events alone."""
+        part = copy(self)
+        part.device = {key: column[rows] for key, column in self.device.items()}
+        part._order()
+        part.launch = part._launch()
+        return part
 
     def _order(self) -> None:
         """The device's events by time, and its lanes as they begin, however the file was cut."""

@@ -1,28 +1,26 @@
-"""Matrices of a host's GPUs: ``nvidia-smi topo -m`` and ``topo -p2p``, and the link types of ``rocm-smi --showtopo``."""
+"""Matrices of a host's GPUs: links as ``nvidia-smi topo -m`` and AMD's tools print them, and who reads whose memory (``-p2p``)."""
 
 import re
 from dataclasses import dataclass
 
-from commtax.readers import topology
-from commtax.readers.short_lines import lines_with
-from commtax.readers.topology import Topology
+from commtax.readers.grids import Grid, grids
+from commtax.readers.topology import Topology, of_grid
 from commtax.statement import Refusal
 
-LINE_CHARS = 4096
-MOST_GPUS = 256
-FABRIC = "XGMI"
+FABRICS = {"NV": "NVLink", "XGMI": "XGMI", "HCCS": "HCCS"}
+"""Links made for GPUs, by how their marks begin."""
 PEERS = {
     "CNS": "the chipset does not support it",
     "GNS": "the GPUs do not support it",
     "TNS": "the topology does not support it",
     "NS": "it is not supported",
     "DR": "the driver has it disabled",
+    "DISABLED": "it is disabled",
 }
 """Why two GPUs do not read each other's memory, by the mark of ``topo -p2p``."""
-_ROW = re.compile(r"^[ \t]{0,40}GPU(\d{1,3})[ \t]{1,40}([^\n]{0,4000})$", re.M)
-_CELL = re.compile(r"X|OK|U|NS|CNS|GNS|TNS|DR|XGMI|PCIE|0")
-_LINKS = re.compile(r"(?:\x1b?\[[0-9;]{1,9}m)?(?:NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|X)\b")
+_ALLOWED = {"OK", "U", "ENABLED", *PEERS}
 _LEGEND, _NVLINK = (re.compile(rf"^\s{{0,9}}{mark}\s{{1,9}}=", re.M) for mark in ("(?:X|SYS|PIX)", "NV#"))
+_PATHS_ALONE = re.compile(r"topo\s{1,9}(?:-mp|--matrix_pci)\b")
 Cells = tuple[tuple[str, ...], ...]
 
 
@@ -33,6 +31,7 @@ class Matrices:
     links: Topology | None = None
     peers: Cells = ()
     lists_nvlink: bool = False  # the legend names NV#, or is left out: where the matrix has none, there is none
+    paths_alone: bool = False  # topo -mp: whatever joins the GPUs besides, it prints PCIe
 
     @property
     def num_gpus(self) -> int:
@@ -40,43 +39,26 @@ class Matrices:
 
 
 def looks_like(text: str) -> bool:
-    """Whether a GPU's row of such a matrix stands in a text."""
-    if "GPU0" not in text:
-        return False
-    return any(_LINKS.match(row[2]) or _square_row(row) for row in map(_ROW.match, lines_with(_ROW, text, LINE_CHARS)) if row)
+    """Whether rows of such a matrix stand in a text."""
+    return any(_tells(grid) for grid in grids(text))
+
+
+def _tells(grid: Grid) -> bool:
+    """Whether it is more than one word behind a GPU's name."""
+    return any(len(row) > 1 or len(grid.nodes) == grid.num_columns == 1 for row in grid.rows.values())
 
 
 def parse(text: str) -> Matrices:
     """All matrices of a text, the last of a kind."""
-    peers, fabric = _squares(text)
-    links: Topology | None
-    try:
-        links = topology.parse(text)
-    except Refusal:
-        if not peers and not fabric:
-            raise
-        links = Topology(fabric) if fabric else None
-    return Matrices(links, peers, bool(_NVLINK.search(text)) or not _LEGEND.search(text))
-
-
-def _square_row(row: re.Match[str]) -> list[str]:
-    """The cells of a row of marks; none where it holds anything else, or only the numbers of weights and hops."""
-    cells = [word.upper() for word in row[2].split()[:MOST_GPUS]]
-    return cells if all(map(_CELL.fullmatch, cells)) and any(cell not in ("0", "X") for cell in cells) else []
-
-
-def _squares(text: str) -> tuple[Cells, Cells]:
-    """Who reads whose memory, and AMD's link types: rows that follow each other from GPU0 on, as many as each has cells."""
-    peers, fabric = Cells(), Cells()
-    rows: list[list[str]] = []
-    for row in map(_ROW.match, lines_with(_ROW, text, LINE_CHARS)):
-        cells = _square_row(row) if row else []
-        if not row or not cells or int(row[1]) != len(rows):
-            rows = [] if not row or int(row[1]) else [cells] if cells else []
-        else:
-            rows.append(cells)
-        if rows and len(rows) == len(rows[0]) and {len(r) for r in rows} == {len(rows)}:
-            done = tuple(tuple("X" if cell == "0" else cell for cell in r) for r in rows)
-            marks = {cell for r in done for cell in r}
-            peers, fabric = (peers, done) if marks & {FABRIC, "PCIE"} else (done, fabric)
-    return peers, fabric
+    found = [grid for grid in grids(text) if _tells(grid)]
+    peers = [grid for grid in found if grid.marks & _ALLOWED]
+    links = [grid for grid in found if not grid.marks & _ALLOWED]
+    if not found:
+        raise Refusal("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)", "topo")
+    paths = bool(_PATHS_ALONE.search(text))
+    return Matrices(
+        of_grid(links[-1]) if links else None,
+        peers[-1].square() if peers else (),
+        not paths and (bool(_NVLINK.search(text)) or not _LEGEND.search(text)),
+        paths,
+    )

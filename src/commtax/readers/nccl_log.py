@@ -90,6 +90,7 @@ class Timeout:
     elements: int | None
     limit_s: float
     ran_s: float
+    members: int = 0  # of its group, by the elements that go in and come out; 0 where they do not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,15 +301,25 @@ def _called(log: NcclLog, process: str, match: re.Match[str]) -> None:
         mine[who] = (*mine.get(who, ()), f"{op} of {int(match[3]):,} x {ELEMENT_BYTES[dtype]} bytes")[:64]
 
 
+def _members(op: str, entering: int, leaving: int) -> int:
+    """How many ranks share out or gather what goes in: as often as one side holds the other.
+
+    >>> _members("_REDUCE_SCATTER_BASE", 4096, 512), _members("_ALLGATHER_BASE", 512, 4096), _members("ALLREDUCE", 8, 8)
+    (8, 8, 0)
+    """
+    small, large = sorted((entering, leaving))
+    whole = small > 0 and large % small == 0 and large > small
+    return large // small if whole and ("SCATTER" in op or "GATHER" in op) else 0
+
+
 def _watched(log: NcclLog, line: str) -> None:
     """PyTorch's watchdog."""
     if "ank" in line and len(log.heard) < MOST and (match := _HEARD.search(line)):
         log.heard.add(int(match[1] or match[2]))
     if "Watchdog caught" in line and len(log.timeouts) < MOST_TIMEOUTS and (match := _TIMEOUT.search(line)):
-        elements = int(match[4]) if match[4] else None
-        log.timeouts.append(
-            Timeout(int(match[1]), int(match[2]), match[3], elements, int(match[6]) / 1e3, int(match[7] or match[6]) / 1e3)
-        )
+        elements, members = (int(match[4]), _members(match[3], int(match[4]), int(match[5]))) if match[4] else (None, 0)
+        limit_s, ran_s = int(match[6]) / 1e3, int(match[7] or match[6]) / 1e3
+        log.timeouts.append(Timeout(int(match[1]), int(match[2]), match[3], elements, limit_s, ran_s, members))
     elif "last enqueued" in line and len(log.progress) < MOST and (match := _PROGRESS.search(line)):
         log.progress[match[1], int(match[2])] = Progress(int(match[3]), int(match[4]), int(match[5]))
 

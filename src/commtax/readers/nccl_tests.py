@@ -17,19 +17,28 @@ from commtax.statement import Refusal
 
 OPS: dict[str, str] = table("readers/collective_names.toml")["programs"]
 """What each program measures."""
-_NAMED = re.compile(rf"(?<!\w)({'|'.join(OPS)})_perf\b", re.I)
-_TITLES = re.compile(r"#?\s*+size\s++count\b")  # above each table
+NAMED = re.compile(rf"(?<!\w)({'|'.join(OPS)})_perf\b", re.I)
+TITLES = re.compile(r"#?\s*+size\s++count\b")  # above each table
 _CONCLUDED = "test concluded:"
 _HEADER = re.compile(r"#\s*+nThread\b")
 _RANK = re.compile(r"#\s*+Rank\s++(\d{1,9})(?:\s++Group\s++(\d{1,9}))?")
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
-_WITH_ROOT = (5, 7, 9)  # figures of a row that has the root's: three or four follow for one column, or twice as many for both
+_WITH_ROOT = (
+    5,
+    7,
+    9,
+    11,
+    17,
+    19,
+)  # figures of a row that has the root's: three or more follow for one column, twice as many for both
+_BOTH = (6, 8, 10, 16, 18)  # figures of both columns: times and bandwidths, wrong values, differing bits, times of each iteration
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")  # of a timestamp behind a row
 MOST_RANKS = 1 << 20
 MOST_ROWS = 200_000  # of one text, and of its ranks and hosts
 LINE_CHARS = 1 << 16
 MOST_DIGITS = 18  # of a size
 _SAID = re.compile(r"_perf|nThread|Rank|size[ \t]++count|\d[ \t]++\d", re.I)  # one of which stands in every line that is read
-NO_FACTOR = ("send-recv", "broadcast")  # whose busbw is algbw, over however many ranks
+NO_FACTOR = ("send-recv", "broadcast", "reduce", "hypercube")  # whose busbw is algbw, over however many ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,7 @@ class _Source:
     name: str
     op: str = ""
     rows: list[Row] = field(default_factory=list)
+    width: int = 0  # cells of the last row: one that has fewer is cut off
     listed: dict[int, int] = field(default_factory=dict)  # rank and its group
 
     def ended(self) -> Run:
@@ -94,11 +104,11 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
     for who, raw in (told for line in lines_with(_SAID, text, LINE_CHARS) for told in prefixes.lines(mended(line))):
         line = raw.strip()
         source = sources.setdefault(who, _Source(name, op))
-        named, header = _NAMED.search(line), _HEADER.match(line)
+        named, header = NAMED.search(line), _HEADER.match(line)
         concluded = bool(named) and _CONCLUDED in line  # newer versions name a table below it
         if named and concluded:
             source.op = OPS[named[1].lower()]
-        if source.rows and (header or named or _TITLES.match(line)):
+        if source.rows and (header or named or TITLES.match(line)):
             runs.append(source.ended())
         if concluded:
             op = source.op = ""
@@ -109,10 +119,12 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
         if rank := _RANK.match(line):
             kept += 1
             source.listed[int(rank[1])] = int(rank[2] or 0)
-        row = None if line.startswith("#") else _row(line)
-        if row:
+        row = None if line.startswith("#") else row_of(line)
+        width = len(line.split())
+        if row and (not source.rows or width >= source.width):
             source.op = source.op or op
             source.rows.append(row)
+            source.width = width
             kept += 1
         if kept >= MOST_ROWS or len(sources) > MOST_ROWS:
             raise Refusal(f"'{name}': more than {MOST_ROWS:,} rows, ranks or hosts, which is more than is read; split it")
@@ -120,12 +132,15 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
     return tuple(runs)
 
 
-def _row(line: str) -> Row | None:
+def row_of(line: str) -> Row | None:
+    """One row of a table; None where a line is none."""
     cells = line.split()
-    if not 6 <= len(cells) <= 20 or not all(cell.isascii() and cell.isdigit() for cell in cells[:2]):
+    if not 6 <= len(cells) <= 26 or not all(cell.isascii() and cell.isdigit() for cell in cells[:2]):
         return None
     figures: list[tuple[float, str]] = []
     for cell in cells[2:]:
+        if figures and _DATE.match(cell):
+            break
         try:
             figures.append((float(cell), cell))
         except ValueError:
@@ -139,8 +154,8 @@ def _row(line: str) -> Row | None:
         return None
     time_us, algbw, busbw = numbers[:3]
     half = len(numbers) // 2
-    again = numbers[half] * 1e-6 if len(numbers) in (6, 8) else None
-    counts = [figures[3], figures[7]] if len(figures) == 8 else figures[3:4]
+    again = numbers[half] * 1e-6 if len(numbers) in _BOTH else None
+    counts = [figures[3], figures[half + 3]] if len(figures) in _BOTH[1:] else figures[3:4]
     wrong = sum(int(cell) for _, cell in counts if cell.isdigit())  # older versions print the largest error here, as 2e-06
     reduction = cells[3] if cells[3] in _REDUCTIONS else ""
     digits = (_last_digit(figures[1][1]), _last_digit(figures[2][1]))

@@ -10,7 +10,6 @@ from itertools import islice
 
 from commtax.readers import crashes
 from commtax.readers.startup import (
-    FAILURE,
     MOST_MOMENTS,
     Heard,
     Moment,
@@ -25,7 +24,6 @@ from commtax.readers.startup import (
 from commtax.units import GiB
 
 _WORKER = re.compile(r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?((?: [A-Z]{2,5}\d{1,6}){1,8})\]")
-_FAILED = "Scheduler hit an exception"
 _START = "server_args=ServerArgs("
 _NODE = re.compile(r"\bnode_rank=(\d{1,9})")
 _CACHE = re.compile(r"KV Cache is allocated\. (?:dtype: [\w.]{1,60}+, )?#tokens: (\d{1,15}+), (.{0,200})")
@@ -57,8 +55,6 @@ def parse(text: str) -> StartupLog:
         worker = match[1].strip().replace(" ", "_") if match else "rank 0"
         if "Load weight" in line and any(worker == who for who, _ in heard.figures.get("weights_bytes", ())):
             continue  # a drafter is loaded after the model that it helps
-        if _FAILED in line:
-            heard.settings[FAILURE] = f"{_FAILED} ({worker.replace('_', ' ')}), and {crashes.UNTOLD}"
         _WORDINGS.hear(heard, worker, line)
         _cache(pools, worker, line)
         _served(heard, line, worker, resumed)
@@ -89,6 +85,8 @@ def _summed(heard: Heard, pools: dict[str, dict[int, float]]) -> None:
     workers = dict.fromkeys(worker for noted in heard.figures.values() for worker, _ in noted)
     heard.ranks = {at: Rank(at, **axes) for at, worker in enumerate(workers) if (axes := axes_of(worker))}
     heard.slowest("loading_s")
+    if retracted := heard.figures.get("preempted"):  # each line counts those of its own step
+        heard.figures["preempted"] = [("", sum(count for _, count in retracted))]
     if heard.settings.get("enable_dp_attention") == "True":  # replicas share the ranks that tp counts
         heard.facts["tp"] = max(1, heard.facts.get("tp", 1) // max(1, heard.facts.get("dp", 1)))
 
@@ -110,11 +108,15 @@ def _served(heard: Heard, line: str, worker: str, resumed: set[str]) -> None:
 
 
 def _counted(heard: Heard, said: dict[str, str], rate: float = 0.0, prompts: float = 0.0, graph: bool | None = None) -> None:
-    """One line's counts, where it says how many run."""
+    """One line's counts; what runs is that of the line before, where a terminal cut it out of the line."""
     tokens = _figure(said, "#token") or _figure(said, "#full token")
-    if (running := _figure(said, "#running-req")) is not None:
-        waiting, share = int(_figure(said, "#queue-req") or 0), _figure(said, "token usage")
-        heard.moments.append(Moment(int(running), waiting, rate, share, int(tokens) if tokens else None, graph, prompts))
+    running, waiting, begun = (_figure(said, name) for name in ("#running-req", "#queue-req", "#new-seq"))
+    if running is None and waiting is not None and heard.moments:
+        running = heard.moments[-1].running
+    if running is not None:
+        waits, cached = None if waiting is None else int(waiting), int(tokens) if tokens else None
+        share = _figure(said, "token usage")
+        heard.moments.append(Moment(int(running), waits, rate, share, cached, graph, prompts, let_in=int(begun or 0)))
 
 
 def _figure(said: dict[str, str], name: str) -> float | None:

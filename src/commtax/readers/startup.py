@@ -14,7 +14,9 @@ from commtax.readers import crashes, filled
 from commtax.units import GiB
 
 FAILURE, READY = "failure", "ready"  # settings: why it did not start or did not go on, and that it was ready to serve
+STALLED = "stalled_s"  # a figure: how long a process has waited for others when the log ends
 STAGE, ENDED = "stage", "ended"  # … the last step of a start that it names, and that its process was ended
+SAY_READY = ("vllm", "sglang")  # engines with a line that ends their start
 MOST_SIGNS = 65536  # of a line: a configuration has ten thousand, and what runs on beyond says nothing
 MOST_SETTINGS = 600
 MOST_VALUE = 200  # signs of a setting that are kept
@@ -42,12 +44,14 @@ class Moment:
     """What a serving engine counted in one line: requests, tokens a second, and how full its cache was (0 to 1)."""
 
     running: int
-    waiting: int
+    waiting: int | None  # None where the line does not say
     tokens_per_s: float
     cache_share: float | None = None
     cached_tokens: int | None = None
     graph: bool | None = None  # whether the step replayed a CUDA graph
     prompt_tokens_per_s: float = 0.0
+    prefix_hits: float | None = None  # share of prompt tokens that were cached
+    let_in: int = 0  # requests whose prompts began in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +144,10 @@ class StartupLog:
 
     @property
     def stops(self) -> bool:
-        """Whether it stops before it was set up: in a step that began and has no end, or before memory was shared out."""
+        """Whether it stops before the line that ends a start; where an engine has none, before memory was shared out."""
         if self.is_ready or FAILURE in self.settings:
             return False
-        return ENDED in self.settings or self.settings.get(STAGE, "").endswith("begin") or not self.is_settled
+        return self.engine in SAY_READY or ENDED in self.settings or not self.is_settled
 
     @property
     def prefix_caching(self) -> str:

@@ -5,13 +5,13 @@ Kinds from near to far: NV# (bonded NVLinks), PIX (one PCIe switch), PXB (severa
 ``nvidia-smi topo -h``.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import comb
 
 from commtax import catalog
+from commtax.readers.grids import Grid, grids
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Note, Refusal
 
@@ -34,6 +34,7 @@ class Topology:
 
     links: tuple[tuple[str, ...], ...]
     nics: tuple[tuple[str, ...], ...] = ()
+    missing: tuple[int, ...] = ()  # GPUs whose own row was not printed: pairs of two of them are untold
 
     @property
     def num_gpus(self) -> int:
@@ -86,28 +87,22 @@ def distance(kind: str) -> float:
 
 
 def parse(text: str) -> Topology:
-    """Read the matrix out of the command's output, or out of a report that contains it."""
-    lines = [re.sub(r"\x1b?\[[0-9;]*m", "", line) for line in text.splitlines()]
-    rows: dict[str, list[str]] = {}
-    columns: list[str] = []
-    known: set[str] = set()
-    for line in lines:
-        fields = line.split()
-        if not columns and fields[:2] and re.match(r"\s*GPU0\s+(GPU1|NIC\d|mlx|CPU)", line):
-            columns = re.findall(r"GPU\d{1,4}|NIC\d{1,4}|mlx\d{1,4}_\w+", line)  # headers may touch each other: NIC7NIC8
-            known = set(columns)
-        elif columns and fields and fields[0] in known:
-            cells = "".join(line.split(fields[0], 1)[1:])  # cells may touch each other like headers do (SYSSYS)
-            rows[fields[0]] = re.findall(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|\bX\b", cells)
-    gpus = [name for name in columns if name.startswith("GPU")]
-    if not gpus or any(len(rows.get(name, [])) < len(gpus) for name in gpus):
-        raise Refusal("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)", "topo")
-    links = tuple(tuple(rows[name][: len(gpus)]) for name in gpus)
-    nics = tuple(tuple(rows[name][len(gpus) : len(columns)]) for name in gpus)
-    for i, j in combinations(range(len(gpus)), 2):
-        if links[i][j] != links[j][i]:
-            raise Refusal(f"topo: GPU{i} to GPU{j} is {links[i][j]}, and back {links[j][i]}", "topo")
-    return Topology(links, nics if all(len(row) == len(columns) - len(gpus) for row in nics) else ())
+    """Read the matrix out of the command's output, or out of a report that contains it; a plan needs all of it."""
+    found = [grid for grid in grids(text) if not grid.marks - set(KINDS) - {m for m in grid.marks if m.startswith("NV")}]
+    whole = [grid for grid in found if not grid.missing]
+    if not whole:
+        lacks = f"the rows of {', '.join(found[-1].nodes[i] for i in found[-1].missing[:8])} are missing" if found else ""
+        raise Refusal(f"topo: {lacks or 'no matrix of GPU0, GPU1 … found'} (paste the output of nvidia-smi topo -m)", "topo")
+    return of_grid(whole[-1])
+
+
+def of_grid(grid: Grid) -> Topology:
+    """A table of links; what its rows contradict each other in is refused."""
+    links = grid.square()
+    for i, j in combinations(range(len(links)), 2):
+        if len({row[at] for row, at in ((grid.rows.get(i, ()), j), (grid.rows.get(j, ()), i)) if at < len(row)}) > 1:
+            raise Refusal(f"topo: {grid.nodes[i]} to {grid.nodes[j]} is {links[i][j]}, and back {links[j][i]}", "topo")
+    return Topology(links, grid.beyond(), grid.missing)
 
 
 def describe(matrix: Topology) -> str:

@@ -10,6 +10,7 @@ from itertools import islice
 from commtax.readers import crashes
 from commtax.readers.startup import (
     MOST_MOMENTS,
+    STALLED,
     Claimed,
     Heard,
     Moment,
@@ -33,15 +34,14 @@ _BACKEND = re.compile(r"backend=(\w{1,60}+)")
 _BACKENDS = re.compile(r"Using \[([^\[\]]{0,2000}+)\] all-reduce backends ")
 _GROUP = re.compile(r" for group '(\w{1,60}+):")
 _START = re.compile(r"Initializing an? (?:V[01] )?LLM engine|vLLM API server version")
-_MOMENT = re.compile(
-    r"(?:Avg prompt throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s, )?"
-    r"Avg generation throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s, Running: (\d{1,9}) reqs,.{0,40}? "
-    r"(?:Waiting|Pending): (\d{1,9}) reqs"
+_MOMENT = re.compile(  # keys of such a line, each for itself: versions put others between them, and lines are cut
+    r"Avg (prompt|generation) throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s|(Running|Waiting|Pending): (\d{1,9}) req"
+    r"|(KV cache usage|Prefix cache hit rate): (?:GPU: )?(\d{1,15}(?:\.\d{1,15})?)%"
 )
 _CLAIM = re.compile(
     r"set \([\d.]{1,15}/([\d.]{1,15})\) GiB for KV cache on node (\d{1,6}), with ([\d.]{1,15}) GiB requested memory for the worker"
 )
-_USAGE = re.compile(r"KV cache usage: (\d{1,15}(?:\.\d{1,15})?)%")
+_STALLED = re.compile(r"No available (?:shared memory broadcast )?block found in (\d{1,6}) second")
 _WORDINGS = Wordings("readers/vllm_log.toml")
 
 
@@ -68,6 +68,7 @@ def parse(text: str) -> StartupLog:
         _claimed(heard, _label(who, pid), line)
         _layout(heard, line)
         _served(heard, line)
+        _stalled(heard, _label(who, pid), line)
     _completed(heard, workers)
     heard.fail(islice(lines(text), first, None) if crashes.may(text) else ())
     return heard.record("vllm")
@@ -79,7 +80,8 @@ def _completed(heard: Heard, workers: set[tuple[str, int]]) -> None:
         heard.figures.setdefault("weights_bytes", used)
     if loaded := heard.figures.get("weights_s"):  # of several, the model's: a drafter is loaded after it
         heard.figures.setdefault("loading_s", list(dict(reversed(loaded)).items()))
-    heard.slowest("loading_s")
+    for name in ("loading_s", "compile_s", "init_s", "preempted", STALLED):
+        heard.slowest(name)
     if not heard.ranks and workers:
         heard.ranks = {0: Rank(0, **{axis: max(at for name, at in workers if name == axis) for axis, _ in workers})}
 
@@ -132,12 +134,28 @@ def _claimed(heard: Heard, worker: str, line: str) -> None:
             claims[worker] = Claimed(int(match[2]), float(match[3]) * GiB, float(match[1]) * GiB)
 
 
+def _stalled(heard: Heard, worker: str, line: str) -> None:
+    """How long processes have waited for others by the end of the log: what is done or ready after it was worth the wait."""
+    if match := _STALLED.search(line):
+        waited = dict(heard.figures.get(STALLED, ()))
+        heard.figures[STALLED] = [*(waited | {worker: waited.get(worker, 0.0) + float(match[1])}).items()]
+    elif STALLED in heard.figures and (
+        "startup complete" in line or ("generation throughput: 0.0 " not in line and _MOMENT.search(line))
+    ):
+        del heard.figures[STALLED]
+
+
 def _served(heard: Heard, line: str) -> None:
     """A line that a serving engine writes every few seconds; those of an idle one say nothing."""
-    if "generation throughput" not in line or len(heard.moments) >= MOST_MOMENTS or not (match := _MOMENT.search(line)):
+    if "generation throughput" not in line or len(heard.moments) >= MOST_MOMENTS:
         return
-    prompts, rate, running, waiting = float(match[1] or 0.0), float(match[2]), int(match[3]), int(match[4])
-    if rate or running or waiting:
-        usage = _USAGE.search(line, match.end())
-        share = float(usage[1]) / 100 if usage else None
-        heard.moments.append(Moment(running, waiting, rate, share, prompt_tokens_per_s=prompts))
+    keys = dict[str, float]()
+    for found in _MOMENT.finditer(line):
+        key, value = filter(None, found.groups())
+        keys.setdefault("Waiting" if key == "Pending" else key, float(value))  # of the GPU's cache before the host's
+    rate, running, waiting = (keys.get(key) for key in ("generation", "Running", "Waiting"))
+    if running is None or not (rate or running or waiting):
+        return
+    usage, hits = (keys[key] / 100 if key in keys else None for key in ("KV cache usage", "Prefix cache hit rate"))
+    prompts, waits = keys.get("prompt", 0.0), None if waiting is None else int(waiting)
+    heard.moments.append(Moment(int(running), waits, rate or 0.0, usage, prompt_tokens_per_s=prompts, prefix_hits=hits))

@@ -14,7 +14,7 @@ from commtax.readers.trace import Usage
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_CAUSES = 5
-OVERLOAD = "overload"  # a cause that is the verdict on a run by itself
+DECIDE = ("hang", "overload", "cache full", "preempted", "queue")  # causes that are the verdict on a run by themselves
 MOST_FILES = 3  # of a section, by name
 VERDICTS = {
     AGREE: "the run agrees",
@@ -34,6 +34,8 @@ KINDS = {
     "collectives": "test of collectives",
 }
 """What sections are called whose kind says too little."""
+PLACED = ("links", "monitor", "state", "topology", "collectives")
+"""Kinds of sections that are judged by their place alone."""
 HEADED = {
     "step": "step",
     "tpot_mean": "TPOT",
@@ -234,18 +236,19 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
     if not any(told(s) for s in audited.sections) or _untimed(audited.sections):
         return "nothing could be told"
     found = causes(audited)
-    if worst := next((c for c in found if c.code == OVERLOAD), None):
+    if worst := next((c for c in found if c.code in DECIDE), None):
         return worst.said
     if count := len(found):
         nobody = "nobody is to blame; " if any(s.kind in JOBS for s in audited.sections) else ""
         return f"{nobody}{plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
     if any(n.code == "stopped" for s in audited.sections for n in s.notes):
-        return "the start does not end in it"
+        return "the start is not finished in it"
     jobs = [s for s in audited.sections if s.kind in JOBS]
-    if not jobs and any(f.code == "gaps" for f in audited.findings):
-        return f"{sound}; not every pair of GPUs has the fast link that others have"
+    if fact := next((str(n) for s in audited.sections for n in s.notes if n.code == "headline"), ""):
+        return fact
     if not jobs:
-        return f"{sound}; whether it should be faster, --model tells"
+        asked = "--cluster" if all(s.kind in PLACED for s in audited.sections) else "--model"
+        return f"{sound}; whether it should be faster, {asked} tells"
     return "nobody is to blame" if any(map(on_host, jobs)) else "nobody is to blame, and nothing is off"
 
 

@@ -1,0 +1,224 @@
+"""States of GPUs and their links in whatever form somebody pasted them: tables, CSV, XML, matrices with missing rows."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commtax.audit import audit
+from commtax.audit.finding import Claim
+from commtax.audit.nvidia_smi import audit_monitor
+from commtax.audit.states import audit_states
+from commtax.audit.topologies import audit_topology
+from commtax.readers import formats, matrices, smi, smi_query, topology
+from commtax.report.audit_words import headline
+from commtax.statement import Refusal
+from commtax.verbs.asking import unsettled
+
+NVIDIA = """\
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 580.82.07              Driver Version: 580.82.07      CUDA Version: 13.0     |
++-----------------------------------------+------------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
+|                                         |                        |               MIG M. |
+|=========================================+========================+======================|
+|   0  NVIDIA H100 80GB HBM3          On  |   00000000:18:00.0 Off |                    0 |
+| N/A   61C    P0            642W /  700W |   71234MiB /  81559MiB |     99%      Default |
+|                                         |                        |             Disabled |
++-----------------------------------------+------------------------+----------------------+
+|   1  NVIDIA H100 80GB HBM3          On  |   00000000:2A:00.0 Off |                    {ecc} |
+| N/A   {heat}    P0            631W /  700W |   71230MiB /  81559MiB |     98%      Default |
+|                                         |                        |             Disabled |
++-----------------------------------------+------------------------+----------------------+
+"""
+AMD_SMI = """\
+| BDF                        GPU-Name | Mem-Uti   Temp   UEC       Power-Usage |
+| GPU  HIP-ID  OAM-ID  Partition-Mode | GFX-Uti    Fan               Mem-Usage |
+|=====================================+========================================|
+| 0000:05:00.0 AMD Instinct MI300X VF | 0 %      39 °C   0           142/750 W |
+|   0       0       2        SPX/NPS1 | 0 %        N/A           285/196288 MB |
+|-------------------------------------+----------------------------------------|
+| 0000:26:00.0 AMD Instinct MI300X VF | 11 %     61 °C   2           702/750 W |
+|   1       1       3        SPX/NPS1 | 100 %      N/A        180285/196288 MB |
+"""
+CONCISE = """\
+Device  Node  IDs              Temp        Power     Partitions          SCLK    MCLK    Fan  Perf  PwrCap  VRAM%  GPU%
+              (DID,     GUID)  (Junction)  (Socket)  (Mem, Compute, ID)
+=======================================================================================================
+0       1     0x74a1,   58197  42.0°C      135.0W    NPS1, SPX, 0        122Mhz  900Mhz  0%   auto  750.0W  0%     0%
+1       2     0x74a1,   33617  43.0°C      133.0W    NPS1, SPX, 0        122Mhz  900Mhz  0%   auto  750.0W  0%     0%
+"""
+MONITOR = """\
+GPU  POWER  GPU_TEMP  MEM_TEMP  GFX_UTIL  GFX_CLOCK  MEM_UTIL  MEM_CLOCK
+  0  182 W     42 °C     41 °C      83 %   1613 MHz       0 %   1230 MHz
+  1  143 W     40 °C     39 °C      N/A    358 MHz       0 %   1173 MHz
+"""
+CSV = """\
+$ nvidia-smi --query-gpu=index,name,utilization.gpu,memory.used,clocks_event_reasons.hw_thermal_slowdown --format=csv
+index, name, utilization.gpu [%], memory.used [MiB], temperature.gpu, clocks_event_reasons.hw_thermal_slowdown
+0, NVIDIA A100-SXM4-80GB, 98 %, 7234 MiB, 72, Not Active
+1, NVIDIA A100-SXM4-80GB, 97 %, 7234 MiB, 91, Active
+"""
+XML = """<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
+<nvidia_smi_log>
+	<gpu id="00000000:18:00.0">
+		<product_name>NVIDIA H100 80GB HBM3</product_name>
+		<pci><pci_gpu_link_info>
+			<pcie_gen><max_link_gen>5</max_link_gen><current_link_gen>5</current_link_gen></pcie_gen>
+			<link_widths><max_link_width>16x</max_link_width><current_link_width>8x</current_link_width></link_widths>
+		</pci_gpu_link_info></pci>
+		<clocks_event_reasons><clocks_event_reason_gpu_idle>Not Active</clocks_event_reason_gpu_idle></clocks_event_reasons>
+		<fb_memory_usage><total>81559 MiB</total><used>523 MiB</used></fb_memory_usage>
+		<utilization><gpu_util>97 %</gpu_util></utilization>
+		<temperature><gpu_temp>64 C</gpu_temp></temperature>
+	</gpu>
+</nvidia_smi_log>
+"""
+
+
+def claim(cluster):
+    return Claim(unsettled("llama-3.1-8b", cluster, {}))
+
+
+def told(text):
+    section = audit_states(smi_query.parse(text), None)
+    return section, {(f.code, f.item.partition(":")[0]): f.measured for f in section.findings if f.verdict == "unknown"}
+
+
+SOUND = NVIDIA.format(ecc=0, heat="63C")
+
+
+@pytest.mark.parametrize(
+    ("text", "causes", "figures"),
+    [
+        (SOUND, [], {("power", "GPU 1"): 631, ("used", "GPU 0"): 71234 * 2**20, ("temperature", "GPU 1"): 63}),
+        (NVIDIA.format(ecc=2, heat="ERR!"), ["ecc", "memory"], {("utilisation", "GPU 1"): 98}),
+        (AMD_SMI, ["ecc"], {("utilisation", "GPU 1"): 100, ("power", "GPU 0"): 142, ("used", "GPU 0"): 285 * 2**20}),
+        (CONCISE, [], {("clock", "GPU 0"): 122, ("power", "GPU 1"): 133, ("temperature", "GPU 0"): 42}),
+        (MONITOR, [], {("utilisation", "GPU 0"): 83, ("clock", "GPU 1"): 358, ("temperature", "GPU 1"): 40}),
+        (CSV, ["throttled"], {("utilisation", "GPU 1"): 97, ("used", "GPU 0"): 7234 * 2**20}),
+        (XML, ["pcie-width"], {("temperature", "GPU 0"): 64, ("used", "GPU 0"): 523 * 2**20}),
+    ],
+    ids=["nvidia-smi", "errors", "amd-smi", "rocm-smi", "monitor", "csv", "xml"],
+)
+def test_tables_say_what_the_long_output_would(text, causes, figures, tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_text(text)
+    assert formats.kinds(path) == ["state"]
+    section, found = told(text)
+    assert [c.code for c in section.causes] == causes
+    assert figures.items() <= found.items()
+
+
+EXCERPT = """\
+        Rx Throughput               : 10000 KB/s
+    Fan Speed                       : N/A
+    Performance State               : P8
+    Clocks Throttle Reasons
+        Idle                        : Not Active
+        HW Slowdown                 : {}
+    FB Memory Usage
+        Used                        : 523 MiB
+"""
+
+
+@pytest.mark.parametrize("moved", [0, 4])
+def test_the_long_output_without_its_first_lines(moved):
+    text = "".join(line.removeprefix(" " * moved) + "\n" for line in EXCERPT.format("Not Active").splitlines())
+    section, found = told(text)
+    assert smi_query.looks_like(text)
+    assert (found["used", "GPU 0"], section.facts["performance states"], section.causes) == (523 * 2**20, "P8", ())
+    assert [c.code for c in told(EXCERPT.format("Active"))[0].causes] == ["throttled"]
+
+
+DMON = "# gpu    pwr  gtemp     sm    mem   mclk   pclk\n# Idx      W      C      %      %    MHz    MHz\n"
+
+
+def test_an_idle_gpu_is_no_fault():
+    idle = smi.parse_monitor(DMON + "    0     56     30      0      0   1593    210\n" * 5)
+    section = audit_monitor(idle, None)
+    assert not section.causes
+    assert {f.code: f.measured for f in section.findings} == {"utilisation": 0, "clock": 210, "power": 56, "temperature": 30}
+    beside = DMON + ("    0     56     30      0      0   1593    210\n    1    650     61     97     40   1593   1755\n") * 5
+    assert not audit_monitor(smi.parse_monitor(beside), None).causes
+    half = beside.replace("   0      0   1593    210", "  20      0   1593   1755")
+    assert [c.code for c in audit_monitor(smi.parse_monitor(half), None).causes] == ["starved-gpu"]
+
+
+def matrix(links, shown, cards=()):
+    """As nvidia-smi topo -m prints it, of some rows."""
+    head = "\t" + "\t".join([*(f"GPU{i}" for i in range(len(links))), *cards]) + "\tCPU Affinity\tNUMA Affinity\n"
+    return head + "".join(f"GPU{i}\t" + "\t".join([*links[i], *["SYS"] * len(cards)]) + "\t0-31\t0\n" for i in shown)
+
+
+def square(gpus, kind, odd=None):
+    return [["X" if i == j else "SYS" if odd in (i, j) else kind for j in range(gpus)] for i in range(gpus)]
+
+
+@given(st.integers(4, 8), st.data())
+@settings(max_examples=15)
+def test_rows_that_are_missing_are_told_by_the_others(gpus, data):
+    odd = data.draw(st.integers(0, gpus - 1))
+    shown = sorted(data.draw(st.sets(st.integers(0, gpus - 1), min_size=2)) | {odd})
+    section = audit_topology(matrices.parse(matrix(square(gpus, "NV18", odd), shown, ("NIC0",))), None)
+    assert [c.said.split(":")[0] for c in section.causes] == [f"GPU {odd} has no NVLink, which {gpus - 1} others have"]
+    assert section.facts["gpus"] == str(gpus)
+    assert any(n.code == "rows" for n in section.notes) == (len(shown) < gpus)
+    bare = matrix(square(gpus, "NV18", odd), range(gpus)).partition("\n")[2]  # without its head
+    assert matrices.parse(bare).links.links == matrices.parse(matrix(square(gpus, "NV18", odd), range(gpus))).links.links
+
+
+def test_a_plan_needs_all_rows():
+    with pytest.raises(Refusal, match="rows of GPU2, GPU3 are missing"):
+        topology.parse(matrix(square(4, "NV12"), [0, 1]))
+
+
+def test_links_that_the_claimed_chip_has_not():
+    found = audit_topology(matrices.parse(matrix(square(8, "NV18"), range(6))), claim("8xa100-80-sxm"))
+    assert [(f.predicted, f.measured) for f in found.findings if f.verdict == "disagree"] == [(12, 18)]
+    sound = audit_topology(matrices.parse(matrix(square(8, "NV12"), range(4))), claim("8xa100-80-sxm"))
+    assert not [f for f in sound.findings if f.verdict == "disagree"]
+
+
+AMD_TOPOLOGY = """\
+HOPS TABLE:
+             0000:05:00.0 0000:26:00.0
+0000:05:00.0 0            1
+0000:26:00.0 1            0
+LINK TYPE TABLE:
+             0000:05:00.0 0000:26:00.0
+0000:05:00.0 SELF         {0}
+0000:26:00.0 {0}         SELF
+NUMA BW TABLE:
+             0000:05:00.0 0000:26:00.0
+0000:05:00.0 N/A          50000-50000
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (AMD_TOPOLOGY.format("PCIE"), "no XGMI between any two"),
+        (AMD_TOPOLOGY.format("XGMI"), "nothing in it is off"),
+        ("$ nvidia-smi topo -mp\n" + matrix(square(4, "NODE"), [0, 1]), "tells nothing of NVLink"),
+        (matrix(square(4, "NODE"), range(4)) + "\nLegend:\n  NV#  = bonded NVLinks\n", "no NVLink between any two"),
+        (matrix(square(4, "HCCS"), range(4)).replace("GPU", "NPU"), "nothing in it is off"),
+    ],
+    ids=["pcie", "xgmi", "paths", "legend", "npu"],
+)
+def test_pcie_alone_is_a_fact_and_no_fault(text, says, tmp_path):
+    path = tmp_path / "topo.txt"
+    path.write_text(text)
+    audited = audit([path])
+    assert says in headline(audited)
+    assert not audited.sections[0].causes
+    assert all(f.verdict == "unknown" and not f.reason for f in audited.findings)
+
+
+def test_a_host_that_is_joined_in_part_is_said_to_be(tmp_path):
+    path = tmp_path / "topo.txt"
+    path.write_text(
+        matrix([["X" if i == j else "NV4" if i // 2 == j // 2 else "SYS" for j in range(4)] for i in range(4)], range(4))
+    )
+    assert "4 GPUs: NVLink joins 2 of 6 pairs (0+1, 2+3), the rest is over SYS" in headline(audit([path]))
