@@ -9,7 +9,7 @@ on: which layers each holds, and how many of their activations a rank keeps, sta
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from commtax.records import dataclass
 from commtax.spec import Number, Plan
-from commtax.statement import Note, Refusal
+from commtax.statement import Refusal
 
 Op = tuple[str, int, int]
 Path = list[tuple[int, int]]
@@ -365,16 +365,6 @@ def usual_chunks(plan: Plan, num_layers: int) -> int:
     if plan.schedule != "interleaved" or plan.chunks != 1 or stages == 1:
         return plan.chunks
     return next((n for n in range(2, num_layers // stages + 1) if num_layers % (stages * n) == 0), 2)
-
-
-def chosen_chunks(num_layers: int, plan: Plan, said: int) -> Iterator[Note]:
-    """That the number of chunks was not the user's, or that there is nothing to cut into any."""
-    if plan.schedule == "interleaved" and plan.pp == 1:
-        yield Note("chunks", "one stage: there is no pipeline to interleave (--pp)")
-    elif plan.chunks != said:
-        even = "the fewest that share" if num_layers % (int(plan.pp) * plan.chunks) == 0 else "the fewest there are; none shares"
-        why = f"{even} {num_layers} layers evenly over {int(plan.pp)} stages"
-        yield Note("chunks", f"{plan.chunks} chunks per rank chosen for the interleaved schedule: {why} (--chunks)")
 
 
 def fill_factor(num_layers: int, pp: Number, chunks: int) -> Number:

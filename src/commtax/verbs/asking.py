@@ -17,7 +17,7 @@ from commtax.cost.caches import with_states
 from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
 from commtax.cost.pricing import Terms
-from commtax.cost.schedules import chosen_chunks, usual_chunks
+from commtax.cost.schedules import usual_chunks
 from commtax.question import PHASES, Question
 from commtax.spec import ARITHMETIC, AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
 from commtax.spec.stream import Lengths, Stream
@@ -307,7 +307,7 @@ def settled(put: Question) -> Question:
         return replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
     legality.check(model, cluster, plan, engine)
     checking.check_run(q)
-    remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *chosen_chunks(model.num_layers, plan, put.plan.chunks))
+    remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *checking.chosen_chunks(q, put.plan.chunks))
     return replace(q, notes=(*remarks, *overlay.remarks(own, cluster, engine)) if own else remarks, codes=0)
 
 

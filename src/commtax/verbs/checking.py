@@ -1,5 +1,7 @@
 """What a question must keep to: numbers that are numbers, kinds that exist and go together, lengths that divide."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from commtax.cost.memory import RECOMPUTE
@@ -7,7 +9,7 @@ from commtax.cost.schedules import TRAINING, most_chunks, passes_of
 from commtax.cost.tensors import ROWWISE
 from commtax.question import Changes, Question
 from commtax.spec import ARITHMETIC, DTYPE_BYTES, MODULES, TAXES, Chip, Engine, Number, Plan
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 from commtax.units import MAX_COUNT, parse_seconds
 
 SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
@@ -358,3 +360,14 @@ def share_of(total: int, dp: int) -> int:
     if dp < 1 or total % dp:
         raise Refusal(f"global_batch={total} does not divide by dp={dp}", "global_batch")
     return total // dp
+
+
+def chosen_chunks(q: Question, said: int) -> Iterator[Note]:
+    """That the number of chunks was not the user's, or that there is nothing to cut into any."""
+    plan, num_layers = q.plan, q.model.num_layers
+    if plan.schedule == "interleaved" and plan.pp == 1:
+        yield Note("chunks", "one stage: there is no pipeline to interleave (--pp)")
+    elif plan.chunks != said:
+        even = "the fewest that share" if num_layers % (int(plan.pp) * plan.chunks) == 0 else "the fewest there are; none shares"
+        why = f"{even} {num_layers} layers evenly over {int(plan.pp)} stages"
+        yield Note("chunks", f"{plan.chunks} chunks per rank chosen for the interleaved schedule: {why} (--chunks)")
