@@ -325,3 +325,11 @@ def test_the_offered_command_calibrates(tmp_path, monkeypatch, printed):
     times = {f["item"]: f["difference"] for s in json.loads(done.stdout)["sections"] for f in s["findings"]}
     assert times["TPOT (mean)"] == pytest.approx(0, abs=0.02)
     assert not math.isclose({f.code: f.difference for f in section.findings}["tpot_mean"], 0, abs_tol=0.1)
+
+
+@pytest.mark.parametrize("here", [0.0, None])
+def test_a_time_of_nothing_is_no_speed_up(here):
+    result = Bench("vllm", "latency", stats={"e2el": {"mean": here}} if here is not None else {})
+    claim = Claim(unsettled("llama-3.1-8b", "2xh100-sxm", {"tp": 2}))
+    found = audit_bench([result], claim, "x", Bench("vllm", "latency", stats={"e2el": {"mean": 1.0}})).findings
+    assert [f.verdict for f in found if f.code == "speed-up"] == ["unknown"]

@@ -348,7 +348,7 @@ def _not_applied(result: Bench, baseline: Bench, claim: Claim) -> Iterator[Findi
     """The same time at TP 1 and TP n, where the arithmetic says otherwise."""
     metric = "e2el" if result.kind == "latency" else "tpot"
     here, alone = result.seconds(metric), baseline.seconds(metric)
-    if here is None or alone is None:
+    if not here or not alone:
         yield Finding(Note("speed-up", f"speed-up of TP {claim.tp}"), None, None, reason=f"no {metric} in one of the results")
         return
     context, output = lengths_of(result, claim)
