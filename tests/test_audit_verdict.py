@@ -123,7 +123,9 @@ def test_another_model_is_a_disagreement_and_a_name_that_tells_nothing_is_none(n
 def test_a_run_of_another_model_disagrees_whatever_its_figures():
     found = judged(replace(as_predicted(), model="ibm-granite/granite-3.1-8b-instruct"))
     assert found.verdict == DISAGREE
-    assert [f.reason for f in found.findings if f.verdict == DISAGREE] == ["the file names granite-3.1-8b, not llama-3.1-8b"]
+    assert [f.reason for f in found.findings if f.verdict == DISAGREE] == [
+        "the file names granite-3.1-8b-instruct, not llama-3.1-8b"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -229,3 +231,19 @@ def served_log(waiting):
 def test_a_queue_that_grows_is_overload(waiting, codes):
     section = audit_log(vllm_log.parse(served_log(waiting)), None)
     assert [cause.code for cause in section.causes] == codes
+
+
+def test_how_often_a_figure_was_printed_is_no_reason():
+    log = vllm_log.parse(served_log([0]))
+    found = Audit(claimed(), (audit_log(log, claimed()),))
+    assert found.verdict == UNKNOWN
+    assert missing(found) == "the files do not tell tensor-parallel size, weights per rank"
+
+
+def test_what_agreed_is_told_where_nothing_decides():
+    found = Audit(claimed(), (Section("topology", ("x",), (Finding("GPUs", 8, 8).judged(),)),))
+    assert missing(found).endswith("that is predicted; as claimed: GPUs")
+
+
+def test_a_model_is_called_as_the_file_calls_it():
+    assert other_model("Qwen/Qwen3.8-27B-FP8", catalog.model("gpt-oss-20b")) == "the file names qwen3.8-27b-fp8, not gpt-oss-20b"

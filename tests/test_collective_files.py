@@ -123,3 +123,10 @@ def test_json_of_both(audited):
         found = audited(text, "b.json").findings
         assert found[0].item == "all-reduce over 4 ranks: best bus bandwidth, GB/s"
         assert [f.measured for f in found if f.code == "size"] == pytest.approx([19.2e-6, 0.0214])
+
+
+def test_rows_of_nothing_are_in_the_average_and_are_not_missing(audited):
+    empty = ROW.format(0, 0, 1.0, 1.0).replace("20.00   30.00", " 0.00    0.00")
+    text = HEAD.format(8) + TITLES + empty * 2 + rows(67108864, 134217728) + END.replace(": 30", ": 15")
+    (average,) = (f for f in audited(text).findings if "average" in f.item)
+    assert (average.verdict, average.reason) == ("agree", "")

@@ -222,3 +222,21 @@ def test_a_host_that_is_joined_in_part_is_said_to_be(tmp_path):
         matrix([["X" if i == j else "NV4" if i // 2 == j // 2 else "SYS" for j in range(4)] for i in range(4)], range(4))
     )
     assert "4 GPUs: NVLink joins 2 of 6 pairs (0+1, 2+3), the rest is over SYS" in headline(audit([path]))
+
+
+POWER_ALONE = "[me@host x]$ nvidia-smi dmon -s p\n    # gpu   pwr gtemp mtemp\n    # Idx     W     C     C\n"
+
+
+def test_a_table_of_power_alone_says_nothing_of_load(tmp_path):
+    path = tmp_path / "dmon.txt"
+    path.write_text(POWER_ALONE + "        0    15    51     -\n        0    96    54     -\n        0    96    53     -\n")
+    audited = audit([path])
+    assert {f.item: f.measured for f in audited.findings} == {"GPU 0: power, W": 96, "GPU 0: highest temperature, °C": 54}
+
+
+def test_a_remark_behind_a_row_is_no_cell_and_a_load_that_comes_is_no_fault():
+    text = "# gpu pwr sm\n0 180 20 # alone\n0 182 19\n0 340 95  # <- heavy load\n0 338 94\n0 180 20 # gone\n"
+    seen = smi.parse_monitor(text)
+    assert seen.samples[0]["pwr"] == (180, 182, 340, 338, 180)
+    assert not audit_monitor(seen, None).causes
+    assert [c.code for c in audit_monitor(smi.parse_monitor(text + "0 180 20\n" * 5), None).causes] == ["starved"]

@@ -101,6 +101,7 @@ def test_what_is_not_known_of_an_id_is_said(tmp_path, monkeypatch, name, said):
 IDS = sorted(name for name in loader.aliases("models") if "/" in name)
 RELEASED = sorted(name for release in checkpoints._file()["releases"] for name in release["ids"])
 SIZE = re.compile(r"(?<![\w.])(a?\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
+VERSION = re.compile(r"(?<=\d\.)\d{1,2}(?![\d.]*[bm]\b)")
 ENDINGS = (
     "-instruct",
     "-thinking",
@@ -148,6 +149,18 @@ def test_another_size_is_never_taken_for_a_model(name, digit, ending):
     key = origin(f"{other}{ending}")
     names = [key, *catalog.model(key).aliases, *RELEASED] if key else []
     assert not key or any(other.rpartition("/")[2] == loader.normal(known).rpartition("/")[2] for known in names)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from([name for name in IDS if VERSION.search(name)]), st.integers(0, 99), st.sampled_from(("", "-instruct", "-fp8"))
+)
+def test_another_version_is_never_taken_for_a_model(name, number, ending):
+    """Qwen3.6 is Qwen3.5 where a file of ours says so, and otherwise no model that is known."""
+    other = VERSION.sub(f"{number}", name, count=1)
+    key = origin(f"{other}{ending}")
+    names = [key, *catalog.model(key).aliases, *RELEASED] if key else []
+    assert not key or any(f"{other}{ending}".rpartition("/")[2].startswith(loader.normal(n).rpartition("/")[2]) for n in names)
 
 
 @settings(max_examples=15, deadline=None)

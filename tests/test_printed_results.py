@@ -154,3 +154,9 @@ def test_answers_that_were_not_streamed_and_rates_that_were_not_sent_are_told():
     told = {f.item: f.verdict for f in section.findings if f.verdict == "disagree"}
     assert set(told) == {"results without gaps between tokens", "requests/s answered, at most those sent"}
     assert audit_bench([found, found], None, "x").facts["results"] == "2"
+
+
+def test_a_deviation_behind_a_value_is_no_part_of_it():
+    (found,) = bench.read("Load time: 900.00 ms\nTTFT: 20.50 ± 0.47 ms\nTPOT: 10.25 +/- 1 ms\nThroughput : 97.5 ± 1.07 tokens/s\n")
+    assert (found.stats["ttft"]["mean"], found.stats["tpot"]["mean"]) == pytest.approx((0.0205, 0.01025))
+    assert found.facts["tokens/s"] == "97.5"

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from commtax.readers import vllm_log
+from commtax.audit.logs import audit_log
+from commtax.readers import tgi_log, vllm_log
 
 GIB = 2**30
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -158,3 +159,24 @@ def test_vllm_on_cpu_for_real(tp, tokens):
 def test_other_texts_are_not_logs():
     assert not vllm_log.looks_like("hello\nworld")
     assert vllm_log.parse("hello") == vllm_log.StartupLog()
+
+
+VLLM_WAITS = "DEBUG 05-16 13:12:16 [core_client.py:425] Waiting for 2 core engine proc(s) to start: {0}"
+TGI_WAITS = "INFO shard-manager: text_generation_launcher: Waiting for shard to be ready... rank="
+TGI_CONNECTED = "2025-07-08T00:21:30Z  INFO text_generation_router::server: router/src/server.rs:2402: Connected"
+
+
+@pytest.mark.parametrize(
+    ("reader", "text"), [(vllm_log, "\n".join([VLLM_WAITS] * 3)), (tgi_log, "\n".join(f"{TGI_WAITS}{rank}" for rank in (1, 0, 2)))]
+)
+def test_a_text_of_waiting_alone_is_a_start_that_is_not_finished(reader, text):
+    assert reader.looks_like(text)
+    section = audit_log(reader.parse(text), None)
+    assert {"stopped", "partial"} <= {note.code for note in section.notes}
+    assert not section.causes
+
+
+def test_shards_are_counted_until_they_serve():
+    waits = "\n".join(f"{TGI_WAITS}{rank}" for rank in (1, 0, 2))
+    assert [f.measured for f in audit_log(tgi_log.parse(waits), None).findings] == [3]
+    assert not tgi_log.parse(f"{waits}\n{TGI_CONNECTED}").stops

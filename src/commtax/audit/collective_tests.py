@@ -219,6 +219,7 @@ def _average(tests: CollectiveTests) -> Iterator[Finding]:
     for number, (run, printed) in enumerate(zip(tests.runs, tests.averages_Bps, strict=True), 1):
         label = f"run {number}: " if len(tests.runs) > 1 else ""
         ours = mean(b for r in run.rows for b in (r.busbw_Bps, *([_in_place_Bps(r)] if r.in_place_s else [])))
+        ours *= len(run.rows) / (len(run.rows) + run.empty)
         item = Note(AVERAGE, f"{label}{AVERAGE}")
         finding = Finding(item, ours / 1e9, printed / 1e9, "", ROUNDED).judged()
         yield finding.undecided("rows are missing in this text") if finding.verdict == DISAGREE else finding

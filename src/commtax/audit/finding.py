@@ -44,6 +44,7 @@ class Finding:
     low: float | None = None  # the range of the prediction, where it has one beside the tolerance
     high: float | None = None
     of: str = ""  # the kind of collective, the clock …: which of several figures under one code
+    told: bool = False  # the reason describes the figure (its range, how often it was printed), and is none for lacking a verdict
 
     @property
     def code(self) -> str:

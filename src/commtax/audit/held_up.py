@@ -25,12 +25,16 @@ def served(log: StartupLog) -> Iterator[Finding]:
     }
     for name, values in told.items():
         if values:
-            yield Finding(name, None, median(values), reason=_range(values))
+            yield Finding(name, None, median(values), reason=_range(values), told=True)
     if hits := [m.prefix_hits for m in busy if m.prefix_hits is not None]:
-        yield Finding("prompt tokens found in the prefix cache", None, hits[-1], "share", reason=f"since the start, {_lines(hits)}")
+        yield Finding(
+            "prompt tokens found in the prefix cache", None, hits[-1], "share", reason=f"since the start, {_lines(hits)}", told=True
+        )
     if shares := [m.cache_share for m in busy if m.cache_share is not None]:
         low = f"{min(shares):.1%} at least, " if min(shares) < max(shares) else ""
-        yield Finding(Note("cache", "KV cache in use, at most"), None, max(shares), "share", reason=f"{low}{_lines(shares)}")
+        yield Finding(
+            Note("cache", "KV cache in use, at most"), None, max(shares), "share", reason=f"{low}{_lines(shares)}", told=True
+        )
 
 
 def _range(values: Sequence[float]) -> str:

@@ -57,7 +57,7 @@ def other_model(name: str, claimed: Model) -> str:
     name = name[-MOST_SIGNS:]
     key, own = known_as(name), known_as(claimed.key) or next(filter(None, map(known_as, claimed.aliases)), "")
     if key and own:
-        return "" if key == own or _shape(key) == _shape(own) else f"the file names {key}, not {own}"
+        return "" if key == own or _shape(key) == _shape(own) else f"the file names {_last(name)}, not {own}"
     said = _last(name)
     told, wanted = _families_of(said), _families_of(" ".join((claimed.key, *claimed.aliases)).lower())
     if told and wanted and not told & wanted:

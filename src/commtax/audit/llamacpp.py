@@ -23,9 +23,9 @@ def audit_timings(timings: Timings, claim: Claim | None, name: str = "log") -> S
 def _told(timings: Timings) -> Iterator[Finding]:
     for title, rates in (("prompt tokens/s", timings.reads), ("generated tokens/s", timings.writes)):
         if rates:
-            yield Finding(title, None, median(rates), reason=_range(rates))
+            yield Finding(title, None, median(rates), reason=_range(rates), told=True)
     for kind, devices in timings.buffers.items():
-        yield Finding(BUFFERS[kind], None, sum(devices.values()) * MiB, "bytes", reason=f"on {', '.join(devices)}"[:200])
+        yield Finding(BUFFERS[kind], None, sum(devices.values()) * MiB, "bytes", reason=f"on {', '.join(devices)}"[:200], told=True)
 
 
 def _range(rates: Sequence[float]) -> str:

@@ -63,10 +63,10 @@ FREE_BYTES = {"sglang": 0.5 * GiB}
 
 def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Section:
     """Layout, weights, KV memory, tokens and concurrency; what costs time is priced where somebody says what ran."""
-    if claim is None:
-        return Section(
-            "log", (name,), (*broken(log), *told(log)), tuple(_notes(log, None)), causes=tuple(causes(log, None)), facts=facts(log)
-        )
+    if claim is None or log.engine not in SHARES:  # of an engine that is not modelled a layout that it prints is judged
+        layout = tuple(_layout(log, claim)) if claim and log.tp else ()
+        findings = (*broken(log), *layout, *(f for f in told(log) if f.item not in {g.item for g in layout}))
+        return Section("log", (name,), findings, tuple(_notes(log, None)), causes=tuple(causes(log, None)), facts=facts(log))
     notes = [] if _started(log, claim) else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
     claim = claim if not notes else replace(claim, question=claim.question.but(engine=catalog.engine(log.engine)))
     asked, own = settled(claim.question), claim.question.limits

@@ -16,6 +16,7 @@ BUSY = 50.0  # % of a second in which a kernel ran, for clocks to say something
 SLOW_CLOCK = 0.93  # of the others' median
 UNUSED = 5.0  # % of the time, below which nobody uses a GPU
 LEAST_SAMPLES = 3  # that tell what a GPU does all the time
+CHANGING_SAMPLES = 10  # … where a load comes and goes between them
 STARVED = 50.0  # % of the time, below which a GPU waits for something
 BUSY_PCIE_Bps = 5e9
 POWER_CAP = 0.97
@@ -146,17 +147,20 @@ def _figures(
     chip = claim.question.cluster.chip if claim else None
     if used := of.get("sm"):
         what = "mean utilisation of a process" if "pid" in of else "utilisation"
-        yield Finding(Note("utilisation", f"GPU {gpu}: {what}"), None, mean(used) / 100, "share", reason=_most(used, "%"))
-    when = " when busy" if busy else ""
+        yield Finding(
+            Note("utilisation", f"GPU {gpu}: {what}"), None, mean(used) / 100, "share", reason=_most(used, "%"), told=True
+        )
+    busy_known = bool(busy) and "sm" in of
+    when = " when busy" if busy_known else ""
     if clocks := busy.get("pclk") or of.get("pclk"):
-        boost = chip.clock_Hz / 1e6 if chip and chip.clock_Hz and busy else None
+        boost = chip.clock_Hz / 1e6 if chip and chip.clock_Hz and busy_known else None
         item = Note("clock", f"GPU {gpu}: clock{when}, MHz")
         why = "the datasheet's boost clock; heavy products run below it" if boost else ""
         yield Finding(item, boost, median(clocks), tolerance=CLOCK_TOLERANCE, reason=why)
     if watts := busy.get("pwr") or of.get("pwr"):
-        limit = chip.tdp_w or None if chip and busy else None
+        limit = chip.tdp_w or None if chip and busy_known else None
         item = Note("power", f"GPU {gpu}: power{when}, W")
-        yield Finding(item, limit, median(watts), tolerance=CLOCK_TOLERANCE, reason=_most(watts, " W"))
+        yield Finding(item, limit, median(watts), tolerance=CLOCK_TOLERANCE, reason=_most(watts, " W"), told=True)
     if heat := of.get("gtemp") or of.get("temp"):
         yield Finding(Note("temperature", f"GPU {gpu}: highest temperature, °C"), None, max(heat))
 
@@ -199,9 +203,15 @@ def _violated(seen: Monitor) -> Iterator[Cause]:
             yield Cause("ecc", f"GPU {gpu}: {errors:,.0f} uncorrectable memory errors", change="reset the GPU; then replace it")
 
 
+def _tells(used: Sequence[float]) -> bool:
+    """Whether samples tell how much a GPU is used: a few do where all are low or all are high."""
+    changes = bool(used) and min(used) < BUSY <= max(used)
+    return len(used) >= (CHANGING_SAMPLES if changes else LEAST_SAMPLES)
+
+
 def _starved(seen: Monitor) -> Iterator[Cause]:
     """GPUs that wait: one of them for its work, or all for something else."""
-    used = {gpu: mean(of["sm"]) for gpu, of in seen.samples.items() if len(of.get("sm", ())) >= LEAST_SAMPLES}
+    used = {gpu: mean(of["sm"]) for gpu, of in seen.samples.items() if _tells(of.get("sm", ()))}
     used = {gpu: share for gpu, share in used.items() if share >= UNUSED}  # others have no part in what runs
     low = {gpu: share for gpu, share in used.items() if share < STARVED}
     if low and len(low) == len(used):

@@ -14,7 +14,7 @@ from commtax.readers.startup import ENDED, FAILURE, READY, STAGE, STALLED, Claim
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "tgi": "Text Generation Inference"}
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"

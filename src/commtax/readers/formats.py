@@ -28,6 +28,7 @@ from commtax.readers import (
     sglang_log,
     smi,
     smi_query,
+    tgi_log,
     training_log,
     trtllm_log,
     unknown,
@@ -201,6 +202,12 @@ TEXTS = (
         "a TensorRT-LLM log",
         lambda source: trtllm_log.looks_like(source.text),
         lambda source: trtllm_log.parse(source.text),
+    ),
+    Format(
+        "log",
+        "a start of Text Generation Inference",
+        lambda source: tgi_log.looks_like(source.text) and source.crash is None,
+        lambda source: tgi_log.parse(source.text),
     ),
     Format(
         "log",

@@ -33,6 +33,7 @@ _WITH_ROOT = (
 )  # figures of a row that has the root's: three or more follow for one column, twice as many for both
 _BOTH = (6, 8, 10, 16, 18)  # figures of both columns: times and bandwidths, wrong values, differing bits, times of each iteration
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")  # of a timestamp behind a row
+_EMPTY = re.compile(r"0\s++\d{1,15}\s++[a-z]\w{1,15}\s")  # a row of 0 B: sizes that are rounded down to nothing
 MOST_RANKS = 1 << 20
 MOST_ROWS = 200_000  # of one text, and of its ranks and hosts
 LINE_CHARS = 1 << 16
@@ -62,6 +63,7 @@ class Run:
     rows: tuple[Row, ...]
     op: str
     ranks: int
+    empty: int = 0  # rows of 0 B, which are in the average that is printed
 
 
 def parse(text: str, name: str = "output") -> Run:
@@ -85,14 +87,15 @@ class _Source:
     rows: list[Row] = field(default_factory=list)
     width: int = 0  # cells of the last row: one that has fewer is cut off
     listed: dict[int, int] = field(default_factory=dict)  # rank and its group
+    empty: int = 0
 
     def ended(self) -> Run:
         """One run; a text without its command still tells an all-reduce or a reduce-scatter by its bus bandwidth."""
         ratio, op = _ratio(self.rows), self.op
         if not op and ratio and self.rows[0].reduction:
             op = "all-reduce" if ratio >= 1 else "reduce-scatter"
-        run = Run(tuple(self.rows), op, _ranks(self.rows, op, self.listed, self.name))
-        self.rows, self.listed = [], {}
+        run = Run(tuple(self.rows), op, _ranks(self.rows, op, self.listed, self.name), self.empty)
+        self.rows, self.listed, self.empty = [], {}, 0
         return run
 
 
@@ -119,6 +122,7 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
         if rank := _RANK.match(line):
             kept += 1
             source.listed[int(rank[1])] = int(rank[2] or 0)
+        source.empty += bool(_EMPTY.match(line))
         row = None if line.startswith("#") else row_of(line)
         width = len(line.split())
         if row and (not source.rows or width >= source.width):

@@ -17,7 +17,7 @@ _ERRORS = re.compile(r"^(.{1,60}? Errors?): (\d{1,20})$", re.I)
 _UNITS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": float(GiB)}
 _NONE = re.compile(r"NVLink information as all links are in-?active", re.I)  # instead of a list of them
 _NAMED = re.compile(r"(?:GPU|Link)[ \t]\d|as all links are")
-_HEADER = re.compile(r"^#[^\n]{0,80}?gpu", re.M | re.I)
+_HEADER = re.compile(r"^[ \t]{0,40}#[^\n]{0,80}?gpu", re.M | re.I)
 _CELLS = 64
 Pair = tuple[float, float]
 
@@ -128,7 +128,7 @@ def parse_links(text: str) -> Links:
 
 def _columns(line: str) -> list[str]:
     """Names of a header of ``dmon``; none where a line is no header."""
-    names = [word.lower() for word in line[1:].split()[:_CELLS]]
+    names = [word.lower() for word in line.lstrip()[1:].split()[:_CELLS]]
     return names if "gpu" in names[:3] and {"sm", "pclk", "pwr", "rxpci", "mclk", "fb", "pviol"} & set(names) else []
 
 
@@ -138,14 +138,14 @@ def parse_monitor(text: str) -> Monitor:
     columns: list[str] = []
     units: dict[str, str] = {}
     rows = 0
-    for line in _lines(text):
+    for line in map(str.lstrip, _lines(text)):
         if line.startswith("#"):
             if found := _columns(line):
                 columns = found
             elif columns and "Idx" in line:
                 units = dict(zip(columns, line[1:].split()[:_CELLS], strict=False))
             continue
-        cells = line.split()[:_CELLS]
+        cells = line.partition("#")[0].split()[:_CELLS]  # people write remarks behind rows
         if len(cells) != len(columns) or not columns or rows >= MOST_SAMPLES:
             continue
         row = dict(zip(columns, cells, strict=True))

@@ -1,6 +1,6 @@
 """What an engine says at its start: one record whatever the engine, and a reader made from a table of its wordings.
 
-A table (``vllm_log.toml``, ``sglang_log.toml``, ``trtllm_log.toml``) has ``signs`` that such a log holds, numbers (``gib``,
+A table (``vllm_log.toml``, ``sglang_log.toml``, …) has ``signs`` that such a log holds, numbers (``gib``,
 ``count``) and words (``text``) with the wordings of all versions, and the keys of a printed configuration.
 """
 
@@ -16,7 +16,7 @@ from commtax.units import GiB
 FAILURE, READY = "failure", "ready"  # settings: why it did not start or did not go on, and that it was ready to serve
 STALLED = "stalled_s"  # a figure: how long a process has waited for others when the log ends
 STAGE, ENDED = "stage", "ended"  # … the last step of a start that it names, and that its process was ended
-SAY_READY = ("vllm", "sglang")  # engines with a line that ends their start
+SAY_READY = ("vllm", "sglang", "tgi")  # engines with a line that ends their start
 MOST_SIGNS = 65536  # of a line: a configuration has ten thousand, and what runs on beyond says nothing
 MOST_SETTINGS = 600
 MOST_VALUE = 200  # signs of a setting that are kept

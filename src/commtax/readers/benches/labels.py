@@ -18,7 +18,10 @@ MINUTE_S = 60.0
 _TOKEN = re.compile(r"p\d{1,2}(?:\.\d{1,3})?(?![a-z0-9.])|\d{1,3}(?:\.\d{1,3})?(?:%|th\b)|[a-zµ][a-z0-9µ]*|\d{1,9}(?:\.\d{1,9})?|/")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 _REMARK = re.compile(r"\((?:incl|excl|lower|higher)[^()]{0,80}\)")
-_VALUE = re.compile(r"[*`~<≈\[(\s]{0,9}(-?\d[\d,]{0,20}(?:\.\d{0,20})?(?:e[+-]?\d{1,3})?)\s{0,4}(.{0,60})", re.I)
+_VALUE = re.compile(
+    r"[*`~<≈\[(\s]{0,9}(-?\d[\d,]{0,20}(?:\.\d{0,20})?(?:e[+-]?\d{1,3})?)(?:\s{0,4}(?:±|\+/-)\s{0,4}\d[\d,]{0,20}(?:\.\d{0,20})?)?\s{0,4}(.{0,60})",
+    re.I,
+)
 _UNIT = re.compile(r"[a-zµ]{1,12}")
 _NO_FIGURE = re.compile(r"[%x×:](?![a-z])")
 _PATHS = frozenset(frozenset(path.split()) for path in LABELS["paths"])
@@ -114,6 +117,8 @@ def figures(value: str, said: Meaning, usual_s: float | None = None) -> list[tup
     [('min', 0.623), ('max', 12.899), ('mean', 4.401)]
     >>> figures("100/100 (100.00%)", meaning("Completed requests")), figures("-3.1%", meaning("Mean TTFT (ms)"))
     ([('', 100.0)], [])
+    >>> figures("20.88 ± 0.47 ms", meaning("TTFT")), figures("47.5 ± 1.07 tokens/s", meaning("Throughput"))
+    ([('', 0.02088)], [('', 47.5)])
     """
     parts = value.strip("[]() ").split(", ") if len(said.statistics) > 1 else [value]
     statistics = said.statistics or ("",)
