@@ -237,7 +237,8 @@ def _shown(value: float, unit: str) -> str:
 def _suspicious(result: Bench, claim: Claim | None = None) -> Iterator[Finding]:
     """What a sound run cannot show, on any machine."""
     if gone := terms.lost(result):
-        yield Finding("failed requests", 0, gone, reason="what failed is not in the statistics").judged()
+        item = Note("failed requests", "failed requests" if result.failed else "requests without an answer")
+        yield Finding(item, 0, gone, reason="what failed is not in the statistics").judged()
     if invalid := [n for n in result.notes if n.code == "invalid"]:
         yield Finding("conditions of the benchmark missed", 0, len(invalid), reason=str(invalid[0])).judged()
     if result.stats.get("ttft", {}).get("mean") == 0 and result.seconds("e2el", "mean"):
