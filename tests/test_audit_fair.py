@@ -267,6 +267,17 @@ def test_a_warning_that_a_call_came_back_with_is_a_failure_and_one_alone_is_not(
     assert not told(WARNED).count(DISAGREE)
 
 
+def test_an_operation_that_was_not_done_for_a_peer_is_a_failure_with_its_first_warning(told):
+    lost = "n1:7:9 [1] misc/socket.cc:518 NCCL WARN Net : Call to recv from 10.0.0.1<58355> failed : Broken pipe\n"
+    undone = "n1:7:9 [1] proxy.cc:1119 NCCL WARN [Proxy Service 9] Failed to execute operation Connect from rank 9, retcode {}\n"
+    failed = told(lost + undone.format(6))
+    assert (failed.verdict, codes(failed)) == (DISAGREE, ["failed"])
+    (cause,) = failed.sections[0].causes
+    assert cause.said.endswith("failed : Broken pipe")
+    assert "went away first" in cause.change
+    assert not told(lost + undone.format(0)).count(DISAGREE)
+
+
 def test_a_log_that_ends_in_the_line_of_a_start_is_partial(told):
     begun = "n1:7:9 [0] NCCL INFO ncclCommInitRank comm 0x55d9 rank 1 nranks 2 cudaDev 0 nvmlDev 0 busId 61000"
     assert "partial" in headline(told(begun))

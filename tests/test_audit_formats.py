@@ -250,6 +250,21 @@ def test_a_prompt_that_runs_without_a_graph_is_no_decode_without_one(told):
     assert not told(line * 5)[1]
 
 
+@pytest.mark.parametrize(("running", "codes"), [(2, []), (64, ["no graph"])])
+def test_small_batches_without_a_graph_need_no_larger_ones(running, codes, told):
+    line = f"Decode batch, #running-req: {running}, #token: 5000, token usage: 0.04, cuda graph: False, "
+    causes = told((line + "gen throughput (token/s): 300.0, #queue-req: 0\n") * 4)[1]
+    assert (list(causes), [c.share for c in causes.values()]) == (codes, [None] * len(codes))
+
+
+@pytest.mark.parametrize(("last", "codes"), [(362, ["overload"]), (200, [])])
+def test_a_queue_that_hardly_shrinks_is_overload_and_one_that_drains_is_none(last, codes, told):
+    line = (
+        "Prefill batch, #new-seq: 3, #new-token: 5824, #cached-token: 448, token usage: 0.44, #running-req: 140, #queue-req: {},\n"
+    )
+    assert list(told("".join(map(line.format, (369, 366, 364, last))))[1]) == codes
+
+
 def test_a_scheduler_that_failed_is_told_where_its_error_is_cut_off(told):
     begun = "[2026-03-01 10:00:00 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
     _, causes, head = told(f'{begun}  File "/x/scheduler.py", line 7\n')

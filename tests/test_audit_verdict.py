@@ -204,6 +204,12 @@ def test_healthy_runs_get_no_advice(healthy):
     assert causes(healthy) == {}
 
 
+@pytest.mark.parametrize(("tail", "codes"), [(0.6, ["overload"]), (0.3, [])])
+def test_requests_that_pile_up_are_told_from_a_tail_where_no_deviation_is(tail, codes):
+    slow = asked(10.0, 6.0, requests=500, first=5.0, each=0.28, facts={"peak concurrency": "400"})
+    assert list(causes(replace(slow, stats=slow.stats | {"tpot": {"mean": 0.26, "median": 0.28, "p99": tail}}))) == codes
+
+
 def test_clients_that_wait_are_told_from_medians():
     waits = asked(None, 10.0, first=20.0, each=0.02, concurrency=256)
     assert list(causes(waits)) == ["queue"]

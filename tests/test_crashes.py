@@ -119,6 +119,19 @@ def test_the_root_error(text, error, who, where):
     assert (found.who, found.where) == (who, where)
 
 
+def test_the_traceback_of_a_launcher_is_not_that_of_its_process():
+    ended = "E0323 21:57:08.583000 23 elastic/x.py:869] failed (exitcode: 1) local_rank: 0 (pid: 88) of binary: python"
+    lines = [
+        ended,
+        "Traceback (most recent call last):",
+        '  File "/opt/bin/torchrun", line 10, in <module>',
+        "    sys.exit(main())",
+    ]
+    said = "local rank 0 exited with 1 (failed (exitcode: 1) local_rank: 0), and its own error is not in this text"
+    assert crashes.find(lines).said == said
+    assert crashes.find([*lines[:1], *(f"step {i}" for i in range(40))]) is None  # it was started again
+
+
 def test_more_of_an_error():
     assert "Cuda failure 2 'out of memory'" in crashes.find(NCCL_BELOW.splitlines()).error
     assert "for want of memory" in crashes.find(KILLED.splitlines()).error

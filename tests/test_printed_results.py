@@ -160,3 +160,33 @@ def test_a_deviation_behind_a_value_is_no_part_of_it():
     (found,) = bench.read("Load time: 900.00 ms\nTTFT: 20.50 ± 0.47 ms\nTPOT: 10.25 +/- 1 ms\nThroughput : 97.5 ± 1.07 tokens/s\n")
     assert (found.stats["ttft"]["mean"], found.stats["tpot"]["mean"]) == pytest.approx((0.0205, 0.01025))
     assert found.facts["tokens/s"] == "97.5"
+
+
+def test_fewer_answers_than_the_command_asked_for_are_failures():
+    command = "python3 -m sglang.bench_serving --backend sglang --num-prompts {}\n"
+    section = audit_bench(bench.read(command.format(20) + TABLE), None, "x")
+    (cause,) = [c for c in section.causes if c.code == "failed requests"]
+    assert cause.said == "11 of 20 requests that were asked for have no answer: the figures are of the others"
+    assert any(f.code == "failed requests" and f.measured == 11 for f in section.findings)
+    assert not audit_bench(bench.read(command.format(9) + TABLE), None, "x").causes
+    _, second = bench.read(command.format(20) + TABLE + "\n" + TABLE)
+    assert "requests asked for" not in second.facts  # it may be another run's
+
+
+def test_zeros_are_no_times_and_failures_are_a_cause():
+    (found,) = bench.read(
+        '{"completed": 0, "failed": 8, "duration": 0.005, "mean_ttft_ms": 0.0, "mean_tpot_ms": 0.0, "backend": "vllm"}'
+    )
+    section = audit_bench([found], None, "x")
+    assert {f.code for f in section.findings} == {"failed requests", "duration"}
+    assert [c.said for c in section.causes] == ["8 of 8 requests failed: nothing was measured"]
+
+
+LENGTHS = "| ISL | OSL | N | TTFT Avg (ms) | TPOT Avg (ms) | E2EL Avg (ms) |\n"
+LENGTHS += "|---|---|---|---|---|---|\n| 128 | 128 | 8 | 700 | 30 | {} |\n"
+
+
+@pytest.mark.parametrize(("whole_ms", "verdict"), [(4510, "agree"), (4800, "unknown"), (4000, "unknown"), (9000, "disagree")])
+def test_a_length_that_was_only_asked_for_refutes_no_run_by_little(whole_ms, verdict):
+    section = audit_bench(bench.read(LENGTHS.format(whole_ms)), None, "x")
+    assert [f.verdict for f in section.findings if f.item.startswith("E2E = ")] == [verdict]

@@ -24,6 +24,8 @@ FLOOR_SLACK = 0.98
 RESULTS = "results"  # a fact of a file with several
 SENT_SLACK = 0.1  # of a rate that was set
 SAME_BOOKS = 0.05  # means of products are not products of means where lengths vary
+OTHER_LENGTH = 0.25  # by which answers may be shorter or longer than was asked for
+NOT_COUNTED = "the length may be the one that was asked for: no tokens are counted"
 WIDEST = 1.0  # spread of lengths where a file does not say it: from nothing to twice their mean
 TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E", "queue": "queue", "prefill": "prefill", "decode": "decode"}
 RATES = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "total_tokens_per_s": "total tokens/s"}
@@ -81,7 +83,7 @@ def audit_bench(results: Sequence[Bench], claim: Claim | None, name: str, baseli
         label = f"run {number}: " if len(results) > 1 else ""
         run = _told(result) if claim is None else _compared(result, claim, baseline)
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in run.findings]
-        causes += [replace(c, said=label + c.said) for c in run.causes]
+        causes += [replace(c, said=label + c.said) for c in (*terms.unanswered(result), *run.causes)]
         notes += [Note(n.code, label + n) for n in (*result.notes, *run.notes)]
     kinds = ", ".join(dict.fromkeys(f"{r.tool} {r.kind}" for r in results))
     counted = Note("results", f"{kinds}: {plural(len(results), 'result')}")
@@ -152,7 +154,7 @@ def _times(result: Bench, judged: Judge) -> Iterator[Finding]:
     for metric, title in TIMES.items():
         chunks = metric == "itl" and "tpot" in result.stats
         for statistic in ("mean",) if chunks else (*STATISTICS[:2], _tail(result, metric)):
-            if (seconds := result.stats.get(metric, {}).get(statistic)) is not None:
+            if seconds := result.stats.get(metric, {}).get(statistic):  # nothing takes no time: 0 was not measured
                 item = Note(f"{metric}_{statistic}", f"{title} ({statistic})")
                 plain = Finding(item, None, seconds, "s", reason=CHUNKS if chunks else "")
                 yield (None if chunks else judged(metric, statistic, item, seconds, "s")) or plain
@@ -234,8 +236,9 @@ def _shown(value: float, unit: str) -> str:
 
 def _suspicious(result: Bench, claim: Claim | None = None) -> Iterator[Finding]:
     """What a sound run cannot show, on any machine."""
-    if result.failed:
-        yield Finding("failed requests", 0, result.failed, reason="what failed is not in the statistics").judged()
+    if gone := terms.lost(result):
+        item = Note("failed requests", "failed requests" if result.failed else "requests without an answer")
+        yield Finding(item, 0, gone, reason="what failed is not in the statistics").judged()
     if invalid := [n for n in result.notes if n.code == "invalid"]:
         yield Finding("conditions of the benchmark missed", 0, len(invalid), reason=str(invalid[0])).judged()
     if result.stats.get("ttft", {}).get("mean") == 0 and result.seconds("e2el", "mean"):
@@ -276,11 +279,18 @@ def _identities(result: Bench) -> Iterator[Finding]:
     if ttft and tpot and whole and output and result.tool != "prometheus":  # whose histograms have requests of their own each
         why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
         slack = SAME_BOOKS + (result.spread or 0.0) / 3 + _together(result)
-        yield Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", slack, why).judged()
+        found = Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", slack, why).judged()
+        near = _only_asked(result) and abs(found.difference or 0.0) <= OTHER_LENGTH
+        yield found.undecided(NOT_COUNTED) if near and found.verdict == DISAGREE else found
     if result.output_tokens and result.duration_s and result.output_tokens_per_s:
         said = result.output_tokens_per_s * result.duration_s
         why = "the rate is not of the whole cluster and run (a rate a GPU or a user?)"
         yield Finding("output tokens = rate x duration", said, result.output_tokens, "tokens", SAME_BOOKS, why).judged()
+
+
+def _only_asked(result: Bench) -> bool:
+    """Whether the length of an answer is a column's, which is often the one that was asked for: no tokens are counted."""
+    return result.tool == "printed" and not result.output_tokens and result.spread is None
 
 
 def _together(result: Bench) -> float:

@@ -76,8 +76,9 @@ def _queue(queued: Sequence[Moment]) -> Iterator[Cause]:
     if prompts > median(m.tokens_per_s for m in queued):
         why = f"their prompts are computed at {prompts:,.0f} tokens/s, and bind"
         yield Cause("queue", f"{said}: {why}", change="more replicas or GPUs, shorter prompts, or a limit on what is let in")
-    elif waiting[-1] >= waiting[0] and any(m.let_in for m in queued):
-        said = f"overloaded: {_among(waiting)} wait while {_among(running)} run, and no fewer at the end"
+    elif waiting[-1] >= (1 - MANY) * waiting[0] and any(m.let_in for m in queued):
+        fewer = "no fewer" if waiting[-1] >= waiting[0] else "hardly fewer"
+        said = f"overloaded: {_among(waiting)} wait while {_among(running)} run, and {fewer} at the end"
         yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
     elif waiting[-1] >= waiting[0] and not any(m.prompt_tokens_per_s for m in queued):
         change = "a higher limit of running requests, or more KV memory where the next request needs more than is free"

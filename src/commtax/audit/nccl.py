@@ -18,6 +18,7 @@ SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP,
 FEW_CHANNELS = 8  # fewer do not fill NVLink
 MOST_RANKS = 65536
 FEW = 4  # times as many
+GONE = ("Broken pipe", "Connection closed", "Connection reset", "Connection refused")  # the other end of a connection failed first
 NAMED = 8  # ranks, rings and warnings that are told one by one
 _CAUSES = table("audit/log_causes.toml")
 CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
@@ -234,7 +235,8 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
 def _failed(log: NcclLog) -> Iterator[Cause]:
     """Warnings after which a call came back with an error."""
     for why, times in sorted(Counter(log.returned.values()).items())[:NAMED]:
-        yield _cause("failed", f"a call of the library failed{f' in {times} processes' if times > 1 else ''}: {why}")
+        said = f"a call of the library failed{f' in {times} processes' if times > 1 else ''}: {why}"
+        yield Cause("failed", said, change=_CAUSES["nccl"]["peer" if any(word in why for word in GONE) else "failed"])
 
 
 def _network(log: NcclLog, routes: Sequence[Route], claim: Claim | None) -> Iterator[Cause]:

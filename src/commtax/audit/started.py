@@ -21,6 +21,7 @@ ALL_WEIGHTS = "all ranks' weights"
 LONG_WAIT_S = 120.0  # for which a worker is not waited for without a reason
 UNFINISHED, PARTIAL = "did not finish starting in this log", "partial"
 GROWS = 3.0  # times as many requests that wait
+ALWAYS_CAPTURED = 8  # requests of a batch of which every engine that makes graphs has one: without it graphs are off altogether
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
@@ -229,11 +230,11 @@ def _queue(log: StartupLog) -> Iterator[Cause]:
         change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
         yield Cause("cache full", f"overloaded: the KV cache is full in {full}, and {queue}", change=change)
     yield from _growing(moments)
-    launched = [m for m in moments if m.graph is False]
+    launched = [m for m in moments if m.graph is False and m.running > ALWAYS_CAPTURED]
     decoded = sum(m.graph is not None or m.tokens_per_s > 0 for m in moments)
     if len(launched) >= FEW_MOMENTS and len(launched) * 2 > decoded:
         said = f"{plural(len(launched), 'decode line')} of {decoded} ran without a CUDA graph"
-        yield Cause("no graph", said, share=len(launched) / decoded, change="capture larger batches (--cuda-graph-max-bs)")
+        yield Cause("no graph", said, change="capture larger batches (--cuda-graph-max-bs)")
 
 
 def _growing(moments: list[Moment]) -> Iterator[Cause]:

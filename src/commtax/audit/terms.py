@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from commtax.audit.expected import Expected, Figure
 from commtax.audit.finding import Cause, Claim
-from commtax.readers.benches.record import Bench
+from commtax.readers.benches.record import ASKED, Bench, Stats
 from commtax.units import format_seconds
 
 NEAR = 0.1  # a changed plan whose step is this near to the measured one explains it …
@@ -27,6 +27,7 @@ PILED, UNEVEN = (
     0.5,
     0.25,
 )  # share of all requests that were there at once, and of a token's time by which it varies from one to another
+P99 = 2.326  # deviations from the middle of a normal distribution to its p99
 SMALL = 0.5  # share of the host's time in a step, above which the host is the likely one
 
 
@@ -268,10 +269,21 @@ def _piled(result: Bench) -> str:
     A short run of long answers has many at once too, and then their tokens take the same time.
     """
     peak, count, tpot = result.facts.get("peak concurrency", ""), result.requests or 0, result.stats.get("tpot", {})
-    uneven = tpot.get("std", 0.0) > UNEVEN * tpot.get("mean", math.inf)
-    if result.concurrency or not count or not uneven or not peak or float(peak) < PILED * count:
+    if (
+        result.concurrency
+        or not count
+        or not _deviation_s(tpot) > UNEVEN * tpot.get("mean", math.inf)
+        or not peak
+        or float(peak) < PILED * count
+    ):
         return ""
     return f", and {float(peak):,.0f} of its {count:,} requests were there at once"
+
+
+def _deviation_s(times: Stats) -> float:
+    """As told, else as the tail of a normal distribution says it."""
+    tail = max(0.0, times["p99"] - times["median"]) / P99 if "p99" in times and "median" in times else 0.0
+    return times.get("std", tail)
 
 
 def _lasts(result: Bench, asked: float, answered: float) -> bool:
@@ -323,6 +335,26 @@ def _prompt_s(result: Bench) -> float:
     if not rate and result.output_tokens_per_s and result.input_len and result.output_len:
         rate = result.output_tokens_per_s * (1 + result.input_len / result.output_len)
     return result.input_len / rate if rate and result.input_len else math.inf
+
+
+def lost(result: Bench) -> int:
+    """Requests that were not answered: those that failed, else what is missing of those that a command asked for."""
+    return result.failed or max(0, int(result.facts.get(ASKED, "0")) - (result.requests or 0))
+
+
+def unanswered(result: Bench) -> Iterator[Cause]:
+    """That requests failed: all other figures are of the rest."""
+    if not (gone := lost(result)):
+        return
+    count = gone + (result.requests or 0)
+    said = (
+        f"{gone:,} of {count:,} requests failed"
+        if result.failed
+        else f"{gone:,} of {count:,} requests that were asked for have no answer"
+    )
+    rest = "nothing was measured" if gone == count else "the figures are of the others"
+    change = "the server's log tells why: an error, a limit of time or of length, or a connection that was refused"
+    yield Cause("failed requests", f"{said}: {rest}", change=change)
 
 
 def _thrown(result: Bench) -> Iterator[Cause]:

@@ -34,6 +34,7 @@ _RECOVERED = re.compile(r"\bWARN(?:ING)?\b")
 _BEGINS = "Traceback (most recent call last)"
 _FIRST = "Root Cause (first observed failure)"  # in the summary of torchrun
 _SUMMARY = re.compile(r"\s{0,20}(rank|exitcode)\s{1,20}: (-?\d{1,9})")
+_CHILD = re.compile(r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,7})")  # as torchrun says it
 _CAUSED = "The above exception was the direct cause"
 _MEANWHILE = "During handling of the above exception"
 _PLAIN = [(what, re.compile(wording)) for what, wordings in _TABLE["plain"].items() for wording in wordings]
@@ -105,6 +106,7 @@ class _Reader:
     endings: dict[str, str] = field(default_factory=dict)  # how processes ended, in words that tell no error, and whose they are
     episode: int = 0
     ended_in: int = -1  # the episode of the first sign that a process ended
+    child: tuple[str, int] = ("", 0)  # the first process that a launcher saw end, in words, and the line
     quiet: int = 0
     filled: int = 0  # lines that are not empty
     after: int = 0  # … since the last error
@@ -137,6 +139,8 @@ class _Reader:
         self.fatal = True
         if self.ended_in < 0:
             self.ended_in = self.episode + (self.quiet > QUIET)
+        if not self.child[0] and (gone := _CHILD.search(line)):
+            self.child = f"local rank {gone[2]} exited with {gone[1]} ({gone[0]})", self.filled
         found = next(filter(None, (pattern.search(line) for pattern in _ENDINGS)), None)
         if found and len(self.endings) < MOST_ENDINGS:
             self.endings.setdefault(found[1], _spoken(line))
@@ -259,6 +263,9 @@ def _cut_off(reader: _Reader) -> Crash | None:
     if reader.endings:
         who = next(filter(None, reader.endings.values()), "")
         return Crash(f"{'; '.join(reader.endings)}, and {UNTOLD}", who, where)
+    child, at = reader.child
+    if child and reader.filled - max(at, *(o.last for o in opened), 0) <= NEAR:  # the traceback below it is the launcher's
+        return Crash(f"{child}, and its own error is not in this text")
     if opened and reader.filled - opened[-1].last <= NEAR:
         return Crash(f"the text ends in a traceback, before its error: {UNTOLD}", reader.header, where, ended=False)
     return None

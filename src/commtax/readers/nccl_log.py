@@ -49,6 +49,7 @@ _PROGRESS = re.compile(
 _RETURNED = re.compile(
     r"(?:\S{0,80}/)?(?:init|group|enqueue|channel)\.cc:\d{1,6} -> [1-6]\b"
 )  # an error that goes up to the caller
+_NOT_DONE = re.compile(r"Failed to execute operation \w{1,40} from rank \d{1,7}, retcode [1-9]")  # for a peer, by its own thread
 _HEARD = re.compile(r"\[rank(\d{1,7})\]:|\bRank (\d{1,7})\]")
 _COUNTED = [(name, re.compile(wording)) for name, wordings in _TABLE["counted"].items() for wording in wordings]
 _FAILED = [re.compile(wording) for wording in _TABLE["failed"]]
@@ -181,6 +182,8 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
     """One line of NCCL itself."""
     if warning and (len(log.warnings) < MOST_WARNINGS or message[:MOST_TEXT] in log.warnings):
         log.warnings[message[:MOST_TEXT].strip()] += 1
+    if warning and process not in log.returned and len(log.returned) < MOST and _NOT_DONE.search(message):
+        log.returned[process] = log.warned.get(process, message[:MOST_TEXT].strip())
     if warning and len(log.warned) < MOST:
         log.warned[process] = message[:MOST_TEXT].strip()
     if " -> " in message and process in log.warned and _RETURNED.match(message):

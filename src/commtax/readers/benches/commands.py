@@ -39,6 +39,8 @@ def told(command: str) -> dict[str, str]:
     if any(client in command for client in CLIENTS):
         said = {name: value for name, value in said.items() if name not in ("tp", "pp")}
         said |= {} if "request_rate" in said or "max_concurrency" in said else {"request_rate": "inf"}
+    else:
+        said.pop("num_prompts", "")
     return {name: value for name, value in said.items() if name != "tp" or APART not in command}
 
 
@@ -77,4 +79,6 @@ class Told:
     @property
     def facts(self) -> Mapping[str, str]:
         self._used = True
-        return {**self._client, **self._server}
+        said = {**self._client, **self._server}
+        self._client.pop("num_prompts", "")  # the next result may be another run's
+        return said

@@ -17,6 +17,7 @@ Stats = Mapping[str, float]
 NO_STATS: Mapping[str, Stats] = {}
 LEAST_THIRD = 3  # requests of which a median says something
 MOST_SIGNS = 80  # of a chip's name
+ASKED = "requests asked for"  # a fact: by the command above a result, where fewer were answered
 HARDWARE = "hardware"  # a fact: what a result calls the chips that it ran on
 NO_FACTS: Mapping[str, str] = {}
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from commtax.readers.benches.labels import LABELS, UNITS, Meaning, figures, meaning, printed_whole
-from commtax.readers.benches.record import METRICS, Bench, result, spread_of
+from commtax.readers.benches.record import ASKED, METRICS, Bench, result, spread_of
 from commtax.statement import Note
 
 LOADS: Mapping[str, Mapping[str, float]] = LABELS["loads"]
 LIKE_TOKENS = 0.1  # a rate of tokens this near to requests times their lengths is that of those tokens
+MOST_DIGITS = 12  # of a count
 KEYS = {  # of a field, as documents call it
     "duration": "duration",
     "requests": "completed",
@@ -128,6 +129,7 @@ def built(run: Run, told: Mapping[str, str]) -> Bench:
         d[key] = told.get(key) if d.get(key) is None else d[key]
     facts = {name: f"{n:g}" for key, name in FACTS.items() if (n := run.one(key)) is not None}
     facts.pop("tokens/s" if told_apart else "", "")
+    facts |= _asked(d["completed"], told) if run.one("failed") is None else {}
     backend = run.strings.get("backend") or run.strings.get("engine", "")
     if tested := _TESTED.fullmatch(run.strings.get("test", "")):
         return _tested(run, tested[1], int(tested[2]), str(model))
@@ -137,6 +139,13 @@ def built(run: Run, told: Mapping[str, str]) -> Bench:
     more: dict[str, object] = {"notes": tuple(run.notes), "batch": batch, "spread": spread}
     more |= {"burstiness": math.inf} if run.name.startswith("constant") else {}
     return result(run.dialect.tool, kind, d, stats, lengths=lengths, facts=facts, **more)
+
+
+def _asked(answered: object, told: Mapping[str, str]) -> dict[str, str]:
+    """How many requests a command asked for, where it is more than were answered."""
+    count = told.get("num_prompts", "")
+    more = isinstance(answered, int | float) and count.isdecimal() and len(count) < MOST_DIGITS and int(count) > answered
+    return {ASKED: count} if more else {}
 
 
 def _tested(run: Run, what: str, tokens: int, model: str) -> Bench:
