@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -762,8 +763,85 @@ plan?obj=best
 plan?il=0
 nothing"""
 
+
+def real_files() -> dict[str, str]:
+    """Names and texts of other people's files that the tests hold."""
+    kept = {
+        kind: json.loads((ROOT / f"tests/fixtures/audit/{kind}.json").read_text())
+        for kind in ("benches", "logs", "training", "rocprof")
+    }
+    endings = {"training": "log", "logs": "log", "rocprof": "csv", "benches": "txt"}
+    return {
+        f"real/{kind}-{number:02}.{endings[kind]}": one["text"] if "text" in one else "\n".join(one["lines"]) + "\n"
+        for kind, ones in kept.items()
+        for number, one in enumerate(ones)
+        if "text" in one or "lines" in one
+    }
+
+
+EAGER = (
+    *(
+        "deepseek-v3",
+        "deepseek-v3.2",
+        "deepseek-v4-flash",
+        "gemma-4-26b-a4b",
+        "glm-4.5-air",
+        "glm-5.2",
+        "gpt-oss-20b",
+        "gpt-oss-120b",
+    ),
+    *("kimi-k2", "kimi-linear-48b-a3b", "llama-4-scout", "mimo-v2-flash", "minimax-m2.5", "mixtral-8x7b", "qwen3-30b-a3b"),
+    *("nemotron-3-nano-30b-a3b", "nemotron-3-super-120b-a12b", "nemotron-h-56b", "nemotron-nano-9b-v2", "qwen3-235b-a22b"),
+    *("qwen3-next-80b-a3b", "qwen3-vl-30b-a3b", "qwen3.5-27b", "qwen3.5-35b-a3b", "step-3.5-flash", "gemma-3-27b", "llama-3.1-8b"),
+)
+"""Mixtures, hybrids and dense models, whose launches the host issues one by one."""
+LAUNCHED = "\n".join(
+    f"{model} -c 8xh200-sxm -tp 8 --eager --batch {batch}{more}"
+    for model in EAGER
+    for batch, more in ((1, ""), (32, " --phase prefill --context 512"))
+)
+TIMED = f"""
+{DENSE} -tp 1 --request-rate 4 --num-prompts 60 --seed 3
+{DENSE} -tp 1 --request-rate 30 --num-prompts 60 --input-len 512 --output-len 64
+{DENSE} -tp 2 --request-rate inf --num-prompts 40 --engine sglang
+{DENSE} -tp 2 --request-rate 8 --num-prompts 60 --engine trtllm
+{DENSE} -tp 2 --replicas 2 --request-rate 20 --num-prompts 60 --router least-loaded
+{DENSE} -tp 2 --replicas 2 --request-rate 20 --num-prompts 60 --router prefix --unique-prompts 5
+{DENSE} -tp 2 --request-rate 8 --num-prompts 60 --shared-prefix 512
+{DENSE} -tp 2 --request-rate 8 --num-prompts 60 --prefix-cache 0.5 --burstiness 0.5
+{DENSE} -tp 2 --request-rate 8 --duration 10s --ttft-p95 500ms --tpot-p99 30ms
+{DENSE} -tp 2 --request-rate 8 --num-prompts 60 --goodput ttft:300 --goodput tpot:20
+{DENSE} -tp 2 --request-rate 8 --num-prompts 60 --disaggregated --prefill-workers 2
+{DENSE} -tp 1 --request-rate 4 --num-prompts 60 --input-len sharegpt --output-len sharegpt
+{DENSE} -tp 1 --sweep request-rate=1,4,16 --num-prompts 40
+{DENSE} -tp 1 --sweep concurrency=1,8 --num-prompts 40
+{DENSE} -tp 1 --request-rate 4 --num-prompts 60 --warmup 10 --max-num-seqs 16
+llama-3.1-70b -c 8xh100-sxm -tp 4 -pp 2 --request-rate 4 --num-prompts 40
+qwen3-30b-a3b -c 8xh100-sxm -tp 4 -dp 2 -ep --request-rate 10 --num-prompts 40
+qwen3.5-27b -c 8xh200-sxm -tp 4 --request-rate 4 --num-prompts 40
+gpt-oss-20b -c 8xh100-sxm -tp 2 --request-rate 6 --num-prompts 40
+{DENSE} -tp 1 --request-rate 0
+{DENSE} -tp 1 --request-rate 4 --sweep request-rate=1,2
+"""
+"""Requests in time."""
+SEARCHED = f"""
+{DENSE} --request-rate 10 --num-prompts 60
+{DENSE} --request-rate 10 --num-prompts 60 --ttft-p99 1s --tpot-p95 30ms
+{DENSE} --request-rate 40 --num-prompts 60 --objective cost
+qwen3-30b-a3b -c 8xh100-sxm --eager
+{DENSE} --confidence 80% --tpot 12ms
+{DENSE} --margin 0 --tpot 20ms
+qwen3-30b-a3b -c 8xh200-sxm --redundant-experts 16 --imbalance 1.2
+{DENSE} --prefill-cluster 4xh200-sxm
+qwen3.5-27b -c 8xh200-sxm --tpot 20ms
+llama-3.1-8b -c 8xh100-sxm -c 8xl40s --tpot 30ms
+"""
+
 JSON = {
     "bill": BILL,
+    "eager": LAUNCHED,
+    "timed": TIMED,
+    "searched": SEARCHED,
     "fit": FIT,
     "expect": EXPECT,
     "compare": COMPARE,
@@ -772,8 +850,10 @@ JSON = {
     "plan": PLAN,
     "catalog": CATALOG,
     "audit": AUDIT,
+    "real": "\n".join(f"{path} -m llama-3.1-8b -c 8xh100-sxm -tp 8" for path in real_files()),
     "calibrate": CALIBRATE,
 }
+VERBS = {"eager": "bill", "timed": "simulate", "searched": "plan", "real": "audit"}
 """Verbs that answer in JSON: every fifth question is asked for its text instead."""
 
 
@@ -782,7 +862,7 @@ def questions() -> Iterator[tuple[str, str, str]]:
     for verb, block in JSON.items():
         for number, line in enumerate(block.removeprefix("\n").removesuffix("\n").split("\n")):
             text = number % 5 == 4 or "--csv" in line
-            yield f"{verb}-{number:03}", "command", f"{verb} {line}{'' if text else ' --json'}"
+            yield f"{verb}-{number:03}", "command", f"{VERBS.get(verb, verb)} {line}{'' if text else ' --json'}"
     for name, block in {"other": OTHERS, "refused": REFUSED}.items():
         for number, line in enumerate(block.strip().split("\n")):
             yield f"{name}-{number:03}", "command", line
