@@ -18,10 +18,10 @@ from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, TRAINING, idle_s
 from commtax.cost.train_kernels import forward_flops
 from commtax.cost.training import hidden_s
-from commtax.readers.published.training import question
 from commtax.sim.pipeline import Durations, run
 from commtax.verbs.explain import causes, thresholds, verdict
 from commtax.verbs.fitting import fits
+from commtax_lab.published.training import question
 
 RUNS = Path(__file__).parents[2] / "shared" / "data" / "training_runs.csv"
 SMALL = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b", "llama-3.1-70b", "deepseek-v3")
