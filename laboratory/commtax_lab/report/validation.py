@@ -27,7 +27,7 @@ MOST_POINTS = 120  # of one panel in a picture
 def validation_document(report: Report) -> Record:
     kinds: dict[str, type] = {"tp": int, "fitted": bool}  # of columns that are not text
     return {
-        "schema": "commtax_lab.scoring/1",
+        "schema": "commtax.validate/1",
         "ok": report.ok,
         "files": [{"name": name, "rows": rows, "priced": priced} for name, (rows, priced) in report.files.items()],
         "bounds": [facts(b, "name", "limit", "value", "n", "ok", "why") for b in report.bounds],
