@@ -20,8 +20,7 @@ from commtax.statement import Refusal
 from commtax.verbs.asking import AUTO_EP
 
 if TYPE_CHECKING:
-    from commtax.readers.launch import Launch
-    from commtax.readers.launch.meaning import Servers
+    from commtax.launch.launched import Launch, Servers
     from commtax.readers.topology import Placed
 
 
@@ -49,7 +48,7 @@ def filled(text: str, model: str, given: Given, remarks: list[str], about: About
 
 def _launch(text: str, model: str) -> Launch:
     """What was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
-    from commtax.readers.launch import parse
+    from commtax.launch.reading import parse
 
     name, _, choice = text.rpartition("#") if not os.path.exists(text) else (text, "", "")
     file = name if "\n" not in text and name and os.path.exists(name) else ""
@@ -154,7 +153,7 @@ def _model(launch: Launch, remarks: list[str]) -> str:
     if not launch.shape:
         return ""
 
-    from commtax.readers.launch.shapes import model_with
+    from commtax.launch.shapes import model_with
 
     if key := model_with(launch.shape):
         remarks.append(f"the command's sizes are those of {key}")
@@ -179,7 +178,7 @@ def _agreed(model: str, launch: Launch, remarks: list[str]) -> str:
         if normal(model) != normal(name):
             raise Refusal(f"MODEL '{model}' is not the pasted command's '{launch.model}': leave one of them out")
     elif launch.shape and known:
-        from commtax.readers.launch.shapes import sizes_of
+        from commtax.launch.shapes import sizes_of
 
         sizes = sizes_of(known)
         odd = [(name, size) for name, size in launch.shape if sizes.get(name, size) != size]

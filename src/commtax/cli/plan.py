@@ -24,7 +24,7 @@ from commtax.statement import Refusal
 from commtax.units import parse_seconds, parse_tokens
 
 if TYPE_CHECKING:
-    from commtax.readers.launch import Launch
+    from commtax.launch.launched import Launch
 
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
@@ -211,7 +211,7 @@ def _stands(searched: ServingPlans, launch: Launch) -> Standing:
 
 def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
     """The launch of the recommended plan, all of its servers, and the benchmark that would check it."""
-    from commtax.emit import apart_command, benchmark_command, launch_command
+    from commtax.launch.writing import apart_command, benchmark_command, launch_command
 
     rows, engine, own = searched.plans, order.given["emit"], searched.recommended
     copies = int(rows.replicas[own])

@@ -21,6 +21,7 @@ from commtax.spec.engine import (
     HostTime,
     KernelHabits,
     MemoryHabits,
+    Program,
     Scheduling,
     Sending,
     StateHabits,
