@@ -13,6 +13,7 @@ from commtax import catalog
 from commtax.catalog.checkpoints import base_key
 from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled, origin, variant
+from commtax.catalog.programs import program
 from commtax.cli.options import About, Given
 from commtax.files import ELSEWHERE, local, read_text
 from commtax.spec import SIZES, Cluster, Model
@@ -96,10 +97,11 @@ def _shares(launch: Launch, model: str, options: Given, remarks: list[str], abou
     if servers.count > 1 and "concurrency" in launch.options and not about.several:
         options["concurrency"] = max(1, round(launch.number("concurrency") / servers.count))
         remarks.append(f"{servers.count} equal servers: the step of one of them, with its share of the clients")
-    if launch.engine == "vllm" and launch.axes["dp"] > 1 and "ep" not in launch.options and known and known.experts:
+    over_all = catalog.engine(launch.engine).sends.ep_is_tp_dp
+    if over_all and launch.axes["dp"] > 1 and "ep" not in launch.options and known and known.experts:
         options["ep"] = AUTO_EP
         remarks.append(
-            "vLLM splits a mixture's experts over tp x dp: priced as experts spread over them (the same bytes and weights)"
+            f"{program(launch.engine).title} splits a mixture's experts over tp x dp: priced as experts spread over them (the same bytes and weights)"
         )
     if servers.prefill_workers and not about.several:
         for name in ("disaggregated", "decode_workers", "prefill_workers", "prefill_tp", "prefill_dp"):

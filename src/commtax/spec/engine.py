@@ -191,8 +191,7 @@ class TrainingHabits:
     recompute_stops: bool = False  # recomputing a layer stops before its last product, whose output no gradient needs
     sequence_parallel: bool = False  # training: tensor parallelism comes with sequence parallelism
     narrow_gathers: bool = False  # … and gathers in fp8 what fp8 products take, in fp4 what those of fp4 take
-    elementwise_passes: float = 1.0  # bytes that its norms, activations and residuals move over those of fused kernels …
-    eager_passes: float = 1.0  # … and without a compiler
+    eager_passes: float = 1.0  # bytes that norms, activations and residuals move without a compiler over those of fused kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +203,7 @@ class TrainedExperts:
     sync_s: float = 0.0  # … and always waits this long for the host to read how many tokens each expert has
     # Formats in which experts' products cast, add and activate inside, and read such counts themselves: a step is one graph.
     graphed_experts: tuple[str, ...] = ()
+    needs_sequence_parallel: bool = False  # for experts that are spread beside tensor parallelism
 
 
 @dataclass(frozen=True, slots=True)
