@@ -100,9 +100,8 @@ def _shares(launch: Launch, model: str, options: Given, remarks: list[str], abou
     over_all = catalog.engine(launch.engine).sends.ep_is_tp_dp
     if over_all and launch.axes["dp"] > 1 and "ep" not in launch.options and known and known.experts:
         options["ep"] = AUTO_EP
-        remarks.append(
-            f"{program(launch.engine).title} splits a mixture's experts over tp x dp: priced as experts spread over them (the same bytes and weights)"
-        )
+        how = "priced as experts spread over them (the same bytes and weights)"
+        remarks.append(f"{program(launch.engine).title} splits a mixture's experts over tp x dp: {how}")
     if servers.prefill_workers and not about.several:
         for name in ("disaggregated", "decode_workers", "prefill_workers", "prefill_tp", "prefill_dp"):
             del options[name]

@@ -45,23 +45,6 @@ def _mpt(c: Fields) -> Model:
     return decoder(c, [Block(attention, ffn)] * c.layers("n_layers"), tied=True, norm_bias=bias, positions=positions)
 
 
-@family("GPTNeoXForCausalLM", plain_residual=True)
-def _gpt_neox(c: Fields) -> Model:
-    """Rotary positions; attention and MLP read the same state, each through a norm of its own."""
-    blocks = layers(c, heads(c, bias=True), Mlp(c.need("intermediate_size"), gated=False, bias=True))
-    return decoder(c, blocks, norm_bias=True)
-
-
-@family("PhiForCausalLM", plain_residual=True)
-def _phi(c: Fields) -> Model:
-    """One norm before both halves of a layer, biases everywhere, the output head's too."""
-    if c.flag("qk_layernorm"):
-        c.bad.append("qk_layernorm (normed queries and keys are not supported)")
-    attention = replace(heads(c), qkv_bias=True, out_bias=True)
-    blocks = layers(c, attention, Mlp(c.need("intermediate_size"), gated=False, bias=True), norms=1)
-    return replace(decoder(c, blocks, norm_bias=True), head_bias=True)
-
-
 @family("GPTJForCausalLM", plain_residual=True)
 def _gpt_j(c: Fields) -> Model:
     """One norm before both halves of a layer; biases in the MLP and the output head."""

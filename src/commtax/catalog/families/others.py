@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from commtax.catalog.families.deepseek import routed_layers
-from commtax.catalog.families.parts import MAX_PREDICTIONS, decoder, family, heads, layers, mlp, predicting, predictor, text_of
-from commtax.catalog.families.vision import step_tower, vision_of
+from commtax.catalog.families.parts import MAX_PREDICTIONS, decoder, family, heads, mlp, predicting, predictor, text_of
+from commtax.catalog.families.vision import seeing, step_tower
 from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, Experts, Model
 
@@ -23,14 +23,6 @@ def _glm4_moe(c: Fields) -> Model:
 @family("Glm4vMoeForConditionalGeneration", sequence_parallel_moe=True)
 def _glm4v_moe(c: Fields) -> Model:
     return _glm4_moe(text_of(c))
-
-
-@family("MiMoForCausalLM")
-def _mimo(c: Fields) -> Model:
-    """Qwen2's layers, and one that guesses a token further."""
-    attention = replace(heads(c), qkv_bias=c.flag("attention_bias", True))
-    model = decoder(c, layers(c.with_(use_sliding_window=c.flag("use_sliding_window")), attention, mlp(c)))
-    return predicting(c, model, "num_nextn_predict_layers")
 
 
 @family(
@@ -82,12 +74,6 @@ def _step(c: Fields) -> Model:
     return replace(model, mtp=(further,) * c.number("num_nextn_predict_layers", 0, MAX_PREDICTIONS))
 
 
-@family("Step3p7ForConditionalGeneration", shared=("vision_config", "attention_other_setting num_sliding_attention_heads"))
-def _step_seeing(c: Fields) -> Model:
-    model, vision = _step(text_of(c)), vision_of(c)
-    return replace(model, tower=step_tower(vision, model.hidden, c.flag("projector_bias"))) if vision else model
-
-
 def _step_heads(c: Fields) -> Attention:
     kv = c.get("num_attention_groups") or c.get("num_key_value_heads")
     attention = heads(c.with_(num_key_value_heads=kv), qk_norm="head" if c.flag("use_qk_norm", True) else "")
@@ -123,3 +109,6 @@ def _step_routed(c: Fields, count: int) -> list[bool]:
         numbers = {int(part) for part in listed.split(",") if part.strip().isdigit()}
         return [i in numbers for i in range(count)]
     return routed_layers(c.with_(first_k_dense_replace=c.number("first_k_dense_replace", 3)), count)
+
+
+seeing("Step3p7ForConditionalGeneration", _step, step_tower, "attention_other_setting num_sliding_attention_heads")
