@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import decoder, family, heads, layers, mlp, text_of
+from commtax.catalog.families.parts import decoder, family, heads, layers, mlp, text_of, windowed_layers
 from commtax.catalog.families.vision import behind_tower, gemma4_tower, seeing, siglip
 from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, Experts, Extra, Mlp, Model
@@ -11,21 +11,14 @@ from commtax.statement import Note
 
 @family("Gemma2ForCausalLM")
 def _gemma2(c: Fields) -> Model:
-    return decoder(c, _gemma_layers(c, heads(c), 2), tied=True)
-
-
-def _gemma_layers(c: Fields, attention: Attention, every: int) -> list[Block]:
-    """Four norms a layer; all layers but each ``every``-th look back ``sliding_window`` tokens only."""
-    window, ffn = c.number("sliding_window", 4096), mlp(c)
-    windows = [0 if (i + 1) % every == 0 else window for i in range(c.layers("num_hidden_layers"))]
-    return [Block(replace(attention, window=w), ffn, 4) for w in windows]
+    return decoder(c, windowed_layers(c, heads(c), 2, 4), tied=True)
 
 
 @family("Gemma3ForCausalLM")
 def _gemma3_text(c: Fields) -> Model:
     attention, every = heads(c, qk_norm="head"), c.number("sliding_window_pattern", 6) or 6
     listed = c.get("layer_types")
-    blocks = layers(c, attention, mlp(c), 4) if listed else _gemma_layers(c, attention, every)
+    blocks = layers(c, attention, mlp(c), 4) if listed else windowed_layers(c, attention, every, 4)
     return decoder(c, blocks, tied=True)
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import decoder, experts, family, heads, layers, mlp
+from commtax.catalog.families.parts import decoder, experts, family, heads, layers, mlp, windowed_layers
 from commtax.catalog.fields import Fields
-from commtax.spec import Attention, Block, Experts, Mamba2, Mlp, Model
+from commtax.spec import Block, Experts, Mamba2, Mlp, Model
 
 
 @family("GraniteMoeHybridForCausalLM", plain_residual=True)
@@ -36,14 +36,7 @@ def _granite_mamba(c: Fields) -> Mamba2:
 def _olmo3(c: Fields) -> Model:
     """Three of four layers look back a window only, as transformers' class has it where no list says otherwise."""
     attention = heads(c, bias=False, qk_norm="full")
-    return decoder(c, layers(c, attention, mlp(c)) if c.get("layer_types") else _windowed(c, attention, 4, 2))
-
-
-def _windowed(c: Fields, attention: Attention, every: int, norms: int) -> list[Block]:
-    """All layers but each ``every``-th look back ``sliding_window`` tokens only."""
-    window, ffn = c.number("sliding_window", 4096), mlp(c)
-    windows = [window if (i + 1) % every else 0 for i in range(c.layers("num_hidden_layers"))]
-    return [Block(replace(attention, window=w), ffn, norms) for w in windows]
+    return decoder(c, layers(c, attention, mlp(c)) if c.get("layer_types") else windowed_layers(c, attention, 4, 2))
 
 
 @family("CohereForCausalLM")
@@ -60,5 +53,5 @@ def _cohere(c: Fields) -> Model:
 @family("Cohere2ForCausalLM")
 def _cohere2(c: Fields) -> Model:
     attention, every = heads(c, bias=False), c.number("sliding_window_pattern", 4) or 4
-    blocks = layers(c, attention, mlp(c), 1) if c.get("layer_types") else _windowed(c, attention, every, 1)
+    blocks = layers(c, attention, mlp(c), 1) if c.get("layer_types") else windowed_layers(c, attention, every, 1)
     return decoder(c, blocks, tied=True)

@@ -3,7 +3,17 @@
 from dataclasses import replace
 
 from commtax.catalog.families.deepseek import routed_layers
-from commtax.catalog.families.parts import MAX_PREDICTIONS, decoder, family, heads, mlp, predicting, predictor, text_of
+from commtax.catalog.families.parts import (
+    MAX_PREDICTIONS,
+    decoder,
+    family,
+    fine_experts,
+    heads,
+    mlp,
+    predicting,
+    predictor,
+    text_of,
+)
 from commtax.catalog.families.vision import seeing, step_tower
 from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, Experts, Model
@@ -13,9 +23,7 @@ from commtax.spec import Attention, Block, Experts, Model
 def _glm4_moe(c: Fields) -> Model:
     """The first layers dense; queries, keys and values have biases, the output none."""
     attention = replace(heads(c), qkv_bias=c.flag("attention_bias"), qk_norm="head" if c.flag("use_qk_norm") else "")
-    width, count = c.need("moe_intermediate_size"), c.layers("num_hidden_layers")
-    sizes = c.need("n_routed_experts"), c.need("num_experts_per_tok"), width
-    moe = Experts(*sizes, shared_intermediate=width * c.number("n_shared_experts", 1), correction_bias=True)
+    moe, count = fine_experts(c, correction_bias=True, usual_shared=1), c.layers("num_hidden_layers")
     model = decoder(c, [Block(attention, moe if routed else mlp(c)) for routed in routed_layers(c, count)])
     return predicting(c, model, "num_nextn_predict_layers")
 
@@ -31,7 +39,7 @@ def _glm4v_moe(c: Fields) -> Model:
 def _mimo_v2(c: Fields) -> Model:
     """Keys wider than values; layers with a window have heads of their own, and sinks."""
     count = c.layers("num_hidden_layers")
-    near, moe, dense = _mimo_near(c), _mimo_experts(c), mlp(c)
+    near, moe, dense = _mimo_near(c), fine_experts(c, correction_bias=True), mlp(c)
     far = replace(_unlike(c, ""), sinks=c.flag("add_full_attention_sink_bias"))
     windowed = [kind in (1, "sliding_attention") for kind in _kinds(c, count)]
     pairs = zip(windowed, routed_layers(c, count), strict=True)
@@ -54,12 +62,6 @@ def _unlike(c: Fields, prefix: str) -> Attention:
     kv = c.number(f"{prefix}num_key_value_heads", c.number("num_key_value_heads", count)) or count
     values = c.number(f"{prefix}v_head_dim", c.number("v_head_dim", width)) or width
     return Attention(count, kv, width, values, qkv_bias=c.flag("attention_bias"))
-
-
-def _mimo_experts(c: Fields) -> Experts:
-    width = c.need("moe_intermediate_size")
-    sizes = c.need("n_routed_experts"), c.need("num_experts_per_tok"), width
-    return Experts(*sizes, shared_intermediate=width * c.number("n_shared_experts", 0), correction_bias=True)
 
 
 @family("Step3p5ForCausalLM", "Step3p7FlashForCausalLM", shared=("attention_other_setting num_sliding_attention_heads",))

@@ -33,7 +33,7 @@ class PlainFamily:
     unsupported: tuple[str, ...] = ()  # fields that nothing here tells
 
     def read(self, c: Fields) -> Model:
-        if any([c.flag(name) for name in self.unsupported]):
+        if any(c.flag(name) for name in self.unsupported):
             c.bad.append(f"{', '.join(self.unsupported)} (not supported)")
         qkv, out = _said(c, self.qkv_bias), _said(c, self.out_bias)
         attention = replace(heads(c), qkv_bias=qkv, out_bias=out, qk_norm=self.qk_norm, sinks=self.sinks)
