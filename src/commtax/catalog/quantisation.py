@@ -27,7 +27,7 @@ ALGORITHMS: Mapping[str, Quant] = {
     name: Quant("", **{**row, "block": tuple(row.get("block", (0, 0)))}) for name, row in _TABLE["algorithms"].items()
 }
 """Formats by the names that TensorRT Model Optimizer has for them."""
-MXFP4, MXFP8, TILES = (ALGORITHMS[name] for name in ("MXFP4", "MXFP8", "FP8_BLOCK_SCALES"))
+MXFP4, MXFP8, NVFP4, TILES = (ALGORITHMS[name] for name in ("MXFP4", "MXFP8", "NVFP4", "FP8_BLOCK_SCALES"))
 
 
 @dataclass(frozen=True, slots=True)
