@@ -90,7 +90,7 @@ def scales(item: Item, settings: WhatIf, engine: Engine) -> WhatIf:
 def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], list[Line], Number]:
     """Kernels of the layers; those of the head as far as this stage pays for it, and of the update; and that share of the head."""
     model, plan, m = t.model, t.plan, t.plan.microbatches
-    passes = t.engine.trains.eager_passes if t.settings.eager else 1.0
+    passes = t.engine.trains.eager_passes if t.settings.eager else t.engine.trains.elementwise_passes
     depth = fullest_layers(model, plan)
     body, head = train_kernels.forward(model, plan, step, t.engine, depth, passes, t.settings.trained_imbalance)
     priced = Kernels(t)

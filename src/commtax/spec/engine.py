@@ -191,7 +191,8 @@ class TrainingHabits:
     recompute_stops: bool = False  # recomputing a layer stops before its last product, whose output no gradient needs
     sequence_parallel: bool = False  # training: tensor parallelism comes with sequence parallelism
     narrow_gathers: bool = False  # … and gathers in fp8 what fp8 products take, in fp4 what those of fp4 take
-    eager_passes: float = 1.0  # bytes that norms, activations and residuals move without a compiler over those of fused kernels
+    elementwise_passes: float = 1.0  # bytes that its norms, activations and residuals move over those of fused kernels …
+    eager_passes: float = 1.0  # … and without a compiler
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,8 @@ def _opt(c: Fields) -> Model:
 def _gpt2(c: Fields) -> Model:
     """StarCoder's first has one head of keys and values for all queries."""
     count, hidden = c.need("n_head", "num_attention_heads"), c.need("n_embd", "hidden_size")
-    attention = Attention(
-        count, 1 if c.flag("multi_query") else count, hidden // count, hidden // count, qkv_bias=True, out_bias=True
-    )
+    kv, width = 1 if c.flag("multi_query") else count, hidden // count
+    attention = Attention(count, kv, width, width, qkv_bias=True, out_bias=True)
     block = Block(attention, Mlp(c.number("n_inner", 4 * hidden) or 4 * hidden, gated=False, bias=True))
     depth, positions = c.layers("n_layer", "num_hidden_layers"), c.need("n_positions", "max_position_embeddings")
     return decoder(c, [block] * depth, tied=True, norm_bias=True, positions=positions)
