@@ -1,5 +1,6 @@
 """Adding a thing touches few places. What is data is added to a copy of the catalogue and priced; what is code is counted."""
 
+import ast
 import json
 import re
 import shutil
@@ -8,11 +9,13 @@ from pathlib import Path
 import pytest
 
 import commtax
-from commtax import catalog, cli
-from commtax.catalog import loader, models
+from commtax import catalog, cli, launch
+from commtax.catalog import loader, models, programs
 from commtax.cost.collectives import ALGORITHMS
 from commtax.cost.memory import on_chip
 from commtax.cost.schedules import SCHEDULES
+from commtax.launch import flags, reading, writing
+from commtax.verbs.asking import ask
 
 SOURCE = Path(__file__).parents[1] / "src" / "commtax"
 PYTHON = {path: path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
@@ -20,7 +23,7 @@ PYTHON = {path: path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
 
 def remembered():
     """Everything of the catalogue that is read once."""
-    places = (catalog, loader, models)
+    places = (catalog, loader, models, programs, flags, reading)
     return {f for place in places for f in vars(place).values() if hasattr(f, "cache_clear")}
 
 
@@ -61,6 +64,38 @@ def test_an_engine_of_known_habits_is_its_file(folder):
     renamed(folder / "engines" / "vllm.toml", "vllm", "new-engine")
     old, new = (commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4, engine=name) for name in ("vllm", "new-engine"))
     assert old.step_s == new.step_s
+
+
+def test_an_engine_that_is_pasted_and_emitted_is_two_files(folder, tmp_path, monkeypatch):
+    """Its file of the catalogue, with flags, and the module that says what they mean together."""
+    text = re.sub(r"(?m)^(image|call|aliases) = .*$", "", (folder / "engines" / "vllm.toml").read_text())
+    text = (
+        text.replace('key = "vllm"', 'key = "new-engine"')
+        .replace("place = 1\n", "place = 9\n")
+        .replace('["vllm", "serve"', '["serves", "now"')
+    )
+    (folder / "engines" / "new-engine.toml").write_text(text)
+    own = (SOURCE / "launch" / "vllm_command.py").read_text()
+    (tmp_path / "new_engine_command.py").write_text(
+        own.replace('flags_of("vllm")', 'flags_of("new-engine")').replace("vllm serve", "serves now")
+    )
+    monkeypatch.setattr(launch, "__path__", [*launch.__path__, str(tmp_path)])
+    asked = ask("mixtral-8x7b", "8xh100-sxm", tp=2, dp=4, ep=8, engine="new-engine")
+    assert commtax.bill("mixtral-8x7b", "8xh100-sxm", tp=2, dp=4, ep=8, engine="new-engine").step_s > 0
+    command = writing.launch_command(asked, "new-engine")
+    assert command.startswith("serves now ")
+    found = reading.parse(command)
+    assert (found.engine, found.axes) == ("new-engine", {"tp": 2, "pp": 1, "dp": 4, "ep": 8, "cp": 1})
+    assert not found.unread
+
+
+@pytest.mark.parametrize("name", [one.key for one in programs.programs()])
+def test_an_engine_is_named_where_it_is_read_and_written_alone(name):
+    """Rules, prices and plans ask its record."""
+    makers = ("catalog/", "cost/", "launch/", "planner/", "sim/", "spec/", "verbs/")
+    files = {p for p in written(name) if p.startswith(makers)}
+    words = {p: {n.value for n in ast.walk(ast.parse(PYTHON[SOURCE / p])) if isinstance(n, ast.Constant)} for p in files}
+    assert {p for p in files if name in words[p]} <= {f"launch/{name}_command.py"}  # examples in texts may name it
 
 
 def test_a_version_is_one_table(folder):

@@ -13,7 +13,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.cost.caches import kv_bytes_per_token
 from commtax.cost.network import STATIONS, Decoding, Network, Prompting, Wire, flow, nodes_to
-from commtax.emit import apart_command
+from commtax.launch.writing import apart_command
 from commtax.planner import plan
 from commtax.statement import Refusal
 from commtax.verbs.asking import ask, unsettled

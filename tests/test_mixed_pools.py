@@ -13,7 +13,7 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.cost.caches import kv_bytes_per_token
-from commtax.emit import apart_command
+from commtax.launch.writing import apart_command
 from commtax.planner import plan, standing
 from commtax.spec import Plan
 from commtax.verbs.apart import MOVING

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import brute
 import commtax
 from commtax import catalog
+from commtax.launch.reading import parse
 from commtax.planner import plan, plan_training, standing
 from commtax.planner.choosing import complexity
 from commtax.planner.columns import worth
 from commtax.planner.exchanges import exchanges
 from commtax.planner.space import space
 from commtax.planner.splits import SAME
-from commtax.readers.launch import parse
 from commtax.spec import Workload
 from commtax.verbs.asking import ask
 from commtax.verbs.billing import price

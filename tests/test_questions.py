@@ -4,7 +4,7 @@ import pytest
 
 import commtax
 from commtax import catalog
-from commtax.readers.launch import parse
+from commtax.launch.reading import parse
 from commtax.readers.topology import parse as read_topology
 from commtax.readers.topology import place
 from commtax.verbs.comparing import compare_plans

@@ -15,7 +15,7 @@ from commtax import catalog
 from commtax.cost.caches import kv_bytes_per_token, kv_bytes_per_token_layer, state_bytes_per_layer, state_bytes_per_sequence
 from commtax.cost.pools import kv_pool
 from commtax.cost.traffic import inference
-from commtax.readers.launch import parse
+from commtax.launch.reading import parse
 from commtax.sim.serving.book import Rules, book_of
 from commtax.sim.serving.pool import Pool
 from commtax.spec import (

@@ -11,6 +11,7 @@ from commtax.audit import terms
 from commtax.audit.expected import Expected, Load, expected, lengths_of, load_of
 from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Cause, Claim, Finding, Section
 from commtax.audit.identity import differing
+from commtax.catalog.programs import programs
 from commtax.cost.train_kernels import forward_flops
 from commtax.readers.benches.record import HARDWARE, Bench
 from commtax.statement import Note
@@ -377,7 +378,7 @@ def _not_applied(result: Bench, baseline: Bench, claim: Claim) -> Iterator[Findi
 
 def _remarks(result: Bench, claim: Claim) -> Iterator[Note]:
     engine = result.facts.get("engine") or result.facts.get("backend", "").partition("-")[0]
-    if engine in ("vllm", "sglang", "trtllm") and not claim.question.engine.key.startswith(engine):
+    if engine in {one.key for one in programs() if one.benchmark} and not claim.question.engine.key.startswith(engine):
         yield Note("engine", f"the result is {engine}'s, and {claim.question.engine.key} was priced: --engine {engine}")
 
 

@@ -9,12 +9,13 @@ from commtax.audit.finding import Cause, Claim, Finding
 from commtax.audit.held_up import FEW_MOMENTS, FULL_CACHE, behind_cache, held_up, served
 from commtax.audit.identity import names_of
 from commtax.catalog.models import bundled
+from commtax.catalog.programs import programs
 from commtax.files import table
 from commtax.readers.startup import ENDED, FAILURE, READY, STAGE, STALLED, Claimed, Moment, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "tgi": "Text Generation Inference"}
+ENGINES = {**{one.key: one.title for one in programs() if not one.trains}, "tgi": "Text Generation Inference"}
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"

@@ -2,13 +2,12 @@
 
 An effect that was fitted end to end on a kernel lies within ``LAW``, belongs to an engine, a kind of kernel and a family of chips,
 never to a model, and names its mechanism. ``census.toml`` says which keys of which files are fitted numbers, ``effects.toml`` which
-of those are effects. A census can be taken of another version's files too.
+of those are effects.
 """
 
 import ast
-import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +48,6 @@ class Fitted:
     fitted_on: str = ""
     owner: Owner = Owner()
     factor: bool = False
-    levels: tuple[tuple[str, str], ...] = ()  # in which runs must agree for an effect that was pooled over them
 
     @property
     def where(self) -> str:
@@ -59,15 +57,9 @@ class Fitted:
 def census(root: Path = PACKAGE) -> list[Fitted]:
     """Every fitted number of a version of this package, the present one unless another is named."""
     found: list[Fitted] = []
-    for path in _files(root, "catalog/kernels/*.toml"):
-        found += _kernel_numbers(_at(path, root), _read(path))
-    for path in (*_files(root, "catalog/libraries/*.toml"), *_files(root, "catalog/exchanges/*.toml")):
-        found += _library_numbers(_at(path, root), _read(path))
-    for path in _files(root, "catalog/links/*.toml"):
-        found += _link_numbers(_at(path, root), _read(path))
-    for path in _files(root, "catalog/engines/*.toml"):
-        found += _engine_numbers(_at(path, root), _read(path))
-    found += _pace_numbers("catalog/paces.toml", _read(root / "catalog/paces.toml"))
+    for kind, numbers in READERS.items():
+        for path in _files(root, f"catalog/{kind}/*.toml"):
+            found += numbers(_at(path, root), _read(path))
     for row in _rules()["ranges"]:
         found += _range_numbers(row, _read(root / row["file"]))
     return [*found, *_code_numbers(root)]
@@ -90,14 +82,8 @@ def broken(number: Fitted) -> tuple[str, ...]:
 
 
 def breakers(numbers: list[Fitted]) -> dict[str, tuple[str, ...]]:
-    """The numbers that break the law, by where they are stored: by themselves, or together with others on the same kernels."""
-    pooled = [number for number in numbers if number.levels and number.kind == "effect"]
-    found = {number.where: rules for number in numbers if (rules := broken(number))}
-    for number in pooled:
-        product = math.prod(other.value for other in pooled if set(other.levels) <= set(number.levels))
-        if not LAW[0] <= product <= LAW[1]:
-            found.setdefault(number.where, (f"with others on its kernels {product:.3g}",))
-    return found
+    """The numbers that break the law, by where they are stored."""
+    return {number.where: rules for number in numbers if (rules := broken(number))}
 
 
 def untold(root: Path = PACKAGE) -> list[str]:
@@ -105,7 +91,7 @@ def untold(root: Path = PACKAGE) -> list[str]:
     facts, keys = _rules()["engines"]["facts"], set[str]()
     for path in _files(root, "catalog/engines/*.toml"):
         keys |= {key for _, key, _, _ in _sourced(_read(path), "")}
-    unknown = sorted(f"engines: {key}" for key in keys if key not in facts and not _kind(key))
+    unknown = sorted(f"engines: {key}" for key in keys if key not in facts and not mechanism(key).kind)
     for path in sorted({path for pattern in MODELLED for path in _files(root, pattern)}):
         name = _at(path, root)
         told = {*_rules()["code"].get(name, {}), *_rules()["facts"].get(name, ())}
@@ -140,15 +126,11 @@ def _is_number(value: Json) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _kind(name: str) -> str:
-    return mechanism(name).kind or str(_rules()["former"].get(name, ""))
-
-
 def _effect(file: str, group: str, name: str, value: float, fitted_on: str, owner: Owner) -> Fitted:
     """A number that ``effects.toml`` names."""
     known = mechanism(name)
     owner = replace(owner, kernel=known.on, mechanism=known.mechanism)
-    return Fitted(file, group, name, value, _kind(name), fitted_on, owner, known.dimensionless)
+    return Fitted(file, group, name, value, known.kind, fitted_on, owner, known.dimensionless)
 
 
 def _kernel_numbers(file: str, layer: Document) -> Iterator[Fitted]:
@@ -226,7 +208,7 @@ def _engine_numbers(file: str, facts: Document) -> Iterator[Fitted]:
     rules = _rules()["engines"]
     counted, measured = (rules[said].get(facts["key"], ()) for said in ("counted", "measured"))
     for group, name, value, source in _sourced(facts, ""):
-        if _kind(name) and source not in counted:
+        if mechanism(name).kind and source not in counted:
             title = "" if source in rules["assumed"] else facts["sources"][source]["title"]
             version = group.removeprefix("versions.")
             owner = Owner(f"{facts['key']}@{version or facts['version']}", _fitted_chips(facts, version, source))
@@ -248,23 +230,6 @@ def _sourced(facts: Document, group: str) -> Iterator[tuple[str, str, float, str
             yield from _sourced(value, f"{group}{'.' if group else ''}{key}")
         elif isinstance(value, list) and len(value) == 2 and _is_number(value[0]) and isinstance(value[1], str):
             yield group, key, value[0], value[1]
-
-
-def _pace_numbers(file: str, facts: Document) -> Iterator[Fitted]:
-    """Effects of published runs: logarithms as factors, each with its deviation."""
-    rules = _rules()["paces"]
-    for row in facts.get("effect", ()):
-        told = {key: value for key, value in row.items() if isinstance(value, str)}
-        levels = tuple((key, value) for key, value in told.items() if key != "mechanism")
-        models = ", ".join(told[key] for key in rules["of_models"] if key in told)
-        chips = told.get("chips") or told.get("chip", "")
-        owner = Owner(told.get("engine", ""), chips, told.get("kernel", ""), models, told.get("mechanism", ""))
-        group = ", ".join(f"{key} {value}" for key, value in levels)
-        for name, value in row.items():
-            if isinstance(value, list):
-                kind = "host" if name in rules["hosts"] else "effect"
-                yield Fitted(file, group, name, math.exp(value[0]), kind, "published runs", owner, True, levels=levels)
-                yield Fitted(file, group, f"{name} deviation", value[1], "range", "published runs", owner)
 
 
 def _range_numbers(row: Mapping[str, Json], facts: Document) -> Iterator[Fitted]:
@@ -320,3 +285,13 @@ def totals(numbers: list[Fitted]) -> dict[str, int]:
     """How many numbers of each kind were fitted, and how many were chosen."""
     fitted = {kind: sum(n.kind == kind and bool(n.fitted_on) for n in numbers) for kind in KINDS}
     return fitted | {"chosen": sum(not n.fitted_on for n in numbers)}
+
+
+READERS: Mapping[str, Callable[[str, Document], Iterator[Fitted]]] = {
+    "kernels": _kernel_numbers,
+    "libraries": _library_numbers,
+    "exchanges": _library_numbers,
+    "links": _link_numbers,
+    "engines": _engine_numbers,
+}
+"""Folders of the catalogue whose files hold fitted numbers."""

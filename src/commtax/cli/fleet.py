@@ -84,7 +84,7 @@ def _told(done: int, total: int, best: Trial | None) -> None:
 
 def _commands(order: Order, best: Trial) -> dict[str, str]:
     """The launch of the best fleet, all of its servers, and the benchmark that would check it."""
-    from commtax.emit import apart_command, benchmark_command, launch_command
+    from commtax.launch.writing import apart_command, benchmark_command, launch_command
 
     engine, (copies, prompts) = order.given["emit"], best.size
     q = best.layout.question

@@ -23,7 +23,7 @@ from commtax.verbs.checking import share_of
 from commtax.verbs.loads import CHECKED, split
 
 if TYPE_CHECKING:
-    from commtax.readers.launch import Launch
+    from commtax.launch.launched import Launch
 
 LENGTHS = ("input_len", "output_len")
 """Options that may be distributions: those are not the question's until it is known what they are drawn for."""
@@ -46,7 +46,7 @@ class Order:
     def commands(self, priced: StepBill) -> dict[str, str]:
         """The launch of a step and what checks it, for the engine that ``--emit`` names."""
         from commtax import readers
-        from commtax.emit import benchmark_command, launch_command, nccl_command
+        from commtax.launch.writing import benchmark_command, launch_command, nccl_command
 
         q, engine = priced.question, self.given["emit"]
         if q.trains:

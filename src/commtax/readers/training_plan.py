@@ -9,9 +9,9 @@ from typing import Any
 from commtax import catalog
 from commtax.catalog.foreign_names import device_named, model_key
 from commtax.catalog.hf import from_config
-from commtax.readers.launch import parse
-from commtax.readers.launch.flags import dialect
-from commtax.readers.launch.shapes import model_with
+from commtax.launch.flags import flags_of
+from commtax.launch.reading import parse
+from commtax.launch.shapes import model_with
 from commtax.readers.training_log import TrainingLog, mesh
 from commtax.spec import AXES, Model
 from commtax.statement import Note, Refusal
@@ -101,7 +101,7 @@ def _by_arguments(log: TrainingLog) -> Told:
     engine = _engine(log)
     if not arguments:
         return Told(engine)
-    known = dialect("megatron").flags
+    known = flags_of("megatron").flags
     words = [
         f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in arguments.items() if name in known
     ]

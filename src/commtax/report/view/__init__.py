@@ -6,8 +6,8 @@
 import shlex
 from collections.abc import Mapping
 
-from commtax.emit import launch_command, nccl_command
-from commtax.emit.serving import SERVING
+from commtax.catalog.programs import program_of
+from commtax.launch.writing import launch_command, nccl_command
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.records import dataclass
@@ -288,11 +288,8 @@ def assumption(b: StepBill) -> Line | None:
 
 def _launch(b: StepBill) -> tuple[str, str, str]:
     """The launch line, its engine, and why there is none."""
-    q, key = b.question, b.question.engine.key
-    if q.trains:
-        engine = "megatron" if key.startswith("megatron") else "torchrun"
-    else:
-        engine = next((name for name in SERVING if key.startswith(name)), "vllm")
+    q = b.question
+    engine = program_of(q.engine).emitted_as
     try:
         return launch_command(q, engine), engine, ""
     except ValueError as error:

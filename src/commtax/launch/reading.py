@@ -5,41 +5,27 @@
 not understood is listed in ``unread``, never dropped.
 """
 
-import ast
 import os
 import re
-import shlex
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
+from commtax.catalog.programs import programs
 from commtax.files import ELSEWHERE, read_text
-from commtax.readers.launch.flags import COMMON, ENGINES, IMAGES, STARTS, Reading, Value, dialect, plain
-from commtax.readers.launch.manifest import Served, is_manifest, settled
-from commtax.readers.launch.manifest import read as read_manifest
-from commtax.readers.launch.meaning import BENCHMARKS, LOAD, Place, launched
-from commtax.readers.launch.meaning import Launch as Launch
+from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, Value, flags_of, plain
+from commtax.launch.launched import BENCHMARKS, LOAD, Launch, LaunchPlace, launched
+from commtax.launch.manifest import DescribedServer, is_manifest, settled
+from commtax.launch.manifest import read as read_manifest
+from commtax.launch.shell import MAX_SIGNS, commands, keywords, without_files
 from commtax.statement import Note, Refusal
 
-PROGRAMS = "vllm serve, sglang.launch_server, trtllm-serve, trtllm-bench, torchrun … pretrain_gpt.py or torchtitan.train"
-LOUD, QUIET = ("NCCL_", "VLLM_", "SGLANG_", "TRTLLM_", "ROCM_QUICK_"), tuple(COMMON.quiet.split())
-"""Variables that may change what a server does, and those of them that are addresses, logs and places."""
-ASKING = tuple(variable for engine in ENGINES for variable in dialect(engine).libraries)
-"""Variables that choose an engine's collectives; scripts export them above the command."""
-TORCHRUN_SWITCHES = ("standalone", "no-python", "m", "module")
+TORCHRUN_SWITCHES = COMMON["torchrun"]["switches"].split()
+QUIET = tuple(COMMON["quiet"].split())
+"""Beginnings of variables that are addresses, logs and places."""
 NO_FILES: Mapping[str, str] = {}
 Wanted = Callable[[str], bool]
 """Whether a model of this name is the one that was asked for."""
-MAX_SIGNS = 65_536  # of what is pasted, variables put in
-HERE = (  # cat > FILE << END, and turned round
-    re.compile(r"cat\s{0,9}>\s{0,9}(?P<name>\S{1,200}?)\s{0,9}<<-?\s{0,9}['\"]?(?P<end>\w{1,99})['\"]?\r?$"),
-    re.compile(r"cat\s{0,9}<<-?\s{0,9}['\"]?(?P<end>\w{1,99})['\"]?\s{0,9}>\s{0,9}(?P<name>\S{1,200})\r?$"),
-)
-ARRAY = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=\(((?:[^()]|\([^()]*+\))*+)\)")
-ASSIGNED = re.compile(r"^[ \t]*+(?:export[ \t]++)?([A-Za-z_]\w*+)=(\"[^\"]*+\"|'[^']*+'|[^\s;]*+)[ \t]*+;?[ \t]*+$", re.M)
-COMMENT = re.compile(r"""('[^']*+'|"(?:[^"\\]|\\.)*+"|\\.|[^\s'"\\#][^\s'"\\]*+)|(?<!\S)#[^\n]*+""", re.S)
-LINE = re.compile(r"""('[^']*+'|"(?:[^"\\]|\\.)*+"|\\.)|\n""", re.S)  # the end of one, quotes and what is quoted passed over
-USED = re.compile(r"\"?\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?\"?")
 
 
 def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str = "") -> Launch:
@@ -55,15 +41,23 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
         return _described(text, f" '{source}'" if source else "", wanted, choice)
     if len(text) > MAX_SIGNS:
         raise Refusal(f"from: longer than {MAX_SIGNS:,} signs; paste the command that starts the engine alone", "from")
-    if "LLM(" in text:
-        return _read("vllm", keywords(text), [], "", NO_FILES)
+    for one in programs():
+        if one.call and f"{one.call}(" in text:
+            return _read(one.key, keywords(text, one.call), [], "", NO_FILES)
     script, written = without_files(text)
     called = list(commands(script))
-    exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in ASKING]
+    asking = [variable for one in programs() for variable in flags_of(one.key).libraries]  # scripts export them above the command
+    exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in asking]
     launches = [launch for args in called if (launch := _command([*exported, *args], written))]
     if not launches:  # what a file holds is not told: it may be one that was named by mistake
-        raise Refusal(f"from '{source or ' '.join(text.split())[:60]}': no launch command found ({PROGRAMS})", "from")
+        raise Refusal(f"from '{source or ' '.join(text.split())[:60]}': no launch command found ({_known()})", "from")
     return _joined(launches)
+
+
+def _known() -> str:
+    """How the programs are called, for people."""
+    *called, last = (one.called for one in programs())
+    return f"{', '.join(called)} or {last}"
 
 
 def _described(text: str, source: str, wanted: Wanted | None, choice: str) -> Launch:
@@ -73,7 +67,7 @@ def _described(text: str, source: str, wanted: Wanted | None, choice: str) -> La
     found = [(s.name, launch) for s, launch in read if launch]
     if not found:
         seen = f"{looked} container{'s' * (looked != 1)} looked at" if looked else "it has no container"
-        raise Refusal(f"from{source}: this YAML starts no known server; {seen} (known: {PROGRAMS})", "from")
+        raise Refusal(f"from{source}: this YAML starts no known server; {seen} (known: {_known()})", "from")
     names = [name for name, _ in found]
     if choice and choice not in names:
         raise Refusal(f"from{source}: no server '{choice}'; it has {', '.join(dict.fromkeys(names))}", "from", names)
@@ -89,10 +83,10 @@ def _described(text: str, source: str, wanted: Wanted | None, choice: str) -> La
         joined = replace(joined, notes=(*joined.notes, Note("other models", more)))
     missed = [f"what starts {s.name or 'a container'} on {s.gpus} GPUs" for s, launch in read if s.gpus and not launch]
     joined = replace(joined, unread=(*joined.unread, *dict.fromkeys(missed)))
-    return replace(joined, place=Place()) if joined.servers.prefill_workers else joined
+    return replace(joined, place=LaunchPlace()) if joined.servers.prefill_workers else joined
 
 
-def _server(served: Served, files: Mapping[str, str]) -> Launch | None:
+def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
     """The launch of one container, or None where it starts nothing that is known."""
     script, written = without_files(served.script)
     calls = list(commands(script)) if served.script else [list(served.words)]
@@ -104,7 +98,7 @@ def _server(served: Served, files: Mapping[str, str]) -> Launch | None:
     return None
 
 
-def _placed(launch: Launch, served: Served) -> Launch:
+def _placed(launch: Launch, served: DescribedServer) -> Launch:
     """A server on its hosts: a job of several may be one replica of a set that counts hosts."""
     nnodes = launch.place.nnodes or served.hosts
     count = -(-served.replicas // nnodes) if served.ordered else served.replicas if launch.phase == "serve" else 1
@@ -120,16 +114,17 @@ def _placed(launch: Launch, served: Served) -> Launch:
     return replace(launch, notes=(*launch.notes, Note("GPUs asked for", differs)))
 
 
-def _command(args: list[str], written: Mapping[str, str], served: Served | None = None) -> Launch | None:
+def _command(args: list[str], written: Mapping[str, str], served: DescribedServer | None = None) -> Launch | None:
     """One command's launch, or None where it is something else."""
-    image = served.image if served else next((w for w in args if any(i in w for i in IMAGES) and not w.startswith("-")), "")
-    official = any(i in image for i in IMAGES)
+    images = {one.image: one.key for one in programs() if one.image}
+    image = served.image if served else next((w for w in args if any(i in w for i in images) and not w.startswith("-")), "")
+    official = any(i in image for i in images)
     version = re.search(r":v?(\d+(?:\.\d+)+\w*)$", image[-100:]) if official else None
     last = max((at for at in range(len(args)) if _program(args, at)[1]), default=-1)
     for at, word in enumerate(args):
         engine, skip = _program(args, at)
         if not skip and official and word == image and at > last:
-            engine, skip = next(e for i, e in IMAGES.items() if i in image), 1  # the image's entry point is the server
+            engine, skip = next(e for i, e in images.items() if i in image), 1  # the image's entry point is the server
         if skip:
             return _read(engine, args[at + skip :], args[:at], version[1] if version else "", written, served)
     if served and served.engine and not served.script and _are_flags(args):  # of the entry point of its image
@@ -142,28 +137,36 @@ def _are_flags(words: list[str]) -> bool:
     return not words or words[0] == "serve" or bool(re.match(r"-|[\w.-]{1,99}/[\w.-]{1,99}$", words[0]))
 
 
+@lru_cache(maxsize=1)
+def _starts() -> list[tuple[str, str, str, int]]:
+    """How programs are called."""
+    starts = [(one.key, *start) for one in programs() for start in one.starts]
+    return [*starts, *(("torchrun", *start) for start in COMMON["torchrun"]["starts"])]
+
+
 def _program(args: list[str], at: int) -> tuple[str, int]:
     """The program that starts at a word, and how many words name it (0: none)."""
     word, following = args[at].rsplit("/", 1)[-1], args[at + 1] if at + 1 < len(args) else ""
-    for program, first, then, count in STARTS:
+    for program, first, then, count in _starts():
         if word == first and (following.startswith(then) if first == "-m" else following == then or not then):
             return program, count
     return "", 0
 
 
 def _read(
-    engine: str, args: list[str], before: list[str], version: str, written: Mapping[str, str], served: Served | None = None
+    engine: str, args: list[str], before: list[str], version: str, written: Mapping[str, str], served: DescribedServer | None = None
 ) -> Launch:
     """The flags of one program in the engine's own meaning; ``before`` it stand its variables and what starts it."""
-    reading = Reading()
+    reading = FlagReading()
     env = dict(served.env) if served else {}
     env |= dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
     if engine == "torchrun":
         engine, args = _split_torchrun(args, reading)
     told = settled(engine, served.told, env) if served else {}
     reading.values["library"] = _library(engine, env)
-    reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(LOUD) and not k.startswith(QUIET)]
-    loose = reading.take(args, dialect(engine))
+    loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
+    reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET)]
+    loose = reading.take(args, flags_of(engine))
     _take_told(reading, engine, told, loose)
     for file, named in (("file", "--config"), ("balancer", "load_balancer")):  # the first may name the second
         if file in reading.values:
@@ -176,12 +179,12 @@ def _read(
     return replace(launch, version=version, place=place)
 
 
-def _take_told(reading: Reading, engine: str, told: Mapping[str, str], loose: list[str]) -> None:
+def _take_told(reading: FlagReading, engine: str, told: Mapping[str, str], loose: list[str]) -> None:
     """What stands around a container holds where its own words say nothing, and names a model that they only have a place of."""
     model = reading.text("model") or next((w for w in loose if w not in BENCHMARKS), "")
     if told.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
         reading.values["model"] = told["model"]
-    own = dialect(engine)
+    own = flags_of(engine)
     flags = [f"--{own.written[name]}={value}" for name, value in told.items() if name != "model" and name not in reading.values]
     reading.take(flags, own)
 
@@ -189,7 +192,7 @@ def _take_told(reading: Reading, engine: str, told: Mapping[str, str], loose: li
 def _library(engine: str, env: dict[str, str]) -> str:
     """Whose collectives the environment asks for, by the engine's table; "": the engine's own. What was understood is taken out."""
     found = ""
-    for variable, words in dialect(engine).libraries.items():
+    for variable, words in flags_of(engine).libraries.items():
         if env.get(variable, "").upper() in words:
             found = words[env.pop(variable).upper()]
     return found
@@ -203,7 +206,7 @@ def _srun(before: list[str]) -> int:
     return int(nodes[1]) if nodes else 0
 
 
-def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, reading: Reading) -> None:
+def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, reading: FlagReading) -> None:
     """Settings of a YAML file beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
     text = written.get(name, written.get(name.rsplit("/", 1)[-1]))
     if text is None and os.path.exists(name):
@@ -218,12 +221,12 @@ def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, r
             path = match[2] if not match[1] else f"{above}.{match[2]}"
             value = match[3].partition("#")[0].strip()
             flags += [f"--{path}={value}"] if value else []
-    reading.take(flags, dialect(engine))
+    reading.take(flags, flags_of(engine))
 
 
-def _split_torchrun(args: list[str], reading: Reading) -> tuple[str, list[str]]:
+def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[str]]:
     """torchrun's own flags, then the program and its words."""
-    own, at = dialect("torchrun").flags, 0
+    own, at = TORCHRUN.flags, 0
     while at < len(args) and args[at].startswith("-"):
         flag, equals, value = args[at].partition("=")
         name = plain(flag)
@@ -231,11 +234,13 @@ def _split_torchrun(args: list[str], reading: Reading) -> tuple[str, list[str]]:
             reading.values[own[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
         at += 1 if equals or name in TORCHRUN_SWITCHES else 2
     program = args[at] if at < len(args) else ""
-    if "torchtitan" in program:
-        return "torchtitan", args[at + 1 :]
-    if re.search(r"(pretrain|megatron)\w*", program) or any("tensor-model-parallel" in plain(w) for w in args):
-        return "megatron", args[at + 1 :]
-    raise Refusal(f"from: torchrun starts '{program}', which is neither Megatron's pretrain_*.py nor torchtitan.train", "from")
+    started = [one for one in programs() if one.script]
+    for one in started:
+        told = one.script_flag and any(one.script_flag in plain(word) for word in args)
+        if re.search(one.script, program) or (told and not any(re.search(other.script, program) for other in started)):
+            return one.key, args[at + 1 :]
+    rule = " nor ".join(one.script_named for one in started)
+    raise Refusal(f"from: torchrun starts '{program}', which is neither {rule}", "from")
 
 
 def _joined(launches: list[Launch]) -> Launch:
@@ -284,87 +289,9 @@ def _counted(launches: list[Launch]) -> Launch:
 
 def _bare(launch: Launch) -> Launch:
     """What replicas have in common."""
-    one = replace(launch.servers, count=1)
-    return replace(launch, place=Place(launch.place.nnodes, launch.place.gpus_per_node), options=_without_load(launch), servers=one)
+    one, here = replace(launch.servers, count=1), launch.place
+    return replace(launch, place=LaunchPlace(here.nnodes, here.gpus_per_node), options=_without_load(launch), servers=one)
 
 
 def _without_load(launch: Launch) -> dict[str, Value]:
     return {name: value for name, value in launch.options.items() if name not in LOAD}
-
-
-def keywords(text: str) -> list[str]:
-    """Keywords of a call ``LLM(model=…, tensor_parallel_size=2)`` as flags."""
-    try:
-        calls = [n for n in ast.walk(ast.parse(text.strip())) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "LLM"]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # nested too deep for Python's own reader
-        raise Refusal("from: this LLM(…) is not Python that can be read", "from") from None
-    flags: list[str] = []
-    for keyword in calls[0].keywords if calls else ():
-        value = keyword.value.value if isinstance(keyword.value, ast.Constant) else ast.unparse(keyword.value)
-        flags += [f"--{keyword.arg}"] if value is True else [] if value is False else [f"--{keyword.arg}", str(value)]
-    return flags + [str(a.value) for a in (calls[0].args if calls else ()) if isinstance(a, ast.Constant)]
-
-
-def without_files(text: str) -> tuple[str, dict[str, str]]:
-    """The script without its here-documents, and those by the name of the file they are written to."""
-    lines, files, kept, at = text.split("\n"), dict[str, str](), list[str](), 0
-    ends: dict[str, list[int]] = {}
-    for number, line in enumerate(lines):
-        if word := re.match(r"\s*+(\w++)", line):
-            ends.setdefault(word[1], []).append(number)
-    while at < len(lines):
-        opening = next((m for pattern in HERE if (m := pattern.search(lines[at]))), None)
-        later = ends.get(opening["end"], []) if opening else []
-        place = bisect_right(later, at)
-        if opening and place < len(later):
-            files[opening["name"]] = "\n".join(lines[at + 1 : later[place]])
-            kept.append(lines[at][: opening.start()])
-            at = later[place]
-        else:
-            kept.append(lines[at])
-        at += 1
-    return "\n".join(kept), files
-
-
-def commands(text: str) -> Iterator[list[str]]:
-    """Words of each command, with comments, continuations and the script's own variables resolved."""
-    text = _without_comments(text.replace("\\\n", " ").replace("\r", ""))
-    values = {m[1]: m[2] for m in ARRAY.finditer(text)}
-    text = ARRAY.sub("", text)
-    for m in ASSIGNED.finditer(text):
-        values.setdefault(m[1], m[2].strip("\"'"))
-    for _ in range(3):  # variables may hold variables
-        text = _unfolded(text, values)
-    reader = shlex.shlex(LINE.sub(lambda m: m[1] or " ; ", text), posix=True, punctuation_chars=";&|")
-    reader.whitespace_split, reader.commenters = True, ""
-    try:
-        args = list(reader)
-    except ValueError as error:
-        raise Refusal(f"from: the command's quotes do not match ({error})", "from") from None
-    command: list[str] = []
-    for word in [*args, ";"]:
-        if not set(word) <= set(";&|"):
-            command.append(word)
-        elif command:
-            yield command
-            command = []
-
-
-def _without_comments(text: str) -> str:
-    """A script without what follows a # at the start of a word; inside quotes it is a sign like any other.
-
-    >>> _without_comments("a 'b #c' #d")
-    "a 'b #c' "
-    """
-    return COMMENT.sub(lambda match: match[1] or "", text)
-
-
-def _unfolded(text: str, values: dict[str, str]) -> str:
-    """The text with its variables put in; they may hold each other many times over, so that there is a limit."""
-    pieces, at, size = [], 0, 0
-    for use in USED.finditer(text):
-        pieces += [text[at : use.start()], values.get(use[1], use[0]).replace("\n", " ")]
-        at, size = use.end(), size + len(pieces[-1]) + len(pieces[-2])
-        if size > MAX_SIGNS:
-            raise Refusal(f"from: its variables make more than {MAX_SIGNS:,} signs of it; paste the command alone", "from")
-    return "".join([*pieces, text[at:]])

@@ -7,12 +7,12 @@ GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
-from functools import cache
 from typing import Any
 
+from commtax.catalog.programs import programs
 from commtax.files import Document, table
-from commtax.readers.launch.flags import dialect
-from commtax.readers.launch.wording import assignments, script_of, split, substituted
+from commtax.launch.flags import flags_of
+from commtax.launch.shell import assignments, script_of, split, substituted
 from commtax.records import dataclass
 from commtax.statement import Refusal
 
@@ -27,17 +27,17 @@ OPENS = re.compile(
 PLACE = re.compile(r"(?<![\"'`\w])\{\{[^{}\n]{0,200}\}\}")  # of a value that somebody is to fill in; no YAML has it bare
 ROLES = ("prefill", "decode")
 GPUS = re.compile(r"(?:nvidia\.com/(?:gpu|mig-\S+)|amd\.com/gpu|gpu\.intel\.com/\S+|habana\.ai/gaudi|google\.com/tpu|gpu)")
-COUNTS = ("replicas", "replicaCount", "num_replicas", "minReplicas", "scale")
-NAMES = ("name", "container_name", "model_id")
-MODELS = ("modelURL", "model_source", "model_id", "storageUri", "uri", "url")
-VLLM_ALONE = ("vllmConfig", "modelURL", "engine_kwargs")
-"""Keys that only charts and operators of vLLM have."""
-NO_FLAGS = (*COUNTS, *NAMES, *MODELS, "image", "repository", "tag", "apiVersion", "kind", "v1", "v0", "role", "type", "run")
-ENVS = ("env", "envs", "environment", "extraEnvs", "containerEnv")
+_TABLE = table("launch/manifests.toml")
+COUNTS, NAMES, MODELS, ENVIRONMENTS, SETTINGS, ARGUMENTS = (
+    tuple(_TABLE[name].split()) for name in ("counts", "names", "models", "environments", "settings", "arguments")
+)
+NO_FLAGS = (*COUNTS, *NAMES, *MODELS, *_TABLE["no_flags"].split())
+SKIPPED = frozenset(_TABLE["skipped"].split())
+BESIDE = re.compile(_TABLE["beside"], re.I)
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class DescribedServer:
     """A server as it is described: its words, or the script of its shell, and what stands around it."""
 
     name: str = ""
@@ -54,11 +54,9 @@ class Served:
     gpus: int = 0  # of a host
 
 
-@cache
-def facts() -> Document:
-    """The table, lists as such."""
-    own = table("readers/launch/tables/manifests.toml")
-    return {**own, "skipped": frozenset(own["skipped"].split()), "beside": re.compile(own["beside"], re.I)}
+def _engines(part: str) -> dict[str, str]:
+    """Engines by their ``names``, ``images``, ``kinds`` or ``keys`` in manifests."""
+    return {word: one.key for one in programs() for word in getattr(one, part)}
 
 
 def is_manifest(text: str) -> bool:
@@ -70,11 +68,11 @@ def is_manifest(text: str) -> bool:
     return bool(OPENS.match(text[:10_000] + "\n"))
 
 
-def read(text: str, source: str) -> tuple[list[Served], dict[str, str], int]:
+def read(text: str, source: str) -> tuple[list[DescribedServer], dict[str, str], int]:
     """The servers of all documents, files that stand in them by their name, and how many containers were looked at."""
     documents = [_plain(d, [0], 0) for d in _loaded(text, source)]
     looked: list[Yaml] = []
-    served = [s for document in documents for s in _walk(document, Served(), "", looked)]
+    served = [s for document in documents for s in _walk(document, DescribedServer(), "", looked)]
     files: dict[str, str] = {}
     for document in documents:
         if isinstance(document, dict) and document.get("kind") == "ConfigMap" and isinstance(document.get("data"), dict):
@@ -129,7 +127,7 @@ def _plain(node: Yaml, seen: list[int], depth: int) -> Yaml:
     return own
 
 
-def _walk(node: Yaml, around: Served, key: str, looked: list[Yaml]) -> Iterator[Served]:
+def _walk(node: Yaml, around: DescribedServer, key: str, looked: list[Yaml]) -> Iterator[DescribedServer]:
     """The servers at and below a place."""
     if isinstance(node, list):
         for part in node:
@@ -153,7 +151,7 @@ def _walk(node: Yaml, around: Served, key: str, looked: list[Yaml]) -> Iterator[
 
 def _parts(node: Document) -> list[str]:
     """Keys below which servers may stand; the other hosts of a server that has a leader repeat it."""
-    kept = [name for name in node if name not in facts()["skipped"]]
+    kept = [name for name in node if name not in SKIPPED]
     if "leaderTemplate" in node:
         kept.remove("workerTemplate") if "workerTemplate" in kept else None
     if "template" in node or "model" in node:
@@ -165,9 +163,9 @@ def _is_container(node: Document, key: str) -> bool:
     """Whether a mapping may start a program."""
     words = any(name in node for name in ("args", "command", "entrypoint"))
     return (
-        key in ("containers", "mainContainer", "container", "vllmConfig", "engine_kwargs")
+        key in ("containers", "mainContainer", "container", *SETTINGS)
         or (words and any(name in node for name in ("image", "modelFormat", "engine", "repository")))
-        or any(name in node for name in VLLM_ALONE)
+        or any(name in node for name in _engines("keys"))
         or (isinstance(node.get("image"), dict) and any(name in node["image"] for name in ("command", "args")))
         or (isinstance(node.get("run"), str) and "resources" in node)
         or _is_settings(node)
@@ -175,12 +173,10 @@ def _is_container(node: Document, key: str) -> bool:
 
 
 def _is_settings(node: Document) -> bool:
-    """Whether a mapping's own keys are an engine's flags, as in the file of its ``--config``."""
-    return any(_field("vllm", name) in ("tp", "max_model_len", "pp", "dp") and "-" in name.replace("_", "-") for name in node)
-
-
-def _field(engine: str, flag: str) -> str:
-    return dialect(engine).flags.get(dashed(flag), ("", ""))[0]
+    """Whether a mapping's own keys are the first engine's flags, as in the file of its ``--config``."""
+    flags = flags_of(programs()[0].key).flags
+    fields = [flags.get(dashed(name), ("", ""))[0] for name in node if "-" in name.replace("_", "-")]
+    return any(name in ("tp", "max_model_len", "pp", "dp") for name in fields)
 
 
 def dashed(name: str) -> str:
@@ -192,7 +188,7 @@ def dashed(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name.replace("LoRA", "Lora")).replace("_", "-").lower().lstrip("-")
 
 
-def _inside(node: Document, around: Served, key: str) -> Served:
+def _inside(node: Document, around: DescribedServer, key: str) -> DescribedServer:
     """What a mapping says of the servers in it."""
     role = _role(node, key)
     if role and key in ROLES:  # a pool of its own: sizes of the pool beside it are not its own
@@ -200,8 +196,8 @@ def _inside(node: Document, around: Served, key: str) -> Served:
     told = {**around.told, **_sizes(node), **({"role": role} if role else {})}
     if model := _model(node):
         told["model"] = model
-    engine = facts()["kinds"].get(str(node.get("kind")), "") or _engine(node) or around.engine
-    env = {**around.env, **{k: v for name in ENVS for k, v in assignments(node.get(name)).items()}}
+    engine = _engines("kinds").get(str(node.get("kind")), "") or _engine(node) or around.engine
+    env = {**around.env, **{k: v for name in ENVIRONMENTS for k, v in assignments(node.get(name)).items()}}
     hosts = _number(node, "size") if key == "leaderWorkerTemplate" else _number(node.get("multinode"), "nodeCount")
     hosts = hosts or _number(node.get("workerSpec"), "pipelineParallelSize")
     counted = [_number(node, name) for name in COUNTS if str(node.get(name, "")).isdigit()]
@@ -243,7 +239,7 @@ def _role(node: Document, key: str) -> str:
 
 def _sizes(node: Document) -> dict[str, str]:
     """Sizes that stand beside a container instead of in its words; in scripts they have names of their own."""
-    known = facts()["parallelism"]
+    known = _TABLE["parallelism"]
     parts = [part for name in ("parallelism", "workerSpec") if isinstance(part := node.get(name), dict)]
     sizes = {known[theirs]: str(value).lower() for part in parts for theirs, value in part.items() if theirs in known}
     return {ours: value for ours, value in sizes.items() if value not in ("", "false")}
@@ -264,8 +260,9 @@ def _engine(node: Document) -> str:
     form = node.get("modelFormat")
     said = [node.get(k) for k in ("engine", "modelCommand", "backendFramework")]
     said += [form.get("name")] if isinstance(form, dict) else []
-    named = [facts()["engines"].get(str(word).lower(), "") for word in said if isinstance(word, str)]
-    return next((n for n in named if n), "vllm" if any(k in node for k in VLLM_ALONE) else "")
+    named = [_engines("names").get(str(word).lower(), "") for word in said if isinstance(word, str)]
+    keyed = [engine for key, engine in _engines("keys").items() if key in node]
+    return next((engine for engine in (*named, *keyed) if engine), "")
 
 
 def _image(node: Document) -> str:
@@ -279,18 +276,19 @@ def _image(node: Document) -> str:
 
 def _imaged(image: str) -> str:
     name = image.partition("@")[0].rsplit(":", 1)[0] if ":" in image.rsplit("/", 1)[-1] else image
-    if facts()["beside"].search(name.rsplit("/", 1)[-1]):
+    if BESIDE.search(name.rsplit("/", 1)[-1]):
         return ""
-    return next((engine for part, engine in facts()["images"].items() if part in name), "")
+    return next((engine for part, engine in _engines("images").items() if part in name), "")
 
 
-def _server(node: Document, around: Served) -> Served | None:
+def _server(node: Document, around: DescribedServer) -> DescribedServer | None:
     """The server of a container, or None where it starts something else, or nothing that is known."""
     image = _image(node)
     own = node.get("image")
     inner = {**node, **own} if isinstance(own, dict) else node
     env = around.env
-    hidden = {"LWS_GROUP_SIZE": str(around.hosts), **_told_in_scripts(around.told)}
+    sizes = {theirs: around.told[ours] for theirs, ours in _TABLE["sizes"].items() if ours in around.told}
+    hidden = {"LWS_GROUP_SIZE": str(around.hosts), **sizes}
     if around.gpus:
         hidden["SKYPILOT_NUM_GPUS_PER_NODE"] = str(around.gpus)
     known = hidden | {k: substituted(v, hidden | dict(env)) for k, v in env.items()}
@@ -300,17 +298,10 @@ def _server(node: Document, around: Served) -> Served | None:
         script = substituted(node["run"], known)
     if not words and not script and not _is_settings(inner) and not around.told.get("model"):
         return None
-    engine = _imaged(image) or ("" if facts()["beside"].search(f"{node.get('name', '')} {image}") else around.engine)
+    engine = _imaged(image) or ("" if BESIDE.search(f"{node.get('name', '')} {image}") else around.engine)
     guessed = not engine and _is_settings(inner)
-    return replace(
-        around, engine="vllm" if guessed else engine, guessed=guessed, image=image, words=tuple(words), script=script, env=env
-    )
-
-
-def _told_in_scripts(told: Mapping[str, str]) -> dict[str, str]:
-    """Sizes by the variables that llm-d's chart sets for them."""
-    names = {"TP_SIZE": "tp", "DP_SIZE": "dp", "DP_SIZE_LOCAL": "local_dp", "PP_SIZE": "pp"}
-    return {theirs: told[ours] for theirs, ours in names.items() if ours in told}
+    engine = programs()[0].key if guessed else engine
+    return replace(around, engine=engine, guessed=guessed, image=image, words=tuple(words), script=script, env=env)
 
 
 def _words(node: Document) -> list[str]:
@@ -320,11 +311,11 @@ def _words(node: Document) -> list[str]:
         value = node.get(key, "")
         listed = [w for w in value if isinstance(w, str)] if isinstance(value, list) else []
         words += split(value) if isinstance(value, str) else listed
-    for settings in (node.get("vllmConfig"), node.get("engine_kwargs"), node if _is_settings(node) else None):
+    for settings in (*map(node.get, SETTINGS), node if _is_settings(node) else None):
         if isinstance(settings, dict):
             words += _flags(settings)
     for name, value in assignments(node.get("env")).items():
-        words += split(value) if name == "VLLM_ADDITIONAL_ARGS" else []
+        words += split(value) if name in ARGUMENTS else []
     return words
 
 
@@ -341,11 +332,11 @@ def _flags(settings: Document) -> list[str]:
 
 def settled(engine: str, around: Mapping[str, str], env: dict[str, str]) -> dict[str, str]:
     """What is said beside a server's words, by the fields of its engine; variables that set one are taken out."""
-    own = dialect(engine)
+    own, prefixes = flags_of(engine), "|".join(one.variables for one in programs() if one.variables)
     told = {("mode" if name == "role" and "mode" in own.written else name): value for name, value in around.items()}
     for name in [n for n, value in env.items() if "$" not in value and value]:
-        field_, kind = own.flags.get(dashed(re.sub(r"^(?:SM_)?(?:VLLM|SGLANG|TRTLLM)_", "", name)), ("", ""))
-        field_ = facts()["variables"].get(name) or (field_ if kind in ("int", "count", "share") and "_" in name else "")
+        field_, kind = own.flags.get(dashed(re.sub(rf"^(?:SM_)?(?:{prefixes})", "", name)), ("", ""))
+        field_ = _TABLE["variables"].get(name) or (field_ if kind in ("int", "count", "share") and "_" in name else "")
         if field_ in own.written:
             told.setdefault(field_, env.pop(name))
     return {name: value for name, value in told.items() if name in own.written}

@@ -1,21 +1,22 @@
-"""The flags of launch commands: one table an engine (``tables/*.toml``), by which they are read and written.
+"""The flags of launch commands: one table per engine (``flags`` in its file of the catalogue), by which they are read and written.
 
 A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
 ``ratio`` (a share that may be 0), ``text``, ``name`` (a word of theirs for one of ours, in ``names``), ``on`` (a switch).
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
-from functools import cache
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
 
-from commtax.cost.schedules import SCHEDULES
+from commtax.catalog.programs import flag_table
 from commtax.files import table
 from commtax.records import dataclass
 from commtax.statement import Note, Refusal
 from commtax.units import parse_count, parse_fraction
 
-ENGINES = ("vllm", "sglang", "trtllm", "megatron", "torchtitan")
 Value = int | float | str | bool
 Flags = Mapping[str, tuple[str, str]]
 """The field and the kind of a flag, underscores in its name as dashes."""
@@ -30,61 +31,62 @@ KINDS = (*RULES, "text", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
 AS_LONG_AS_FITS = ("shards", "max_model_len")  # which -1 leaves to the engine
-SCHEDULE_NAMES = {schedule.torchtitan: name for name, schedule in SCHEDULES.items() if schedule.torchtitan}
+COMMON = table("launch/common.toml")
+"""What programs have in common: flags and variables that change no price, and what they call what we call otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
-    """How one program is called and told things."""
+class FlagTable:
+    """How one program is told things."""
 
     flags: Flags
     written: Mapping[str, str]  # the flag of a field
-    names: Mapping[str, Mapping[str, str]]  # of a field's values: theirs and ours
-    starts: tuple[tuple[str, str, int], ...] = ()  # a word, what follows it, and how many words name the program (0: another)
-    image: str = ""
-    benchmark: Sequence[str] = ()  # its tool, what makes requests exactly as long as told, and where it keeps the result
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of a field's values: theirs and ours
     libraries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # variables whose words name other collectives
-    unmodelled: Mapping[str, str] = field(default_factory=dict)  # what no price has, and what is priced anyway
-    quiet: str = ""  # beginnings of variables that change no price
 
     def theirs(self, name: str, ours: str) -> str:
         """Their word for a value; "" where they have none."""
         return next((word for word, value in self.names[name].items() if value == ours), "")
 
+    def spell(self, **facts: Value) -> list[str]:
+        """The flags that tell the program these facts, in their order; 0, "" and False are left to it.
 
-@cache
-def dialect(program: str) -> Dialect:
-    """The table of an engine, of torchrun, or what is common to them."""
-    own = table(f"readers/launch/tables/{program}.toml")
-    rows = [(name, kind, flags.split()) for kind in KINDS for name, flags in own.pop(kind, {}).items()]
-    flags = {flag.replace("_", "-"): (name, kind) for name, kind, spellings in rows for flag in spellings}
-    starts = tuple((word, follows, count) for word, follows, count in own.pop("starts", ()))
-    names = {"schedule": SCHEDULE_NAMES, **(COMMON.names if program != "common" else {}), **own.pop("names", {})}
-    return Dialect(flags, {name: spellings[0] for name, _, spellings in rows}, names, starts, **own)
+        >>> flags_of("vllm").spell(tp=2, eager=True, max_num_seqs=0, gpu_memory_utilization=0.9)
+        ['--tensor-parallel-size 2', '--enforce-eager', '--gpu-memory-utilization 0.9']
+        """
+        return [f"--{self.written[name]}{_written(value)}" for name, value in facts.items() if value]
 
 
-COMMON = dialect("common")
-STARTS = [(program, *start) for program in (*ENGINES, "torchrun") for start in dialect(program).starts]
-"""How programs are called."""
-IMAGES = {dialect(engine).image: engine for engine in ENGINES if dialect(engine).image}
-"""Engines by the image that starts them."""
+def _written(value: Value) -> str:
+    return "" if value is True else f" {value:g}" if isinstance(value, float) else f" {value}"
 
 
-def spelled(engine: str, **facts: Value) -> list[str]:
-    """The flags that tell an engine these facts, in their order; 0, "" and False are left to it.
+def _flags(rows: Mapping[str, Mapping[str, str]]) -> tuple[Flags, dict[str, str]]:
+    """The fields of flags, and the flag that each field is written by."""
+    spelled = [(name, kind, flags.split()) for kind in KINDS for name, flags in rows.get(kind, {}).items()]
+    flags = {flag.replace("_", "-"): (name, kind) for name, kind, spellings in spelled for flag in spellings}
+    return flags, {name: spellings[0] for name, _, spellings in spelled}
 
-    >>> spelled("vllm", tp=2, eager=True, max_num_seqs=0, gpu_memory_utilization=0.9)
-    ['--tensor-parallel-size 2', '--enforce-eager', '--gpu-memory-utilization 0.9']
-    """
-    written = dialect(engine).written
-    values = {
-        name: "" if value is True else f" {value:g}" if isinstance(value, float) else f" {value}" for name, value in facts.items()
-    }
-    return [f"--{written[name]}{values[name]}" for name, value in facts.items() if value]
+
+QUIET, _ = _flags(COMMON)
+"""Flags of any program that change no price."""
+TORCHRUN = FlagTable(*_flags(COMMON["torchrun"]))
+
+
+@lru_cache(maxsize=64)
+def flags_of(engine: str) -> FlagTable:
+    """The flags of an engine."""
+    own = flag_table(engine)
+    return FlagTable(*_flags(own), {**COMMON["names"], **own.get("names", {})}, own.get("libraries", {}))
+
+
+def command_of(engine: str) -> ModuleType:
+    """The module that knows what an engine's flags mean together: it understands its command, and writes it."""
+    return import_module(f"commtax.launch.{engine.replace('-', '_')}_command")
 
 
 @dataclass(slots=True)
-class Reading:
+class FlagReading:
     """What a command was read to say: values by field, remarks, and what is not understood."""
 
     values: dict[str, Value] = field(default_factory=dict)
@@ -103,7 +105,7 @@ class Reading:
     def note(self, code: str, text: str) -> None:
         self.notes.append(Note(code, text))
 
-    def take(self, args: list[str], own: Dialect) -> list[str]:
+    def take(self, args: list[str], own: FlagTable) -> list[str]:
         """Keep what flags say; what has no meaning is unread. Returns the words that belong to no flag."""
         loose = []
         for name, value, written in _pairs(args, own.flags):
@@ -112,7 +114,7 @@ class Reading:
                 loose.append(written)
             elif name in own.flags:
                 self._keep(own, name, value, written)
-            elif name in COMMON.flags or (value is not None and COMMON.unmodelled.get(name) == value):
+            elif name in QUIET or (value is not None and COMMON["unmodelled"].get(name) == value):
                 continue
             elif kind == "on":
                 self.values.pop(switch, None)
@@ -120,7 +122,7 @@ class Reading:
                 self.unread.append(written)
         return loose
 
-    def _keep(self, own: Dialect, flag: str, value: str | None, written: str) -> None:
+    def _keep(self, own: FlagTable, flag: str, value: str | None, written: str) -> None:
         """Keep a value, or refuse it by the rule that it breaks. What is left to the engine is not kept."""
         name, kind = own.flags[flag]
         try:
@@ -168,7 +170,7 @@ def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str
             continue
         name, equals, value = word.partition("=")
         name = plain(name)
-        kind = (flags.get(name) or COMMON.flags.get(name) or ("", ""))[1]
+        kind = (flags.get(name) or QUIET.get(name) or ("", ""))[1]
         if equals:
             yield name, value, word
         elif kind != "on" and at < len(args) and not _is_flag(args[at]):
