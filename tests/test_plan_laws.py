@@ -295,7 +295,7 @@ def test_no_request_is_refused_for_its_length():
 
 
 def test_the_page_details_the_plan_it_heads_with(tmp_path):
-    from commtax.report.view.pictures import plan_page
+    from commtax.web.pages import plan_page
 
     found = plan("llama-3.1-70b", "2x8xh100-sxm", ttft_s=0.5, tpot_s=0.03)
     page = plan_page(found, "commtax plan")

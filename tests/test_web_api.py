@@ -15,12 +15,12 @@ import pytest
 
 from commtax import catalog
 from commtax.cli import main
-from commtax.report.view import view
 from commtax.report.view.state import KEYS, State, arguments, config_text, parse
 from commtax.report.view.tour import catalogue
 from commtax.units import format_seconds
 from commtax.verbs.billing import price, with_collectives
 from commtax.verbs.layer import layer_of
+from commtax.web.pages import state_view as view
 from web_client import ask, get, refused
 
 STATES = 40

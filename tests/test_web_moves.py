@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from commtax.report.view import view
 from commtax.report.view.state import parse
 from commtax.verbs.billing import price
+from commtax.web.pages import state_view as view
 from web_client import refused
 
 AXES = ("tp", "pp", "dp", "ep", "cp")

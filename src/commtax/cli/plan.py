@@ -242,7 +242,7 @@ def _answer(order: Order, searched: ServingPlans | TrainPlans, pasted: Standing 
     from commtax.report import planning
 
     if order.given["html"]:
-        from commtax.report.view.pictures import plan_page
+        from commtax.web.pages import plan_page
 
         write_page(order.given["html"], plan_page, searched)
     if not order.output.as_json:

@@ -29,7 +29,7 @@ SERVED = SIZES[:4]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ColumnTable:
     """Columns of equal length."""
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns(Table):
+class Columns(ColumnTable):
     """One row a plan at its best concurrency (or, for ``points``, a plan and concurrency)."""
 
     mode: Array  # 0: prompts and decoding share workers; 1: workers of their own
@@ -121,7 +121,7 @@ class Columns(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainColumns(Table):
+class TrainColumns(ColumnTable):
     """One row a plan."""
 
     kind: Array  # index in ``kinds``
@@ -405,7 +405,7 @@ def family(c: Columns) -> Array:
     return np.asarray(np.unique(key, return_inverse=True)[1])
 
 
-def sizes_of(rows: Table, i: int) -> dict[str, Any]:
+def sizes_of(rows: ColumnTable, i: int) -> dict[str, Any]:
     """The sizes of a copy of row ``i``."""
     return {axis: int(getattr(rows, axis)[i]) for axis in SERVED}
 

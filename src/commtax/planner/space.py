@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from commtax.cost import legality
-from commtax.planner.columns import Array, Table
+from commtax.planner.columns import Array, ColumnTable
 from commtax.planner.exchanges import Exchange
 from commtax.question import Question
 from commtax.records import dataclass
@@ -16,7 +16,7 @@ WIDE = 8  # ranks that share experts, from which exchanges of their own and redu
 
 
 @dataclass(frozen=True, slots=True)
-class Space(Table):
+class Space(ColumnTable):
     """Plans as columns; ``codes`` is 0 where legal, else 1 + the index in ``legality.RULES``; ``replicas`` fill the cluster."""
 
     tp: Array

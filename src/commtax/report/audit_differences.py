@@ -1,19 +1,17 @@
 """Two runs beside each other, for a terminal and as a document."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 from commtax.audit.differing import Change, Difference, SentChange
-from commtax.audit.finding import Sent
-from commtax.report.audit_documents import culprit_record, finite, merged
+from commtax.audit.finding import Audit
+from commtax.report.audit_documents import merged, told_culprit
 from commtax.report.audit_words import culprit_sentence, share_text, value_text
 from commtax.report.auditing import short
-from commtax.report.documents import Record
+from commtax.report.documents import Record, plain, record
 from commtax.report.drawn import Console
 from commtax.report.tables import Table, notes, say, show_table, without_empty
 from commtax.units import format_bytes, format_seconds, plural
 
-SCHEMA = "commtax.audit-diff/1"
 MOST_KERNELS = 10
 MOST_METRICS, MOST_FACTS = 3, 3  # in the sentence
 SAME = 0.0005  # relative: equal as printed
@@ -168,41 +166,31 @@ def _both(before: str, after: str) -> str:
 
 def difference_document(d: Difference) -> Record:
     """``audit --diff --json``."""
-    document: Record = {
-        "schema": SCHEMA,
-        "verdict": "worse" if d.worse else "same or better",
-        "summary": summary(d),
-        "tolerance": d.tolerance,
-        "worse": [c.item for c in d.worse],
-        "facts": [asdict(f) for f in d.facts],
-        "step": _change(d.step) if d.step else None,
-        "parts": [_change(c) for c in (*d.parts, *((d.hidden,) if d.hidden else ()))],
-        "metrics": [_change(c) for c in d.metrics],
-        "collectives": [_sent_change(c) for c in d.collectives],
-        "collectives_per_step": d.per_step,
-        "kernels": [_change(c) for c in d.kernels],
-        "runs": {name: _run(d, name) for name in ("a", "b")},
-    }
-    return finite(document)  # type: ignore[return-value]
+    made = record(
+        "audit-diff",
+        difference=d,
+        verdict="worse" if d.worse else "same or better",
+        summary=summary(d),
+        worse=[c.item for c in d.worse],
+        step=_change(d.step) if d.step else None,
+        parts=[_change(c) for c in (*d.parts, *((d.hidden,) if d.hidden else ()))],
+        metrics=[_change(c) for c in d.metrics],
+        collectives=[_sent_change(c) for c in d.collectives],
+        kernels=[_change(c) for c in d.kernels],
+        runs={"a": _run(d.before), "b": _run(d.after)},
+    )
+    return plain(made)  # type: ignore[no-any-return]
 
 
-def _run(d: Difference, name: str) -> Record:
-    run = d.before if name == "a" else d.after
-    return {
-        "files": [f for s in run.sections for f in s.files],
-        "verdict": run.verdict,
-        "culprit": culprit_record(run),
-        "facts": merged(s.facts for s in run.sections),
-    }
+def _run(run: Audit) -> Record:
+    files, facts = [f for s in run.sections for f in s.files], merged(s.facts for s in run.sections)
+    return {"files": files, "verdict": run.verdict, "culprit": told_culprit(run), "facts": facts}
 
 
 def _change(c: Change) -> Record:
-    return {"item": c.item, "unit": c.unit, "a": c.before, "b": c.after, "change": c.delta, "relative": c.relative}
+    return record("audit-change", change=c)
 
 
 def _sent_change(c: SentChange) -> Record:
-    return {"op": c.op, "ranks": c.ranks, "a": _sent(c.before), "b": _sent(c.after), "exposed_change_s": c.exposed_s}
-
-
-def _sent(s: Sent) -> Record:
-    return {"bytes" if name == "nbytes" else name: value for name, value in asdict(s).items()} | {"exposed_s": s.exposed_s}
+    a, b = (plain(sent) | {"exposed_s": sent.exposed_s} for sent in (c.before, c.after))
+    return {"op": c.op, "ranks": c.ranks, "a": a, "b": b, "exposed_change_s": c.exposed_s}

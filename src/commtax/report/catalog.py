@@ -13,7 +13,7 @@ from commtax.claims import Claim
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.inventory import inventory, mtp_params, num_active_params, num_params
 from commtax.cost.tensors import total_bytes
-from commtax.report.documents import Record, facts, plain
+from commtax.report.documents import Record, facts, plain, record
 from commtax.report.drawn import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import (
@@ -122,34 +122,28 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
 
 def model_document(model: Model, counts: Iterable[Published]) -> Record:
     """``catalog models NAME --json``."""
-    a, moe = model.attention, model.experts
-    return {
-        "schema": "commtax.model/1",
-        **facts(model, "key", "architecture", "dtype", "hidden", "num_layers", "vocab", "max_len", "aliases"),
-        **facts(a, "num_heads", "num_kv_heads", "head_dim"),
-        "params": num_params(model),
-        "active_params": num_active_params(model),
-        "active_params_without_embedding": num_active_params(model, embedding=False),
-        "mtp_params": mtp_params(model),
-        "weights_bytes": _stored_bytes(model),
-        "quantization": model.quant.method if model.quant else None,
-        "latent_kv": a.latent is not None,
-        "kv_bytes_per_token_bf16": _kv_bytes_per_token(model, "bf16"),
-        "kv_dtype": _kv_dtype(model),
-        "kv_bytes_per_token": _kv_bytes_per_token(model, _kv_dtype(model)),
-        "state_bytes_per_sequence": _state_bytes(model),
-        "layer_kinds": layer_kinds(model),
-        "num_experts": moe.num_experts if moe else 0,
-        "experts_per_token": moe.top_k if moe else 0,
-        "tied_embeddings": model.tied,
-        "notes": [str(note) for note in model.notes],
-        "source": model.source,
-        "published": [facts(p, "params", "kind", "beyond", "includes") | plain(p.source) for p in counts],
-        "tensors": [
-            facts(t, "name", "shape", "split") | {"layers": model.layers.count(t.where) if t.where >= 0 else 1}
-            for t in inventory(model)
-        ],
-    }
+    moe = model.experts
+    tensors = [(t, model.layers.count(t.where) if t.where >= 0 else 1) for t in inventory(model)]
+    return record(
+        "model",
+        model=model,
+        params=num_params(model),
+        active_params=num_active_params(model),
+        active_params_without_embedding=num_active_params(model, embedding=False),
+        mtp_params=mtp_params(model),
+        weights_bytes=_stored_bytes(model),
+        latent_kv=model.attention.latent is not None,
+        kv_bytes_per_token_bf16=_kv_bytes_per_token(model, "bf16"),
+        kv_dtype=_kv_dtype(model),
+        kv_bytes_per_token=_kv_bytes_per_token(model, _kv_dtype(model)),
+        state_bytes_per_sequence=_state_bytes(model),
+        layer_kinds=layer_kinds(model),
+        num_experts=moe.num_experts if moe else 0,
+        experts_per_token=moe.top_k if moe else 0,
+        notes=[str(note) for note in model.notes],
+        published=[facts(p, "params", "kind", "beyond", "includes") | plain(p.source) for p in counts],
+        tensors=[facts(t, "name", "shape", "split") | {"layers": layers} for t, layers in tensors],
+    )
 
 
 def _stored_bytes(model: Model) -> float:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from commtax.catalog.census import KINDS, LAW, Fitted, breakers, stood, totals
-from commtax.records import dataclass
+from commtax.report.documents import Record, record
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import notes, say, show_table
 
@@ -23,21 +23,10 @@ LONGEST = 60
 """Signs of a source in a table."""
 
 
-@dataclass(frozen=True)
-class CensusDocument:
-    """As ``commtax catalog constants --json``."""
-
-    schema: str
-    law: tuple[float, float]
-    totals: Mapping[str, int]
-    stood: Mapping[str, int | str]
-    breakers: Mapping[str, tuple[str, ...]]
-    numbers: list[Fitted]
-
-
-def census_document(numbers: list[Fitted], part: str) -> CensusDocument:
+def census_document(numbers: list[Fitted], part: str) -> Record:
+    """``catalog constants --json``."""
     here = [number for number in numbers if part in number.file]
-    return CensusDocument("commtax.constants/1", LAW, totals(here), {} if part else stood(), breakers(here), here)
+    return record("constants", law=LAW, totals=totals(here), stood={} if part else stood(), breakers=breakers(here), numbers=here)
 
 
 def show_census(console: Console, numbers: list[Fitted], part: str) -> None:

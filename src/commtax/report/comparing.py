@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from commtax.records import dataclass
-from commtax.report.documents import Record, Row, facts
+from commtax.report.documents import Record, facts
 from commtax.report.drawn import Console, Text
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import notes, say, show_table
@@ -35,7 +35,7 @@ def _prefills(compared: Comparison) -> bool:
     return any(row.bill is not None and row.bill.question.phase == "prefill" for row in compared.rows)
 
 
-def _floats(b: StepBill, names: tuple[str, ...]) -> Row:
+def _floats(b: StepBill, names: tuple[str, ...]) -> Record:
     return {name: float(getattr(b, name)) for name in names}
 
 
@@ -44,7 +44,7 @@ def _shown_times(b: StepBill, digits: int) -> tuple[str, ...]:
     return (*times, f"{b.comm_fraction:.{digits}%}")
 
 
-def comparison_rows(compared: Comparison) -> list[Row]:
+def comparison_rows(compared: Comparison) -> list[Record]:
     """One flat record a cell, its figures null where it has none: communication by axis, in training all five taxes."""
     apart = ("mfu", *(f"{axis}_tax_s" for axis in TAXES), "binding") if compared.training else tuple(f"{a}_comm_s" for a in APART)
     unpriced = dict.fromkeys((*SWEPT, *apart, "fits", *(PROMPTED if _prefills(compared) else ())))
@@ -54,7 +54,7 @@ def comparison_rows(compared: Comparison) -> list[Row]:
     ]
 
 
-def _swept(b: StepBill) -> Row:
+def _swept(b: StepBill) -> Record:
     if not b.question.trains:
         prompted = _floats(b, PROMPTED) if b.question.phase == "prefill" else {}
         return _floats(b, SWEPT) | prompted | {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in APART} | {"fits": fits(b)}

@@ -1,13 +1,11 @@
 """What is exact, for a terminal and as a document: the bytes that a rank holds (``fit``) and sends (``bill --exact``)."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 
 from commtax.records import dataclass
-from commtax.report.documents import LEFT_OUT, Asked, Named, Record, facts, filled, question
+from commtax.report.documents import LEFT_OUT, DocumentHead, Record, document, facts, record
 from commtax.report.drawn import Console
 from commtax.report.tables import NOTHING_SENT, headline, notes, say, served_step, show_table, where
-from commtax.spec import Number
 from commtax.units import GiB, format_bytes, plural
 from commtax.verbs.asking import describe_gpus
 from commtax.verbs.billing import Traffic
@@ -50,22 +48,9 @@ def _trained_step(sent: Traffic) -> str:
     return f"train: {batch}, {plural(plan.microbatches, 'microbatch')} per replica, ZeRO {plan.zero}, recompute {plan.recompute}"
 
 
-@dataclass(frozen=True)
-class TrafficDocument(Asked):
-    phase: str
-    batch: Number
-    context: Number
-    rows: Number
-    items: list[Record]
-    notes: tuple[str, ...]
-    sent_bytes_per_rank: Number
-
-
-def traffic_document(sent: Traffic) -> TrafficDocument:
+def traffic_document(sent: Traffic) -> Record:
     """``bill --exact --json``."""
-    item = ("what", "axis", "op", "nbytes", "ranks", "count", "sent_bytes_per_rank", "note")
-    items = [facts(line.item, *item) | facts(line, "link", "crosses_hosts") for line in sent.lines]
-    return filled(TrafficDocument, sent, sent.question, items=items, **question(sent.question, "commtax.bill-exact/1"))
+    return document("exact", sent.question, sent=sent, items=[record("exact-line", line=line) for line in sent.lines])
 
 
 def show_fit(console: Console, judged: Fit | TrainFit) -> None:
@@ -188,81 +173,24 @@ def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class FitAnswer(Named):
+class FitAnswer(DocumentHead):
     """As ``commtax fit --json``."""
 
     fits: bool
     shortfall_bytes: float
 
 
-@dataclass(frozen=True)
-class Judged(FitAnswer, Asked):
-    notes: tuple[str, ...]
-    advice: tuple[str, ...]
-    budget_bytes_per_rank: float
-
-
-@dataclass(frozen=True)
-class Stateful(Judged):
-    """What a fit tells of states; left out where a model has none."""
-
-    state_bytes_per_sequence: float
-    state_bytes_per_sequence_per_rank: float
-    state_pool_bytes_per_rank: float
-    longest_request: int
-
-
-@dataclass(frozen=True)
-class FitDocument(Stateful):
-    tp: Number
-    pp: Number
-    dp: Number
-    ep: Number
-    chosen: bool
-    stage: int
-    visible_bytes_per_rank: float
-    gpu_memory_utilization: float
-    weights_bytes_per_rank: float
-    weights: list[Record]
-    activation_bytes_per_rank: float
-    other_bytes_per_rank: float
-    graph_bytes_per_rank: float
-    kv_cache_bytes_per_rank: float
-    kv_bytes_per_token_per_rank: float
-    kv_tokens: int
-    kv_tokens_low: int
-    kv_tokens_high: int
-    kv_blocks_per_rank: int
-    block_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_concurrency: float
-
-
-@dataclass(frozen=True)
-class TrainFitDocument(Judged):
-    micro_batch: Number
-    seq: Number
-    memory_bytes_per_rank: Number
-    parts_bytes: Record
-
-
-def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
-    """``fit --json``, of either phase."""
-    asked = judged.question
+def fit_document(judged: Fit | TrainFit) -> Record:
+    """``fit --json``, of either phase; a model without states has no word on them."""
     if judged.trains:
-        held = {"memory_bytes_per_rank": judged.memory.total, "parts_bytes": facts(judged.memory, *HELD)}
-        return filled(TrainFitDocument, judged, asked.step, asked, **held, **question(asked, "commtax.fit-train/1"))
+        return document("fit-train", judged.question, fit=judged, parts=facts(judged.memory, *HELD))
     low, high = judged.kv_tokens_range
-    stateless = {} if judged.state_bytes_per_sequence else {f.name: LEFT_OUT for f in fields(Stateful) if f not in fields(Judged)}
-    return filled(
-        FitDocument,
-        *(judged, asked.limits, asked.plan, asked.cluster.chip, asked),
-        weights=[facts(line, "part", "replicated_bytes") | {"bytes": line.nbytes} for line in judged.weights],
-        kv_cache_bytes_per_rank=judged.kv_bytes,
+    return document(
+        "fit",
+        judged.question,
+        fit=judged,
+        states=judged if judged.state_bytes_per_sequence else LEFT_OUT,
+        weights=[record("fit-weights", line=line) for line in judged.weights],
         kv_tokens_low=low,
         kv_tokens_high=high,
-        **stateless,
-        **question(asked, "commtax.fit/1"),
     )

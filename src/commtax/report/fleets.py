@@ -1,15 +1,14 @@
 """Fleets for a rate of requests: what to run, the ranking, what was rejected; and as a document."""
 
 from collections.abc import Iterator
-from math import inf, isinf, isnan
+from math import inf, isinf
 
 from commtax.planner.choosing import margin
 from commtax.planner.contest import burden, sustained
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
 from commtax.planner.trials import COUNTED, EACH, Trial
-from commtax.records import dataclass
-from commtax.report.documents import OnSeveral, Record, facts, filled
+from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawn import Console
 from commtax.report.money import COUNTS, counted_note, million, price_notes, spent, spent_record
 from commtax.report.planning import MOST_REJECTED, ranks, shortened, spread_notes
@@ -185,57 +184,25 @@ def _without_price(a: FleetPlans) -> str:
     return f"without a price for {chips} dollars cannot be compared: fewest GPUs instead"
 
 
-@dataclass(frozen=True)
-class Fleets(OnSeveral):
+def fleets_document(a: FleetPlans) -> Record:
     """``plan --request-rate --json``."""
-
-    request_rate: float
-    burstiness: float
-    seed: int
-    headroom_wanted: float
-    input_len: int
-    output_len: int
-    limits_s: Record
-    confidence: float
-    complete: bool
-    candidates: int
-    simulated: int
-    requests_counted: int
-    requests_warmup: int
-    margin: float
-    recommended: Record | None
-    best: Record | None
-    plans: list[Record]
-    near: list[Record]
-    rejected: list[Record]
-    would_take: tuple[str, ...]
-    verdict: str
-    notes: list[str]
-
-
-def fleets_document(a: FleetPlans) -> Fleets:
     q, (counted, warmup) = a.question, a.requests_per_run
-    return filled(
-        Fleets,
-        *(a, q.goal, q.offered, q.requests),
-        schema="commtax.plan-fleet/1",
-        model=q.model.key,
+    sentences = [_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in (*_beaten(a), *_dollars(a)))] if a.plans else []
+    return document(
+        "plan-fleet",
+        q,
+        plans=a,
         clusters=[other.cluster.key for other in a.questions],
-        engine=f"{q.engine.key}@{q.engine.version}",
-        headroom_wanted=q.goal.growth,
-        confidence=q.goal.confidence,
-        limits_s={_key(name): limit for name, limit in q.goal.slo},
+        limits={_key(name): limit for name, limit in q.goal.slo},
         requests_counted=counted,
         requests_warmup=warmup,
         margin=margin(q),
         recommended=_row(a.plans[a.recommended]) if a.plans else None,
         best=_row(a.plans[0]) if a.plans else None,
-        plans=[_row(trial) for trial in a.plans],
+        ranking=[_row(trial) for trial in a.plans],
         near=[{**_row(trial), "obstacle": obstacle(trial)} for trial in a.near],
-        rejected=[facts(lost, "family", "reason") for lost in a.rejected],
-        verdict=" ".join([_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in (*_beaten(a), *_dollars(a)))])
-        if a.plans
-        else "no plan holds",
+        rejected=[record("plan-rejected", lost=lost) for lost in a.rejected],
+        verdict=" ".join(sentences) or "no plan holds",
         notes=_notes(a),
     )
 
@@ -248,7 +215,6 @@ def _key(name: str) -> str:
 
 def _row(trial: Trial) -> Record:
     q, layout = trial.layout.question, trial.layout
-    known = trial.capacity if trial.capacity == trial.capacity else None
     return {
         "cluster": q.cluster.key,
         "mode": "disaggregated" if layout.apart else "together",
@@ -257,12 +223,12 @@ def _row(trial: Trial) -> Record:
         **({"prefill_tp": layout.prefill_tp, "prefill_replicas": trial.size[1]} if layout.apart else {}),
         "dtype": q.plan.weights_dtype or "as stored",
         "gpus": trial.gpus,
-        **{_key(name): None if value != value else value for name, value in trial.figures.items()},
+        **{_key(name): value for name, value in trial.figures.items()},
         "ranges_s": {_key(name): list(ends) for name, ends in trial.ranges.items()},
         "limits_kept_with": trial.kept,
-        "capacity_requests_per_s": known,
+        "capacity_requests_per_s": trial.capacity,
         "utilisation": trial.money.used,
-        "full_requests_per_s": None if isnan(trial.full_rate) else trial.full_rate,
+        "full_requests_per_s": trial.full_rate,
         "headroom": trial.growth if trial.growth >= 0 else None,
         "sustained_tokens_per_s_per_gpu": sustained(trial) / trial.gpus if trial.growth >= 0 else None,
         **spent_record(trial.money),

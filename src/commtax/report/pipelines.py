@@ -8,7 +8,7 @@ import numpy as np
 from commtax import napkin
 from commtax.cost.schedules import SCHEDULES
 from commtax.records import dataclass
-from commtax.report.documents import Record
+from commtax.report.documents import Record, record
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import notes, say, show_table
 from commtax.sim.pipeline import PipelineRun, step_pipeline
@@ -84,23 +84,15 @@ def _grid(console: Console, t: Timeline) -> None:
 
 def pipeline_document(ran: PipelineRun) -> Record:
     """``pipeline --json``."""
-    return {
-        "schema": "commtax.pipeline/1",
-        "schedule": ran.kind.name,
-        "stages": ran.p,
-        "microbatches": ran.m,
-        "chunks": ran.kind.chunks or ran.v,
-        "times": [ran.times.forward, ran.times.backward, ran.times.weight],
-        "transfer": ran.times.transfer,
-        "straggler": {str(rank): factor for rank, factor in ran.times.rank_factors.items()},
-        "total_s": ran.timeline.span_s,
-        "idle_counted_s": ran.idle_counted_s,
-        "idle_closed_form_s": ran.idle_closed_form_s,
-        "bubble_over_total": ran.over_total,
-        "bubble_over_ideal": ran.over_ideal,
-        "idle_by_rank_s": ran.timeline.idle_s(),
-        "peak_in_flight_by_rank": ran.peaks,
-    }
+    times = ran.times
+    return record(
+        "pipeline",
+        ran=ran,
+        chunks=ran.kind.chunks or ran.v,
+        times=[times.forward, times.backward, times.weight],
+        straggler={str(rank): factor for rank, factor in times.rank_factors.items()},
+        idle_by_rank_s=ran.timeline.idle_s(),
+    )
 
 
 def to_svg(t: Timeline) -> str:

@@ -1,8 +1,8 @@
 """Plans for a terminal: the winner and why, the ranking, the Pareto front, what was rejected; and as a document."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ from commtax.planner.money import of_plan
 from commtax.planner.reasons import SAID, in_type, missed, odds
 from commtax.planner.training import BUDGET
 from commtax.question import EVEN, Question
-from commtax.records import dataclass
-from commtax.report.documents import LEFT_OUT, Named, Record, facts, filled, named
+from commtax.report.documents import Record, document, record
 from commtax.report.drawn import Console, Text
 from commtax.report.money import million, plan_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.serving import basis_words
 from commtax.report.tables import notes, say, show_table, sized_places
-from commtax.report.training_plans import TRAINED, ranked_columns, run_notes, trained_row
+from commtax.report.training_plans import facts_at, ranked_columns, run_notes, trained_figures, trained_row
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.confidence import percent
 from commtax.verbs.serving import lengths_note
@@ -277,96 +276,30 @@ def _scatter(a: ServingPlans) -> list[Text]:
     return lines
 
 
-@dataclass(frozen=True)
-class ServedPlans(Named):
-    objective: str
-    cost_of: str
-    disaggregated: bool
-    input_len: int
-    output_len: int
-    spread: float
-    ttft_limit_s: float
-    tpot_limit_s: float
-    confidence: float
-    margin: float
-    definition: str
-    candidates: int
-    recommended: Record | None
-    best: Record | None
-    places: list[Record]
-    plans: list[Record]
-    near: list[Record]
-    front: Sequence[object]
-    rejected: list[Record]
-    why: tuple[str, ...]
-    would_take: tuple[str, ...]
-    pasted: Record | None
-    profile: str | None
-    redundant_experts: int = field(default=LEFT_OUT, kw_only=True)
-    imbalance: float = field(default=LEFT_OUT, kw_only=True)
-
-
-@dataclass(frozen=True)
-class TrainedPlans(Named):
-    global_batch: int
-    train_tokens: float
-    seq: int
-    margin: float
-    candidates: int
-    recommended: Record | None
-    best: Record | None
-    plans: list[Record]
-    near: list[Record]
-    rejected: list[Record]
-    pasted: Record | None
-    profile: str | None
-
-
-def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> ServedPlans | TrainedPlans:
+def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> Record:
     """``plan --json``, of either phase; ``pasted`` is where the pasted plan stands, null without one."""
-    return _trained_plans(a, top, pasted) if a.trains else _served_plans(a, top, pasted)
-
-
-def _common(a: Plans, schema: str) -> dict[str, object]:
-    own = a.question.profile
-    rejected = [facts(r, "family", "reason") for r in a.rejected]
-    return named(a.question, schema) | {"rejected": rejected, "profile": own.name if own else None}
-
-
-def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedPlans:
+    row: Callable[[Any, int], Record] = partial(trained_row, a) if a.trains else partial(served_row, a)
+    things: Record = {
+        "plans": a,
+        "margin": margin(a.question),
+        "recommended": row(a.plans, a.recommended) if len(a.plans) else None,
+        "best": row(a.plans, 0) if len(a.plans) else None,
+        "ranking": [row(a.plans, i) for i in range(min(top, len(a.plans)))],
+        "near": [row(a.near, i) for i in range(min(5, len(a.near)))],
+        "rejected": [record("plan-rejected", lost=lost) for lost in a.rejected],
+    }
+    if a.trains:
+        standing = _standing(pasted, trained_figures) if pasted else None
+        return document("plan-trained", a.question, **things, pasted=standing)
     front = zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
-    return filled(
-        ServedPlans,
-        *(a, a.question.goal, a.question.requests),
-        ttft_limit_s=a.question.goal.ttft_s,
-        tpot_limit_s=a.question.goal.tpot_s,
+    return document(
+        "plan-served",
+        a.question,
+        **things,
         definition=DEFINITION,
-        margin=margin(a.question),
-        recommended=served_row(a, a.plans, a.recommended) if len(a.plans) else None,
-        best=served_row(a, a.plans, 0) if len(a.plans) else None,
         places=[_place_row(a, place) for place in a.places],
-        redundant_experts=a.question.plan.redundant_experts or LEFT_OUT,
-        imbalance=a.question.what_if.imbalance or LEFT_OUT,
-        plans=[served_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
-        near=[served_row(a, a.near, i) for i in range(min(5, len(a.near)))],
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
-        pasted=_standing(pasted, [served_row(a, pasted.rows, i) for i in range(len(pasted.rows))]) if pasted else None,
-        **_common(a, "commtax.plan/1"),
-    )
-
-
-def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedPlans:
-    return filled(
-        TrainedPlans,
-        *(a, a.question.goal),
-        seq=a.question.context,
-        margin=margin(a.question),
-        recommended=trained_row(a, a.plans, a.recommended) if len(a.plans) else None,
-        best=trained_row(a, a.plans, 0) if len(a.plans) else None,
-        plans=[trained_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
-        near=[trained_row(a, a.near, i) for i in range(min(5, len(a.near)))],
-        pasted=_standing(pasted, [_at(pasted.rows, i, *TRAINED) for i in range(len(pasted.rows))]) if pasted else None,
-        **_common(a, "commtax.plan-train/1"),
+        pasted=_standing(pasted, row) if pasted else None,
     )
 
 
@@ -375,12 +308,9 @@ def _place_row(a: ServingPlans, place: Place) -> Record:
     return {"place": place.name, "when": place.when, **{role: served_row(a, place.plans, i) for role, i in rows.items()}}
 
 
-def _standing(pasted: Standing, rows: list[Record]) -> Record:
-    return {**(rows[0] if rows else {}), "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason}
-
-
-def _at(rows: Columns | TrainColumns, i: int, *names: str) -> Record:
-    return {name: getattr(rows, name)[i] for name in names}
+def _standing(pasted: Standing, row: Callable[[Any, int], Record]) -> Record:
+    figures = row(pasted.rows, 0) if len(pasted.rows) else {}
+    return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason}
 
 
 def served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
@@ -390,19 +320,19 @@ def served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
     between, exchange = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user"), a.exchanges[int(rows.exchange[i])]
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
-        **_at(rows, i, "tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency"),
+        **facts_at(rows, i, "tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency"),
         "idle_gpus": a.question.gpus_there - rows.gpus[i],
-        **(_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
+        **(facts_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
         **({"ep_backend": exchange.backend, "redundant_experts": exchange.redundant} if exchange.wide else {}),
         "kind": choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), a.question.cluster)[0])],
         "dtype": a.question.goal.dtypes[int(rows.dtype[i])] or "as stored",
-        **_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
+        **facts_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
         "tpot_low_s": low,
         "tpot_high_s": high,
         "ttft_low_s": first[0],
         "ttft_high_s": first[1],
         "limits_kept_with": a.kept(rows, i) if a.question.goal.times else None,
-        **_at(rows, i, "tokens_per_s_per_user"),
+        **facts_at(rows, i, "tokens_per_s_per_user"),
         **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
         **spent_record(of_plan(a.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))),
         "usd_per_million_tokens": a.usd_per_million_tokens(rows)[i] if a.question.goal.usd_per_gpu_hour else None,

@@ -6,11 +6,10 @@ from itertools import chain
 import numpy as np
 
 from commtax.catalog.transfer import unseen
-from commtax.records import dataclass
-from commtax.report.documents import LEFT_OUT, Asked, Record, Row, facts, filled, first_having, plain, question
+from commtax.report.documents import LEFT_OUT, Record, document, facts, plain, record
 from commtax.report.drawn import Console
 from commtax.report.tables import headline, notes, say, show_shares, show_table
-from commtax.spec import Number
+from commtax.spec import SIZES
 from commtax.units import format_mean, format_seconds, plural
 from commtax.verbs.apart import describe_pools
 from commtax.verbs.asking import describe_gpus, describe_layout
@@ -74,7 +73,7 @@ def show_simulations(console: Console, s: Simulation) -> None:
     notes(console, (*s.notes, _source(s)))
 
 
-def _run_cells(run: Row) -> tuple[str, ...]:
+def _run_cells(run: Record) -> tuple[str, ...]:
     """Without a second token there is no time between tokens."""
     mean, low, high = (run[f"tpot{end}_s"] for end in ("", "_low", "_high"))
     between = ("–", "–") if mean is None else (format_seconds(mean), f"{format_seconds(low)}-{format_seconds(high)}")
@@ -154,19 +153,12 @@ def _without(levels: tuple[str, ...]) -> str:
     return f", none of which had {said}: ranges as wide as errors were on such left out"
 
 
-RUN = (
-    *("concurrency", "running", "rows", "chunks", "tpot_s", "ttft_s", "e2e_s", "tokens_per_s", "requests_per_s"),
-    *("decode_s", "prompt_s", "mixed_share"),
-)
-
-
-def simulation_runs(s: Simulation) -> list[Row]:
-    """One flat record a concurrency; without a second token there is no time between tokens, and its fields are null."""
-    named = {"decode_s": "decode_step_s", "prompt_s": "prompt_step_s"}
-    columns: Row = {named.get(name, name): first_having(name, (s, s.requests, s.steps)) for name in RUN}
+def simulation_runs(s: Simulation) -> list[Record]:
+    """One flat record for each concurrency; without a second token there is no time between tokens, and its fields are null."""
+    ends: Record = {}
     for name in ("tpot", "ttft"):
-        columns[f"{name}_low_s"], columns[f"{name}_high_s"] = s.range_of(f"{name}_s")
-    columns |= {"prompts_ahead": s.served.ahead, **{f"ttft_{name}": getattr(s.served, name) for name, _ in PARTS}}
+        ends[f"{name}_low_s"], ends[f"{name}_high_s"] = s.range_of(f"{name}_s")
+    columns = record("simulate-run", simulation=s, **ends)
     if np.all(np.asarray(s.requests.output_len) == 1):
         columns |= dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "mixed_share"))
     size = np.size(s.requests.concurrency)
@@ -174,48 +166,30 @@ def simulation_runs(s: Simulation) -> list[Row]:
     return [plain({name: value[i] for name, value in wide.items()}) for i in range(size)]
 
 
-@dataclass(frozen=True)
-class SimulationDocument(Asked):
-    prompt_workers: Record | None
-    input_len: Number
-    output_len: Number
-    num_prompts: Number | None
-    spread: float
-    max_batched_tokens: int
-    kv_tokens: Number
-    fits: bool
-    calibrated: bool
-    basis: str
-    runs: list[Row]
-    notes: tuple[str, ...]
-    decode_workers: Number | None = LEFT_OUT
-    imbalance: float = LEFT_OUT
-
-
-def simulation_document(s: Simulation) -> SimulationDocument:
+def simulation_document(s: Simulation) -> Record:
     """``simulate --json``: one record in ``runs`` for each concurrency."""
-    return filled(
-        SimulationDocument,
-        s,
-        s.requests,
+    return document(
+        "simulate",
+        s.question,
+        simulation=s,
         max_batched_tokens=step_limits(s.prompts)[0],
         num_prompts=s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None,
         fits=holds_one(s),
         calibrated=s.basis == "calibrated",
-        imbalance=s.question.what_if.imbalance or LEFT_OUT,
         runs=simulation_runs(s),
-        **{**question(s.question, "commtax.simulate/1"), **_workers(s)},
+        **_workers(s),
     )
 
 
-def _workers(s: Simulation) -> dict[str, object]:
+def _workers(s: Simulation) -> Record:
     """Both kinds of workers, and the GPUs of all; null where there are "enough"."""
+    plan = s.question.plan
     if s.apart is None:
-        return {"prompt_workers": None, "decode_workers": LEFT_OUT}
+        return {"prompt_workers": None, "decode_workers": LEFT_OUT, "gpus": plan.all_gpus}
     gpus = s.num_gpus if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else None
     room = s.apart.kv_tokens if np.isfinite(s.apart.kv_tokens) else None
     return {
-        "prompt_workers": {"workers": s.apart.workers, **facts(s.apart.plan, "tp", "pp", "dp", "ep"), "kv_tokens": room},
+        "prompt_workers": {"workers": s.apart.workers, **facts(s.apart.plan, *SIZES[:4]), "kv_tokens": room},
         "decode_workers": s.apart.copies if np.ndim(s.apart.copies) == 0 else None,
         "gpus": gpus,
         "idle_gpus": None if gpus is None else s.question.gpus_there - gpus,

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 from commtax.planner.reasons import SAID, in_type
 from commtax.planner.several import Placed, SeveralPlans
-from commtax.records import dataclass
-from commtax.report.documents import OnSeveral, Record
+from commtax.report.documents import Record, document
 from commtax.report.drawn import Console
 from commtax.report.money import COUNTS, counted_note, million, price_notes, spent
-from commtax.report.planning import DEFINITION, WANTED, ServedPlans, TrainedPlans, plans_document, served_row
+from commtax.report.planning import DEFINITION, WANTED, plans_document, served_row
 from commtax.report.tables import notes, say, show_table, sized
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
@@ -95,31 +94,17 @@ def _notes(a: SeveralPlans) -> list[str]:
     return [*said, *([counted_note(q)] if known else []), "why others lost: with one --cluster, or --json"]
 
 
-@dataclass(frozen=True)
-class Several(OnSeveral):
+def several_document(a: SeveralPlans, top: int) -> Record:
     """``plan --json`` of several clusters."""
-
-    recommended: Record | None
-    best: Record | None
-    plans: list[Record]
-    answers: list[ServedPlans | TrainedPlans]
-    notes: list[str]
-
-
-def several_document(a: SeveralPlans, top: int) -> Several:
-    q = a.answers[0].question
-    documents = [plans_document(answer, top) for answer in a.answers]
-    return Several(
-        schema="commtax.plan-several/1",
-        model=q.model.key,
+    return document(
+        "plan-several",
+        a.answers[0].question,
+        plans=a,
         clusters=[answer.question.cluster.key for answer in a.answers],
-        engine=f"{q.engine.key}@{q.engine.version}",
-        objective=a.objective,
-        cost_of=q.goal.cost_of,
         recommended=_row(a.recommended) if a.recommended else None,
         best=_row(a.best) if a.best else None,
-        plans=[_row(one) for one in a.listed(top)],
-        answers=documents,
+        ranking=[_row(one) for one in a.listed(top)],
+        answers=[plans_document(answer, top) for answer in a.answers],
         notes=_notes(a),
     )
 

@@ -1,6 +1,6 @@
 """Training plans as rows: steps with their ranges, tokens a second, and the days and dollars of a run."""
 
-from commtax.planner.columns import TrainColumns, TrainPlans
+from commtax.planner.columns import ColumnTable, TrainColumns, TrainPlans
 from commtax.planner.money import of_run
 from commtax.report.documents import Record, facts
 from commtax.report.money import price_notes
@@ -57,7 +57,17 @@ def run_notes(a: TrainPlans) -> list[str]:
 def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
     b, rate = a.step_of(rows, i), tokens_per_s(a, rows, i)
     run = of_run(a.question, int(rows.gpus[i]), rate)
-    figures: Record = {name: getattr(rows, name)[i] for name in TRAINED}
+    figures = trained_figures(rows, i)
     figures |= {"step_low_s": b.low_s, "step_high_s": b.high_s, "tokens_per_s": rate, "tokens_per_s_per_gpu": rate / rows.gpus[i]}
     figures |= {"days": run.days, "usd": run.usd, "usd_per_gpu_hour": run.usd_per_gpu_hour or None}
     return figures | facts(a.kinds[int(rows.kind[i])].plan, *KINDS) | {"verdict": a.gpu_words(rows, i)}
+
+
+def trained_figures(rows: TrainColumns, i: int) -> Record:
+    """The sizes and figures of one plan."""
+    return facts_at(rows, i, *TRAINED) | {"memory_bytes": round(float(rows.memory_bytes[i]))}
+
+
+def facts_at(rows: ColumnTable, i: int, *names: str) -> Record:
+    """Some columns of one row under their own names."""
+    return {name: getattr(rows, name)[i] for name in names}

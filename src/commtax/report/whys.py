@@ -3,49 +3,20 @@
 from collections.abc import Iterator
 
 from commtax.records import dataclass
-from commtax.report.documents import Named, filled, named
+from commtax.report.documents import Record, document
 from commtax.report.drawn import Console
 from commtax.report.tables import between, headline, notes, say, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.why import Why
-from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, Range, Sizes, TimePart, Way
+from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, TimePart, Way
 
 
-@dataclass(frozen=True)
-class WhyDocument(Named):
-    """As ``commtax bill --why LINE --json``. Bytes, FLOPs and parts are of one launch; parts times ``times`` less ``hidden_s`` are
+def why_document(b: StepBill, w: Why) -> Record:
+    """``bill --why LINE --json``. Bytes, FLOPs and parts are of one launch; parts times ``times`` less ``hidden_s`` are
     ``exposed_s``."""
-
-    number: int
-    line: str
-    kind: str
-    how: str
-    times: float
-    shape: Sizes
-    nbytes: float
-    flops: float
-    total_nbytes: float
-    total_flops: float
-    floor: Floor | None
-    priced_by: PricedBy | None
-    way: Way | None
-    effects: tuple[Effect, ...]
-    parts: tuple[TimePart, ...]
-    each_s: float
-    total_s: float
-    hidden_s: float
-    exposed_s: float
-    share: float
-    range: Range
-    source: str
-
-
-def why_document(b: StepBill, w: Why) -> WhyDocument:
-    """``bill --why LINE --json``."""
     e = w.explanation
-    totals = {"total_nbytes": e.nbytes * w.times, "total_flops": e.flops * w.times}
-    return filled(WhyDocument, w, e, **totals, **named(b.question, "commtax.why/1"))
+    return document("why", b.question, why=w, total_nbytes=e.nbytes * w.times, total_flops=e.flops * w.times)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from urllib.parse import parse_qsl
 from commtax.planner import plan, plan_training
 from commtax.question import AS_IT_IS
 from commtax.report.bills import PricedAnswer, bill_document
-from commtax.report.documents import Row, plain
-from commtax.report.exact import FitAnswer, FitDocument, TrainFitDocument, fit_document
+from commtax.report.documents import Record, plain
+from commtax.report.exact import FitAnswer, fit_document
 from commtax.report.pipelines import Pipeline, page_pipeline
-from commtax.report.view import View, legal_instead, view
-from commtax.report.view.pictures import Front, ServedFront, TrainedFront, grid_of, serving_front, training_front
+from commtax.report.view import View
+from commtax.report.view.pictures import Front, serving_front, training_front
 from commtax.report.view.state import SHORT, Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import Catalog, catalogue
 from commtax.report.whys import WhyView, why_view
@@ -24,6 +24,7 @@ from commtax.verbs.grids import GRIDS, Grid
 from commtax.verbs.train_fitting import train_holds
 from commtax.verbs.why import why
 from commtax.web.guard import problem
+from commtax.web.pages import legal_instead, state_grid, state_view
 
 Answer = Callable[[Any], object]
 Written = tuple[int, bytes]
@@ -34,7 +35,7 @@ PLAN_GPUS = 512
 """GPUs up to which the page searches plans."""
 
 
-def fit_answer(state: State) -> FitDocument | TrainFitDocument:
+def fit_answer(state: State) -> Record:
     """What ``commtax fit --json`` prints for this state."""
     q = state.question
     if q.trains:
@@ -43,7 +44,7 @@ def fit_answer(state: State) -> FitDocument | TrainFitDocument:
     return fit_document(advised(holds(q.but(what_if=AS_IT_IS, sequence_parallel=False, max_model_len=longest))))
 
 
-def plan_answer(state: State) -> ServedFront | TrainedFront:
+def plan_answer(state: State) -> Record:
     """What ``commtax plan --json`` prints, and its front with the state that each point is."""
     q = state.question
     if q.cluster.num_gpus > PLAN_GPUS:
@@ -53,16 +54,16 @@ def plan_answer(state: State) -> ServedFront | TrainedFront:
         batch = state["b"] * state["n"] * state["dp"]
         kinds = {"global_batch": batch, "seq": state.length, "engine": q.engine, "dtype": state["dt"]}
         return training_front(plan_training(q.model, q.cluster, **kinds))
-    limits: Row = {f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")}
+    limits: Record = {f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")}
     limits["confidence"] = state["sure"] / 100
-    wanted: Row = {name: state[SHORT[name]] for name in ("input_len", "output_len", "objective", "kv_dtype")}
+    wanted: Record = {name: state[SHORT[name]] for name in ("input_len", "output_len", "objective", "kv_dtype")}
     if q.model.experts:
         wanted |= {"redundant_experts": state["red"], "imbalance": state["imb"] or None}
     return serving_front(plan(q.model, q.cluster, engine=q.engine, dtypes=(state["dt"],), **limits, **wanted))
 
 
 ANSWERS: dict[str, tuple[str, type, Answer, tuple[Key, ...]]] = {
-    "view": ("Everything for one repaint.", View, view, ()),
+    "view": ("Everything for one repaint.", View, state_view, ()),
     "bill": (
         "What ``commtax bill --json`` prints for this state.",
         PricedAnswer,
@@ -71,7 +72,7 @@ ANSWERS: dict[str, tuple[str, type, Answer, tuple[Key, ...]]] = {
     ),
     "why": ("One line of the bill, explained.", WhyView, lambda x: why_view(why(price(x.question), str(x["line"]))), (LINE,)),
     "fit": ("What ``commtax fit --json`` prints for this state.", FitAnswer, fit_answer, ()),
-    "compare": ("TP against links or batches around this state.", Grid, lambda x: grid_of(x, x["grid"]), (GRID,)),
+    "compare": ("TP against links or batches around this state.", Grid, lambda x: state_grid(x, x["grid"]), (GRID,)),
     "pipeline": (
         "The pipeline and its bubble, in the times of this step.",
         Pipeline,

@@ -21,7 +21,7 @@ from commtax.report.exact import FitAnswer
 from commtax.report.view import Instead
 from commtax.report.view.pictures import Front
 from commtax.report.view.state import KEYS, Key
-from commtax.report.view.tour import Entry
+from commtax.report.view.tour import CatalogEntry
 from commtax.web.answering import ANSWERS, Written, written
 from commtax.web.assets import page_files
 from commtax.web.guard import HTTP, App, Guard, problem
@@ -36,7 +36,7 @@ PLAIN: dict[Any, Schema] = {
     bool: {"type": "boolean"},
     NoneType: {"type": "null"},
 }
-OPEN = (PricedAnswer, FitAnswer, Front, Entry)
+OPEN = (PricedAnswer, FitAnswer, Front, CatalogEntry)
 """Documents of which only the fields are told that all of their versions have."""
 MOST_KEPT = 32 * 2**20
 """Bytes of answers and their questions that are kept to be given again."""

@@ -1,6 +1,6 @@
-"""Everything that the page shows for one state, as one document. Every figure is the library's; nothing is computed twice.
+"""Everything that the page shows for one priced step, as one document: sentence, totals, one layer, axes, bill, what-ifs, memory.
 
-``parse`` a query (``state``), ``priced`` it, and ``view`` says it: sentence, totals, one layer, axes, bill, what-ifs, memory.
+Every figure is the library's; nothing is priced here.
 """
 
 import shlex
@@ -12,15 +12,14 @@ from commtax.ledger import Line
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.report.bills import how_sent, weakest
-from commtax.report.documents import Value, filled
+from commtax.report.documents import Value, record
 from commtax.report.view.state import SHORT, State, arguments, config_text, shortened, written
-from commtax.spec import SIZES
 from commtax.units import format_seconds
 from commtax.verbs.asking import describe_gpus
-from commtax.verbs.billing import StepBill, by_cost, price
+from commtax.verbs.billing import StepBill, by_cost
 from commtax.verbs.explained import AxisTax, Binding, Explained, Lesson, Memory, formula, lesson, share_formula, source
 from commtax.verbs.layer import Bar, Lane, Span, Stage
-from commtax.verbs.moves import instead, moves
+from commtax.verbs.moves import moves
 
 Patch = dict[str, Value]
 """Keys of the state, and what they are set to."""
@@ -87,7 +86,7 @@ class BillLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class WhatIfChange:
     label: str
     step_s: float
     change: float
@@ -103,7 +102,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class SliderMove:
     """What one place of a slider sets, and what it says of sizes that follow."""
 
     patch: Patch
@@ -145,50 +144,47 @@ class View:
     layer: LayerShape
     axes: list[AxisTax]
     bill: list[BillLine]
-    changes: list[Change]
+    changes: list[WhatIfChange]
     memory: Memory
     commands: Commands
     lesson: Lesson
     limits: dict[str, list[int]]
-    moves: dict[str, list[Move]]
+    moves: dict[str, list[SliderMove]]
 
 
-def legal_instead(state: State) -> Instead | None:
-    """What a refused state could be with other sizes; none where its sizes are not what is wrong."""
-    try:
-        alone = price(state.but(dict.fromkeys(SIZES, 1)).question).question
-    except (ValueError, OverflowError):
-        return None
-    near = instead(alone, {axis: state[axis] for axis in SIZES})
-    return Instead(shortened(near[0]), near[1]) if near else None
+def view(step: Explained, state: State, command: str = "") -> View:
+    """The view of a bill; ``command`` is the line that priced it, where it was not the state.
 
-
-def view(state: State) -> View:
-    """All that is shown at once; the slower pictures (grids, plans, the pipeline) are asked for on their own."""
-    return view_of(Explained(price(state.question)), state)
-
-
-def view_of(step: Explained, state: State, command: str = "") -> View:
-    """The view of a bill; ``command`` is the line that priced it, where it was not the state."""
+    The slower pictures (grids, plans, the pipeline) are asked for on their own.
+    """
     b, q = step.bill, step.bill.question
     ways = moves(q)
-    untrained = {} if q.trains else {"mfu": None, "hfu": None, "mfu_definition": ""}
-    return filled(
-        View,
-        *(step, b),
+    shown = record(
+        "page-view",
+        step=step,
+        bill=b,
         state=dict(normal(state, q).keys),
         title=f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}, {q.engine.name}",
         cluster=_machine(q),
-        local_tokens=step.thresholds.local_tokens if step.thresholds else None,
-        totals=filled(Totals, b, step.thresholds, fits=step.memory.fits, source=weakest(b), **untrained),
-        layer=filled(LayerShape, step.layer, bars=[_bar(x, step) for x in step.layer.bars]),
-        bill=[_line(x, step) for x in by_cost(b)],
-        changes=[Change(c.what, c.step_s, c.delta_s / float(b.step_s), c.note, patch_of(c.changes, q)) for c in step.what_ifs],
+        totals=_totals(step),
+        layer=LayerShape(step.layer.length_s, step.layer.note, [_bar(x, step) for x in step.layer.bars]),
+        lines=[_line(x, step) for x in by_cost(b)],
+        changes=[
+            WhatIfChange(c.what, c.step_s, c.delta_s / float(b.step_s), c.note, patch_of(c.changes, q)) for c in step.what_ifs
+        ],
         commands=commands(state, b, command),
         lesson=lesson(b),
         limits={name: [move.value for move in way] for name, way in ways.items()} | _limits(q, state),
-        moves={name: [Move(shortened(move.sizes), move.note) for move in way] for name, way in ways.items()},
+        moves={name: [SliderMove(shortened(move.sizes), move.note) for move in way] for name, way in ways.items()},
     )
+    return View(**shown)
+
+
+def _totals(step: Explained) -> Totals:
+    b, trains = step.bill, step.bill.question.trains
+    definition = b.mfu_definition if trains else ""
+    shown = record("page-totals", step=step, bill=b, trained=b if trains else None, mfu_definition=definition, source=weakest(b))
+    return Totals(**shown)
 
 
 def normal(state: State, q: Question) -> State:
@@ -200,33 +196,15 @@ def normal(state: State, q: Question) -> State:
 
 def _bar(bar: Bar, step: Explained) -> BarShape:
     s = bar.segment
-    return filled(
-        BarShape,
-        bar,
-        s,
-        axis=s.line.item.whole_axis,
-        name=f"{s.name} {s.line.item.op}" if s.lane == "comm" else s.name,
-        latency_s=s.fixed_s,
-        bandwidth_s=s.moving_s,
-        formula=share_formula(s, step.bill.question.cluster.chip),
-        source=source(s.line, step.library),
-    )
+    name = f"{s.name} {s.line.item.op}" if s.lane == "comm" else s.name
+    words = {"formula": share_formula(s, step.bill.question.cluster.chip), "source": source(s.line, step.library)}
+    return BarShape(**record("page-bar", bar=bar, segment=s, name=name, **words))
 
 
 def _line(x: Line, step: Explained) -> BillLine:
-    b = step.bill
-    return filled(
-        BillLine,
-        x,
-        x.item,
-        axis=x.item.whole_axis,
-        how=how_sent(x),
-        times=x.item.count,
-        latency_s=x.fixed_s,
-        share=float(x.exposed_s) / float(b.step_s),
-        formula=formula(x, b.question.cluster.chip),
-        source=source(x, step.library) if x.kind == "comm" else x.source,
-    )
+    words = {"how": how_sent(x), "formula": formula(x, step.bill.question.cluster.chip)}
+    words["source"] = source(x, step.library) if x.kind == "comm" else x.source
+    return BillLine(**record("page-line", line=x, share=float(x.exposed_s) / float(step.bill.step_s), **words))
 
 
 UNTOLD = ("speculative", "shard")

@@ -15,7 +15,7 @@ Keys = dict[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TourStep:
     title: str
     text: str
     state: Keys
@@ -24,7 +24,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     """One thing of the catalogue."""
 
     key: str
@@ -46,14 +46,14 @@ class Preset:
 class Catalog:
     """Names for the page's fields, presets and the tour."""
 
-    models: list[Entry]
-    clusters: list[Entry]
-    chips: list[Entry]
-    links: list[Entry]
-    engines: list[Entry]
+    models: list[CatalogEntry]
+    clusters: list[CatalogEntry]
+    chips: list[CatalogEntry]
+    links: list[CatalogEntry]
+    engines: list[CatalogEntry]
     schedules: list[str]
     presets: list[Preset]
-    tour: list[Step]
+    tour: list[TourStep]
 
 
 @lru_cache(maxsize=1)
@@ -62,19 +62,19 @@ def catalogue() -> Catalog:
     hosts = (*catalog.keys("clusters"), *start["usual_clusters"])
     return Catalog(
         models=[_model(key) for key in catalog.keys("models")],
-        clusters=[Entry(key, catalog.cluster(key).name) for key in hosts],
-        chips=[Entry(key, catalog.chip(key).name) for key in catalog.keys("chips")],
-        links=[Entry(x.key, x.name, kind=x.scope) for x in map(catalog.link, catalog.keys("links"))],
-        engines=[Entry(x.key, x.name, phases=x.phases) for x in map(catalog.engine, catalog.keys("engines"))],
+        clusters=[CatalogEntry(key, catalog.cluster(key).name) for key in hosts],
+        chips=[CatalogEntry(key, catalog.chip(key).name) for key in catalog.keys("chips")],
+        links=[CatalogEntry(x.key, x.name, kind=x.scope) for x in map(catalog.link, catalog.keys("links"))],
+        engines=[CatalogEntry(x.key, x.name, phases=x.phases) for x in map(catalog.engine, catalog.keys("engines"))],
         schedules=list(TRAINING),
         presets=[Preset(**preset) for preset in start["presets"]],
-        tour=[Step(**step) for step in start["tour"]],
+        tour=[TourStep(**step) for step in start["tour"]],
     )
 
 
-def _model(key: str) -> Entry:
+def _model(key: str) -> CatalogEntry:
     model = bundled(key)
     assert model is not None
     name = next((a.split("/")[1] for a in model.aliases if "/" in a), key)
     experts = model.experts is not None
-    return Entry(key, name, params=num_params(model), family=model.architecture, experts=experts)
+    return CatalogEntry(key, name, params=num_params(model), family=model.architecture, experts=experts)
