@@ -5,8 +5,7 @@ from itertools import accumulate, pairwise
 
 from commtax.ledger import Line
 from commtax.question import Question
-from commtax.records import dataclass
-from commtax.report.documents import LEFT_OUT, DocumentHead, Record, document, facts, record
+from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import NOTHING_SENT, between, headline, notes, say, served_step, show_shares, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, plural
@@ -242,16 +241,6 @@ def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
     say(console, f"{gap}: {step}. What would explain it:", "bold")
     rows = [(c.what, format_seconds(c.step_s), f"{c.explains:.0%}", c.detail) for c in likely]
     show_table(console, ("cause", ">step", ">of the gap", ""), rows)
-
-
-@dataclass(frozen=True)
-class PricedAnswer(DocumentHead):
-    """As ``commtax bill --json``."""
-
-    step_s: float
-    items: list[Record]
-    verdict: str
-    fits: bool
 
 
 def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Record:

@@ -4,7 +4,7 @@ A document is a plain record, made by ``record``; records of answers stand in it
 """
 
 from collections.abc import Callable
-from dataclasses import field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from math import isfinite
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 
 from commtax.files import table
 from commtax.question import Question
-from commtax.records import dataclass
 from commtax.spec import SIZES, Plan
 
 Value = int | float | str | None
@@ -93,17 +92,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     return value
-
-
-@dataclass(frozen=True)
-class DocumentHead:
-    """What all documents of one question begin with, as the page's schema tells it."""
-
-    schema: str
-    model: str
-    cluster: str
-    engine: str
-    prefill_cluster: str = field(default=LEFT_OUT, kw_only=True)  # where prompts run, where that is another
 
 
 def engine_name(q: Question) -> str:

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from commtax.records import dataclass
-from commtax.report.documents import LEFT_OUT, DocumentHead, Record, document, facts, record
+from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawn import Console
 from commtax.report.tables import NOTHING_SENT, headline, notes, say, served_step, show_table, where
 from commtax.units import GiB, format_bytes, plural
@@ -170,14 +169,6 @@ def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
     held = [(name, float(getattr(judged.memory, name)), note) for name, note in remarks.items()]
     _show_held(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, held)
     return ()
-
-
-@dataclass(frozen=True)
-class FitAnswer(DocumentHead):
-    """As ``commtax fit --json``."""
-
-    fits: bool
-    shortfall_bytes: float
 
 
 def fit_document(judged: Fit | TrainFit) -> Record:

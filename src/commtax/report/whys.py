@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from commtax.records import dataclass
-from commtax.report.documents import Record, document
+from commtax.report.documents import Record, document, record
 from commtax.report.drawn import Console
 from commtax.report.tables import between, headline, notes, say, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
@@ -19,24 +18,9 @@ def why_document(b: StepBill, w: Why) -> Record:
     return document("why", b.question, why=w, total_nbytes=e.nbytes * w.times, total_flops=e.flops * w.times)
 
 
-@dataclass(frozen=True, slots=True)
-class WhyView:
+def why_view(w: Why) -> Record:
     """A line's explanation as the page shows it: sentences, the parts of one launch, effects and the range."""
-
-    number: int
-    line: str
-    heading: str
-    told: tuple[str, ...]
-    each_s: float
-    parts: tuple[TimePart, ...]
-    effects: tuple[Effect, ...]
-    range: str
-    reasons: tuple[str, ...]
-
-
-def why_view(w: Why) -> WhyView:
-    e = w.explanation
-    return WhyView(w.number, w.line, _heading(w), tuple(_told(w)), w.each_s, e.parts, e.effects, _wide(w), w.range.reasons)
+    return record("page-why", why=w, heading=_heading(w), told=list(_told(w)), range=_wide(w))
 
 
 def show_why(console: Console, b: StepBill, w: Why) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.report.documents import Record, Value
 from commtax.report.pipelines import page_pipeline
-from commtax.report.view import Instead, View, view
+from commtax.report.view import view
 from commtax.report.view.pictures import served_patch, serving_front, training_front
 from commtax.report.view.state import SHOWN, State, shortened, written
 from commtax.report.whys import why_view
@@ -17,19 +17,19 @@ from commtax.verbs.moves import instead
 from commtax.verbs.why import every_why
 
 
-def state_view(state: State, command: str = "") -> View:
+def state_view(state: State, command: str = "") -> Record:
     """All that is shown of a state at once."""
     return view(Explained(price(state.question)), state, command)
 
 
-def legal_instead(state: State) -> Instead | None:
+def legal_instead(state: State) -> Record | None:
     """What a refused state could be with other sizes; none where its sizes are not what is wrong."""
     try:
         alone = price(state.but(dict.fromkeys(SIZES, 1)).question).question
     except (ValueError, OverflowError):
         return None
     near = instead(alone, {axis: state[axis] for axis in SIZES})
-    return Instead(shortened(near[0]), near[1]) if near else None
+    return {"patch": shortened(near[0]), "text": near[1]} if near else None
 
 
 def state_grid(state: State, kind: str) -> Grid:
@@ -41,7 +41,7 @@ def state_grid(state: State, kind: str) -> Grid:
     return replace(drawn, cells=cells)
 
 
-def _page(kind: str, shown: View | None, **pictures: object) -> Record:
+def _page(kind: str, shown: Record | None, **pictures: object) -> Record:
     """One answer of the command line as the page's scripts find it in a file that needs no server, null where there is none."""
     return {"kind": kind, "view": shown, **dict.fromkeys(("grids", "pipeline", "plan", "whys")), **pictures}
 
@@ -71,7 +71,7 @@ def plan_page(plans: ServingPlans | TrainPlans, command: str) -> Record:
     return _page("plan", shown, plan=training_front(plans))
 
 
-def _served(plans: ServingPlans, command: str) -> View | None:
+def _served(plans: ServingPlans, command: str) -> Record | None:
     """The decode step of one server of the best plan, where there is one."""
     if not len(plans.plans):
         return None

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 
 from commtax.planner.columns import Columns, ServingPlans, TrainColumns, TrainPlans, describe_kind
-from commtax.records import dataclass
-from commtax.report.documents import DocumentHead, Record, Value
+from commtax.report.documents import Record, Value
 from commtax.report.money import page_note
 from commtax.report.planning import place_words, plans_document, recommended_words
 from commtax.spec import SIZES
@@ -16,27 +15,6 @@ from commtax.verbs.serving import lengths_note
 
 TOP = 10
 MOST = 60
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    name: str
-    x: float
-    y: float
-    best: bool
-    text: str
-    patch: dict[str, Value] | None
-
-
-@dataclass(frozen=True)
-class Front(DocumentHead):
-    """As ``commtax plan --json``, and the front as points."""
-
-    plans: list[Record]
-    front: list[Point]
-    sentence: str
-    x_title: str
-    y_title: str
 
 
 def serving_front(a: ServingPlans) -> Record:
@@ -77,14 +55,14 @@ def _thinned(rows: Columns, best: int) -> list[int]:
     return [i for i in along.tolist() if i in kept]
 
 
-def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Point:
+def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Record:
     ttft, tpot = (format_seconds(getattr(rows, n)[i]) for n in ("ttft_s", "tpot_s"))
     plan, apart, copies = a.gpu_words(rows, i), int(rows.mode[i]) == 1, int(rows.replicas[i])
     text = f"{plan}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {rows.tokens_per_s[i]:,.0f} tokens/s"
     one = f" of one of {copies} servers" if copies > 1 else ""
     text += f"; loads the decode step{one}" + ("" if apart else ", without other requests' prompts")
     x, y = float(rows.tokens_per_s_per_user[i]), float(rows.tokens_per_s_per_gpu[i])
-    return Point(plan, x, y, best, text, served_patch(a, rows, i))
+    return {"name": plan, "x": x, "y": y, "best": best, "text": text, "patch": served_patch(a, rows, i)}
 
 
 def served_patch(a: ServingPlans, rows: Columns, i: int) -> dict[str, Value]:
@@ -113,7 +91,7 @@ def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
     return np.flatnonzero(np.r_[True, rows.memory_bytes[1:] < least[:-1]])
 
 
-def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
+def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Record:
     kind, plan = a.kinds[int(rows.kind[i])].plan, a.gpu_words(rows, i)
     step, held = format_seconds(rows.step_s[i]), format_bytes(rows.memory_bytes[i])
     sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}
@@ -123,5 +101,5 @@ def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
     kinds: dict[str, Value] = {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule}
     kinds |= {"v": kind.chunks} if kind.chunks > 1 else {}
     text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {rows.mfu[i]:.1%}, {held} per rank"
-    patch = sizes | kinds | step_keys
-    return Point(plan, float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i]), best, text, patch)
+    x, y = float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i])
+    return {"name": plan, "x": x, "y": y, "best": best, "text": text, "patch": sizes | kinds | step_keys}
