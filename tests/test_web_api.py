@@ -407,7 +407,7 @@ def test_a_port_in_use_and_a_missing_extra_are_said(capsys, monkeypatch):
     assert end.value.code == 2
     assert "port=" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "commtax.web.serving", raising=False)
+    monkeypatch.delitem(sys.modules, "commtax.web.server", raising=False)
     with pytest.raises(SystemExit) as end:
         main(["web"])
     assert end.value.code == 2

@@ -17,7 +17,7 @@ from commtax.cli.output import write_page
 from commtax.planner import best_serving, best_training, standing, training_standing
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.money import priced
-from commtax.planner.serving import WORKLOADS
+from commtax.planner.serving_search import WORKLOADS
 from commtax.question import INPUT_LEN, OUTPUT_LEN, SEQUENCE_LEN, Question
 from commtax.spec import Plan
 from commtax.statement import Refusal

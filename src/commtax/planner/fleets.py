@@ -12,14 +12,14 @@ from math import inf, isnan
 from typing import ClassVar, Unpack
 
 from commtax.planner.columns import Rejected
-from commtax.planner.contest import NEAREST, WORSE, Progress, Search, order, recommended
 from commtax.planner.crew import Crew, crew
+from commtax.planner.fleet_search import NEAREST, WORSE, Progress, Search, order, recommended
+from commtax.planner.fleet_trials import Task, Trial, judged, least, lengths_of_run, rate_of, too_slow
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.money import Prices, priced
 from commtax.planner.reasons import in_type
 from commtax.planner.remedies import larger, to_fit
 from commtax.planner.several import leading
-from commtax.planner.trials import Task, Trial, judged, least, lengths_of_run, rate_of, too_slow
 from commtax.question import CONFIDENCE, EVEN, INPUT_LEN, OUTPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model

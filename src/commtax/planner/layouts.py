@@ -14,10 +14,10 @@ import numpy as np
 from commtax.arrays import different
 from commtax.cost.serving import Load
 from commtax.planner.columns import Array, Rejected, ground, sizes_of
-from commtax.planner.copies import at_once, simulated, sizes
 from commtax.planner.exchanges import exchanges
 from commtax.planner.reasons import in_type
-from commtax.planner.serving import grid_of, having_room
+from commtax.planner.replica_loads import at_once, simulated, sizes
+from commtax.planner.serving_search import grid_of, having_room
 from commtax.planner.space import Space, beside
 from commtax.planner.splits import full_copy
 from commtax.question import MAX_CONCURRENCY, Question

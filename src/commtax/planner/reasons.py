@@ -8,7 +8,7 @@ import numpy as np
 from commtax.arrays import different
 from commtax.cost.legality import RULES, Case
 from commtax.planner.choosing import KINDS, TRAINED, complexity, kinds, margin, training_kinds
-from commtax.planner.columns import Array, Columns, Rejected, ServingPlans, TrainPlans, family, sizes_of, worth
+from commtax.planner.columns import Array, Rejected, ServingColumns, ServingPlans, TrainPlans, family, sizes_of, worth
 from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.spec import Plan
@@ -52,7 +52,7 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
         )
 
 
-def too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Rejected]:
+def too_slow(answer: ServingPlans, every: ServingColumns, good: Array) -> Iterator[Rejected]:
     """Families that fit and break a limit at every concurrency, together for each tp degree."""
     key = family(every)
     met = np.bincount(key, weights=good) > 0
@@ -64,19 +64,19 @@ def too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Reje
         yield Rejected(name + in_type(answer.question, index), f"breaks the limit: {best_times(answer, rows)}")
 
 
-def best_times(answer: ServingPlans, rows: Columns) -> str:
+def best_times(answer: ServingPlans, rows: ServingColumns) -> str:
     """The limits that no row keeps as surely as is wanted, each by the row that comes nearest."""
     least = {name: int(np.argmin(getattr(rows, f"sure_{name}"))) for name, _ in answer.question.goal.times}
     broken = [odds(answer, rows, least[name], name, " at best") for name in missed(answer.question, rows, least)]
     return ", ".join(broken) or "TTFT and TPOT never hold together"
 
 
-def missed(q: Question, rows: Columns, at: Mapping[str, int]) -> list[str]:
+def missed(q: Question, rows: ServingColumns, at: Mapping[str, int]) -> list[str]:
     """Those times that are above their limits, as surely as is wanted, of a row for each."""
     return [name for name, limit in q.goal.times[::-1] if float(getattr(rows, f"sure_{name}")[at[name]]) > limit]
 
 
-def odds(answer: ServingPlans, rows: Columns, i: int, name: str, when: str = "") -> str:
+def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: str = "") -> str:
     """A time's range, and how surely it keeps its limit: ``TPOT 27 ms to 33 ms: 20 ms is kept with 3%``."""
     known, limit = answer.estimate(rows, i, name), dict(answer.question.goal.times)[name]
     ends = " to ".join(format_seconds(float(end)) for end in (known.low, known.high))
@@ -255,7 +255,7 @@ def _gain(ratio: float) -> str:
     return f"{ratio - 1:+.0%}" if abs(ratio - 1) >= 0.005 else "less than 1% more"
 
 
-def _token(answer: ServingPlans, rows: Columns, i: int) -> str:
+def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
     """What a decode step takes, and what other requests' prompts add to it."""
     step = answer.step_of(rows, i)
     links = _links(step)

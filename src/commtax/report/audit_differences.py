@@ -9,7 +9,7 @@ from commtax.report.audit_words import culprit_sentence, share_text, value_text
 from commtax.report.auditing import short
 from commtax.report.documents import Record, plain, record
 from commtax.report.drawn import Console
-from commtax.report.tables import Table, notes, say, show_table, without_empty
+from commtax.report.tables import TableCells, notes, say, show_table, without_empty
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_KERNELS = 10
@@ -102,7 +102,7 @@ def show_difference(console: Console, d: Difference) -> None:
     notes(console, remarks(d))
 
 
-def tables(d: Difference) -> list[Table]:
+def tables(d: Difference) -> list[TableCells]:
     """Facts, the step and its parts, measured figures, collectives and kernels: those that changed."""
     step = (*((d.step,) if d.step else ()), *d.parts, *((d.hidden,) if d.hidden else ()))
     made = (

@@ -57,7 +57,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DrawnTable:
     """Cells in columns; those whose names start with '>' are right-aligned."""
 
     columns: Sequence[str]
@@ -110,7 +110,7 @@ class Pipe:
                 raise BrokenPipeError from None  # without its number: click would exit with 1, which is an answer of ours
 
     def _lines(self, objects: Sequence[Any], soft_wrap: bool) -> list[str] | None:
-        if len(objects) == 1 and isinstance(objects[0], Table):
+        if len(objects) == 1 and isinstance(objects[0], DrawnTable):
             return objects[0].lines(self.width)
         if len(objects) == 1 and isinstance(objects[0], Text) and soft_wrap:
             text = str(objects[0])

@@ -12,10 +12,10 @@ from commtax.report.plots import COLOURS, picture, style
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds
 
-Line = tuple[str, str, str, str]  # metric, degree, measured, predicted
+MetricLine = tuple[str, str, str, str]  # metric, degree, measured, predicted
 
 
-def metrics(d: Document) -> Iterator[Line]:
+def metrics(d: Document) -> Iterator[MetricLine]:
     """The study's table of metrics, a line for each degree."""
     for row in d["degrees"]:
         tp = f"TP={row['tp']}"
@@ -53,7 +53,7 @@ def _batch(value: int | None) -> str:
     return "none" if value is None else str(value)
 
 
-def _profile(row: Document, tp: str) -> Iterator[Line]:
+def _profile(row: Document, tp: str) -> Iterator[MetricLine]:
     p = row.get("profile")
     if not p:
         return
@@ -68,7 +68,7 @@ def _profile(row: Document, tp: str) -> Iterator[Line]:
     yield "communication fraction", tp, f"{p['comm_fraction']:.1%}", "" if share is None else f"{share:.1%}"
 
 
-def _serving(row: Document, tp: str) -> Iterator[Line]:
+def _serving(row: Document, tp: str) -> Iterator[MetricLine]:
     s = row.get("serve")
     if not s:
         return

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from math import inf, isinf
 
 from commtax.planner.choosing import margin
-from commtax.planner.contest import burden, sustained
+from commtax.planner.fleet_search import burden, sustained
+from commtax.planner.fleet_trials import COUNTED, EACH, Trial
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
-from commtax.planner.trials import COUNTED, EACH, Trial
 from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawn import Console
 from commtax.report.money import COUNTS, counted_note, million, price_notes, spent, spent_record

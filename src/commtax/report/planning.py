@@ -10,16 +10,25 @@ import numpy as np
 
 from commtax.planner import choosing
 from commtax.planner.choosing import margin
-from commtax.planner.columns import Columns, Place, Rejected, ServingPlans, Standing, TrainColumns, TrainPlans, request_s
+from commtax.planner.columns import (
+    OperatingPoint,
+    Rejected,
+    ServingColumns,
+    ServingPlans,
+    Standing,
+    TrainColumns,
+    TrainPlans,
+    request_s,
+)
 from commtax.planner.money import of_plan
 from commtax.planner.reasons import SAID, in_type, missed, odds
-from commtax.planner.training import BUDGET
+from commtax.planner.training_search import BUDGET
 from commtax.question import EVEN, Question
+from commtax.report.closed_loop import basis_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawn import Console, Text
 from commtax.report.money import million, plan_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
-from commtax.report.serving import basis_words
 from commtax.report.tables import notes, say, show_table, sized_places
 from commtax.report.training_plans import facts_at, ranked_columns, run_notes, trained_figures, trained_row
 from commtax.units import format_bytes, format_seconds, plural
@@ -62,7 +71,7 @@ def recommended_words(a: Plans) -> str:
     return f"{alone} for {WANTED[a.question.goal.objective]}" if not a.trains and a.places else alone
 
 
-def place_words(a: ServingPlans, place: Place) -> str:
+def place_words(a: ServingPlans, place: OperatingPoint) -> str:
     """A place to run at, in a line."""
     rows, i = place.plans, place.recommended
     times = f"TTFT {format_seconds(rows.ttft_s[i])}, TPOT {format_seconds(rows.tpot_s[i])}"
@@ -129,7 +138,7 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
     say(console, f"Pasted: {pasted.plan}{figures}; {place}.", "bold" if pasted.rank else "bold red")
 
 
-def _served_figures(a: ServingPlans, r: Columns) -> str:
+def _served_figures(a: ServingPlans, r: ServingColumns) -> str:
     tokens = f"{r.tokens_per_s[0]:,.0f} tokens/s, {r.tokens_per_s_per_gpu[0]:,.0f} per GPU"
     tpot = f", TPOT {_tpot(a, r, 0)}" if a.question.requests.output_len > 1 else ""
     times = f"TTFT {format_seconds(r.ttft_s[0])}{tpot}"
@@ -156,7 +165,7 @@ def _asked(a: Plans) -> str:
 DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each client sends its next request when the last is answered)"
 
 
-def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) -> None:
+def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: int) -> None:
     own = a.recommended if rows is a.plans else None
     first, several, objective = _listed(rows, top, own), a.question.requests.output_len > 1, a.question.goal.objective
     usd, price, whole = a.usd_per_million_tokens(rows), a.question.goal.usd_per_gpu_hour, request_s(a.question, rows)
@@ -193,7 +202,7 @@ def ranks(listed: Sequence[int], recommended: int | None) -> list[str]:
     return [f"{i + 1} {named.get(i, '')}".rstrip() for i in listed]
 
 
-def _tpot(a: ServingPlans, rows: Columns, i: int) -> str:
+def _tpot(a: ServingPlans, rows: ServingColumns, i: int) -> str:
     """Without a second token there is no time between tokens."""
     return format_seconds(rows.tpot_s[i]) if a.question.requests.output_len > 1 else "–"
 
@@ -303,7 +312,7 @@ def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> Record
     )
 
 
-def _place_row(a: ServingPlans, place: Place) -> Record:
+def _place_row(a: ServingPlans, place: OperatingPoint) -> Record:
     rows = {"recommended": place.recommended, "best": 0}
     return {"place": place.name, "when": place.when, **{role: served_row(a, place.plans, i) for role, i in rows.items()}}
 
@@ -313,7 +322,7 @@ def _standing(pasted: Standing, row: Callable[[Any, int], Record]) -> Record:
     return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason}
 
 
-def served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
+def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
     """One plan; without a second token there is no time between tokens."""
     low, high = a.range_of(rows, i, "tpot_s")
     first = a.range_of(rows, i, "ttft_s")

@@ -2,8 +2,8 @@
 
 from math import isfinite, isinf
 
+from commtax.report.closed_loop import basis_words
 from commtax.report.drawn import Console
-from commtax.report.serving import basis_words
 from commtax.report.tables import headline, notes, say, show_table
 from commtax.spec.stream import Lengths
 from commtax.units import format_seconds, plural

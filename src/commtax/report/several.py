@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from commtax.planner.reasons import SAID, in_type
-from commtax.planner.several import Placed, SeveralPlans
+from commtax.planner.several import RankedPlan, SeveralPlans
 from commtax.report.documents import Record, document
 from commtax.report.drawn import Console
 from commtax.report.money import COUNTS, counted_note, million, price_notes, spent
@@ -38,12 +38,12 @@ def _asked(a: SeveralPlans) -> str:
     return ", ".join([f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out", *limits, *sure, RANKED[a.objective]])
 
 
-def _words(one: Placed) -> str:
+def _words(one: RankedPlan) -> str:
     rows, q = one.answer.plans, one.answer.question
     return one.answer.gpu_words(rows, one.row) + in_type(q, int(rows.dtype[one.row]))
 
 
-def _sentence(one: Placed) -> str:
+def _sentence(one: RankedPlan) -> str:
     rows, i, m = one.answer.plans, one.row, one.money
     q = one.answer.question
     load = f"{plural(int(rows.concurrency[i]), 'client')} at once, {rows.tokens_per_s[i]:,.0f} tokens/s"
@@ -109,5 +109,5 @@ def several_document(a: SeveralPlans, top: int) -> Record:
     )
 
 
-def _row(one: Placed) -> Record:
+def _row(one: RankedPlan) -> Record:
     return {"cluster": one.answer.question.cluster.key, **served_row(one.answer, one.answer.plans, one.row)}

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from commtax.planner.columns import Columns, ServingPlans, TrainColumns, TrainPlans, describe_kind
+from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
 from commtax.report.documents import Record, Value
 from commtax.report.money import page_note
 from commtax.report.planning import place_words, plans_document, recommended_words
@@ -34,7 +34,7 @@ def serving_front(a: ServingPlans) -> Record:
     return {**document, "front": points, "why": why, "sentence": sentence, **titles}
 
 
-def _with_winner(a: ServingPlans) -> tuple[Columns, int]:
+def _with_winner(a: ServingPlans) -> tuple[ServingColumns, int]:
     """The front, and where the recommended plan lies on it or beside it: at its nearest point."""
     rows, plans, own = a.front, a.plans, a.recommended
     if not len(plans):
@@ -43,11 +43,11 @@ def _with_winner(a: ServingPlans) -> tuple[Columns, int]:
     same = np.logical_and.reduce([getattr(rows, n) == getattr(plans, n)[own] for n in names])
     same &= rows.concurrency == plans.concurrency[own]
     if not same.any():
-        return Columns.joined([rows, plans.take(np.array([own]))]), len(rows)
+        return ServingColumns.joined([rows, plans.take(np.array([own]))]), len(rows)
     return rows, int(np.flatnonzero(same)[0])
 
 
-def _thinned(rows: Columns, best: int) -> list[int]:
+def _thinned(rows: ServingColumns, best: int) -> list[int]:
     """Points from end to end of a long front, evenly in their order, and the winner's."""
     along = np.argsort(rows.tokens_per_s_per_user, kind="stable")
     some = along[np.unique(np.linspace(0, len(along) - 1, MOST).round().astype(int))] if len(along) else along
@@ -55,7 +55,7 @@ def _thinned(rows: Columns, best: int) -> list[int]:
     return [i for i in along.tolist() if i in kept]
 
 
-def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Record:
+def _point(a: ServingPlans, rows: ServingColumns, i: int, best: bool) -> Record:
     ttft, tpot = (format_seconds(getattr(rows, n)[i]) for n in ("ttft_s", "tpot_s"))
     plan, apart, copies = a.gpu_words(rows, i), int(rows.mode[i]) == 1, int(rows.replicas[i])
     text = f"{plan}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {rows.tokens_per_s[i]:,.0f} tokens/s"
@@ -65,7 +65,7 @@ def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Record:
     return {"name": plan, "x": x, "y": y, "best": best, "text": text, "patch": served_patch(a, rows, i)}
 
 
-def served_patch(a: ServingPlans, rows: Columns, i: int) -> dict[str, Value]:
+def served_patch(a: ServingPlans, rows: ServingColumns, i: int) -> dict[str, Value]:
     """The decode step of one of a plan's servers: its sizes, the requests that decode at once, and the mean length."""
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep")}
     length = a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)

@@ -13,8 +13,8 @@ import numpy as np
 from commtax.planner.choosing import complexity_of, margin, simplest
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
+from commtax.planner.fleet_trials import Task, Trial, all_requests, examined, grown, least, ranged, rate_of, saturated
 from commtax.planner.layouts import SLACK, Layout, candidates
-from commtax.planner.trials import Task, Trial, all_requests, examined, grown, least, ranged, rate_of, saturated
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
