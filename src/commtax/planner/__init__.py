@@ -120,7 +120,7 @@ def standing(
         name = describe_pools(answer.question, *(describe_layout(one, counted=True) for one in (prompts, copies)))
     q, index = answer.question, _index(answer.question, dtype)
     if q.requests.prefill_cluster and not prompts:
-        return _cannot(answer, name, f"has no workers of their own for prompts to run on {q.requests.prefill_cluster.key}")
+        return _cannot(answer, name, f"has no separate prompt workers to run on {q.requests.prefill_cluster.key}")
     if lack := _lack(q, int(copies.all_gpus), int(prompts.all_gpus) if prompts else 0):
         return _cannot(answer, name, lack)
     found, refused = list[ServingColumns](), ""
@@ -190,7 +190,7 @@ def _apart(run: Question, prompts: Plan, clients: int, index: int, by: int) -> S
 
 def _check_room(q: Question, kv: float) -> None:
     if kv < q.requests.tokens:
-        raise Refusal(f"does not fit: a copy's KV cache holds {kv:,.0f} tokens, less than one request")
+        raise Refusal(f"does not fit: the KV cache of a replica holds {kv:,.0f} tokens, less than one request")
 
 
 def _index(q: Question, dtype: str) -> int:

@@ -269,11 +269,11 @@ def obstacle(trial: Trial) -> str:
         return f"breaks the limit with {gpus}: {figure}, by the closed form"
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
     if not trial.figures or most <= rate_of(q) * trial.stretch:
-        surely = f", {most / trial.stretch:.3g} with {percent(q.goal.confidence)}" if trial.stretch > 1 else ""
-        return f"overloaded: {most:.3g} requests/s are the most that {gpus} answer{surely}, of {rate_of(q):.3g}"
+        surely = f", {most / trial.stretch:.3g} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
+        return f"overloaded: {most:.3g} requests/s are the most that {gpus} can answer{surely}, of {rate_of(q):.3g}"
     name, limit = max(q.goal.slo, key=lambda pair: _time(trial, pair[0]) / pair[1])
     figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} of {format_seconds(limit)}"
-    sure = "" if trial.kept is None else f", kept with {percent(trial.kept)}"
+    sure = "" if trial.kept is None else f", {percent(trial.kept)} likely to hold"
     return f"breaks the limit with {gpus}: {figure}{sure}"
 
 

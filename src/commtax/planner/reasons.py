@@ -68,7 +68,7 @@ def best_times(answer: ServingPlans, rows: ServingColumns) -> str:
     """The limits that no row keeps as surely as is wanted, each by the row that comes nearest."""
     least = {name: int(np.argmin(getattr(rows, f"sure_{name}"))) for name, _ in answer.question.goal.times}
     broken = [odds(answer, rows, least[name], name, " at best") for name in missed(answer.question, rows, least)]
-    return ", ".join(broken) or "TTFT and TPOT never hold together"
+    return ", ".join(broken) or "TTFT and TPOT limits are never met together"
 
 
 def missed(q: Question, rows: ServingColumns, at: Mapping[str, int]) -> list[str]:
@@ -80,7 +80,7 @@ def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: st
     """A time's range, and how surely it keeps its limit: ``TPOT 27 ms to 33 ms: 20 ms is kept with 3%``."""
     known, limit = answer.estimate(rows, i, name), dict(answer.question.goal.times)[name]
     ends = " to ".join(format_seconds(float(end)) for end in (known.low, known.high))
-    return f"{SAID[name]} {ends}{when}: {format_seconds(limit)} is kept with {percent(known.kept(limit))}"
+    return f"{SAID[name]} {ends}{when}: the limit of {format_seconds(limit)} is {percent(known.kept(limit))} likely to hold"
 
 
 def behind(answer: ServingPlans) -> Iterator[Rejected]:
@@ -113,7 +113,7 @@ def lost(answer: ServingPlans, i: int) -> str:
 
 def _unit(answer: ServingPlans) -> str:
     goal = answer.question.goal
-    each = "tokens a dollar" if goal.prefill_usd_per_gpu_hour else "tokens/s per GPU"
+    each = "tokens per dollar" if goal.prefill_usd_per_gpu_hour else "tokens/s per GPU"
     return each if goal.objective == "cost" else "tokens/s"
 
 
@@ -157,7 +157,7 @@ def _steps(answer: ServingPlans, i: int, first: int) -> str:
     if own > other or rows.tpot_s[i] <= rows.tpot_s[first]:
         return f"{step}, not {format_seconds(other)}"
     tpot, least = (format_seconds(float(rows.tpot_s[j])) for j in (i, first))
-    return f"{step}, but with the prompts between them a token takes {tpot}, not {least}"
+    return f"{step}, but with prompts in between each token takes {tpot}, not {least}"
 
 
 def _links(step: StepBill) -> list[str]:
@@ -183,7 +183,7 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
     """What plan ``i`` costs and why, and how it compares with others: the recommended one with those beside it."""
     rows, goal = answer.plans, answer.question.goal
     said = [answer.gpu_words(rows, i) + in_type(answer.question, int(rows.dtype[i])), _token(answer, rows, i)]
-    where = "an attention rank" if rows.dp[i] > 1 else "a copy"
+    where = "each attention rank" if rows.dp[i] > 1 else "each replica"
     held = f"{plural(int(rows.running[i]), 'request')} at once on {where}"
     said.append(f"{held} leave{'s' if rows.running[i] == 1 else ''} {float(rows.kv_headroom[i]):.0%} of its KV cache free")
     if i == answer.recommended:
@@ -192,7 +192,7 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
         said.append(f"{lost(answer, i)} than the best: {why(answer, i, *_shares(answer, i))}{_close(answer, i)}")
     means = {name: format_seconds(float(getattr(rows, name)[i])) for name in SAID}
     limits = [f"{SAID[name]} {means[name]} of {format_seconds(most)}" for name, most in goal.times]
-    sure = f"kept with {percent(answer.kept(rows, i))}, {percent(goal.confidence)} wanted (--confidence)" if limits else ""
+    sure = f"{percent(answer.kept(rows, i))} likely to hold, {percent(goal.confidence)} asked for (--confidence)" if limits else ""
     return said + ([f"uses {' and '.join(limits)}: {sure}"] if limits else []) + list(_waits(answer, i))
 
 
@@ -202,7 +202,7 @@ def _waits(answer: ServingPlans, i: int) -> Iterator[str]:
     answering_s = float(rows.tpot_s[i] * q.requests.output_len)
     if q.requests.output_len > 1 and "ttft_s" not in dict(q.goal.times) and rows.ttft_s[i] > answering_s:
         wait = format_seconds(float(rows.ttft_s[i]))
-        yield f"requests wait {wait} for a first token, most of their time: nothing limits that (--ttft)"
+        yield f"requests wait {wait} for a first token, most of their time: no limit is set on that (--ttft)"
 
 
 def compared(answer: ServingPlans) -> Iterator[str]:
@@ -263,7 +263,7 @@ def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
     takes = f"a decode step takes {format_seconds(float(step.step_s))}, {share}"
     more = float(rows.tpot_s[i] - step.step_s)
     stretched = not rows.mode[i] and answer.question.requests.output_len > 1 and more > 0.02 * float(rows.tpot_s[i])
-    return takes + (f"; other requests' prompts add {format_seconds(more)} a token" if stretched else "")
+    return takes + (f"; other requests' prompts add {format_seconds(more)} per token" if stretched else "")
 
 
 def _close(answer: ServingPlans, i: int, first: int = 0) -> str:
@@ -271,7 +271,7 @@ def _close(answer: ServingPlans, i: int, first: int = 0) -> str:
     q, value = answer.question, worth(answer.question, answer.plans)
     if q.goal.objective == "gpus" or value[first] > value[i] * (1 + margin(q)):
         return ""
-    return "; within the range of their ratio, so measure both"
+    return "; within the range of their ratio: measure both"
 
 
 def _name(answer: ServingPlans, i: int) -> str:

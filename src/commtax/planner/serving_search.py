@@ -41,13 +41,13 @@ from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
 """Input and output tokens of usual workloads."""
-APART = "prompts on workers of their own"
+APART = "prompts on separate workers"
 LISTED = 20
 """Plans whose best concurrency is found exactly; those behind them are known to be behind."""
 PLACES = {
-    "fastest": "one user's wait matters most",
-    "balanced": "users wait and GPUs cost: tokens/s over the time of a request are most",
-    "most": "nobody waits: batches, evaluation, synthetic data",
+    "fastest": "the wait of one user matters most",
+    "balanced": "users wait and GPUs cost money: highest ratio of tokens/s to request time",
+    "most": "no user waits: batch jobs, evaluation, synthetic data",
 }
 """Places to run at where no limit says, and when each is the one to choose."""
 DIP = 1.05

@@ -198,7 +198,7 @@ def why_none(base: Question, roomy: Space) -> str:
     """Why there is no split at all."""
     place, ahead = base.cluster, base.requests.prefill_cluster
     if base.requests.output_len == 1:
-        return "one output token leaves nothing to decode"
+        return "with one output token there is nothing to decode"
     if ahead:
         return f"no worker for prompts has room for a request on {ahead.key}"
     alone = roomy.group[(roomy.pp == 1) & (roomy.tp <= place.domain)]

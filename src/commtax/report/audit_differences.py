@@ -67,18 +67,22 @@ def _why(c: SentChange) -> str:
     if a.algorithms != b.algorithms and a.algorithms and b.algorithms:
         return f"{c.op} (algorithm {', '.join(a.algorithms)} -> {', '.join(b.algorithms)})"
     if abs(a.count - b.count) > 0.01 * max(a.count, b.count):
-        return f"{c.op} ({a.count:,.4g} -> {b.count:,.4g} a step)"
+        return f"{c.op} ({a.count:,.4g} -> {b.count:,.4g} per step)"
     if a.nbytes is not None and b.nbytes is not None and abs(a.nbytes - b.nbytes) > 0.01 * max(a.nbytes, b.nbytes):
-        return f"{c.op} ({format_bytes(a.nbytes)} -> {format_bytes(b.nbytes)} a step)"
+        return f"{c.op} ({format_bytes(a.nbytes)} -> {format_bytes(b.nbytes)} per step)"
     moved = {"waiting": b.wait_s - a.wait_s, "wire": b.wire_s - a.wire_s, "less hidden": a.hidden_s - b.hidden_s}
     name, most = max(moved.items(), key=lambda pair: pair[1] * (1 if c.exposed_s > 0 else -1))
     return f"{c.op} ({'+' if most >= 0 else '-'}{format_seconds(abs(most))} {name})"
 
 
 def _facts(d: Difference) -> str:
-    changes = [f"{f.name} {f.before or 'not told'} -> {f.after or 'not told'}" for f in d.facts]
+    changes = [f"{f.name} {f.before or 'unknown'} -> {f.after or 'unknown'}" for f in d.facts]
     if not changes:
-        return f"of {plural(d.told, 'fact')} that both tell none changed" if d.told else "neither tells versions, flags or hosts"
+        return (
+            f"none of {plural(d.told, 'fact')} known of both runs changed"
+            if d.told
+            else "neither run states versions, flags or hosts"
+        )
     if len(changes) == 1:
         return f"{changes[0]} is the only fact that changed"
     more = f"; and {len(changes) - MOST_FACTS} more" if len(changes) > MOST_FACTS else ""
@@ -110,7 +114,7 @@ def tables(d: Difference) -> list[TableCells]:
         without_empty(("typical step", *COLUMNS), (_row(c) for c in step if c.before or c.after)),
         without_empty(("measured", *COLUMNS), (_row(c) for c in d.metrics if not _is_same(c))),
         without_empty(_columns(d), (_collective(c) for c in d.collectives if not c.is_same)),
-        without_empty(("kernel, time a step", *COLUMNS), (_row(k, short(k.item)) for k in d.kernels[:MOST_KERNELS])),
+        without_empty(("kernel, time per step", *COLUMNS), (_row(k, short(k.item)) for k in d.kernels[:MOST_KERNELS])),
     )
     return [table for table in made if table[1]]
 
@@ -145,7 +149,7 @@ def _moved(c: Change) -> str:
 
 
 def _columns(d: Difference) -> tuple[str, ...]:
-    unit = " a step" if d.per_step else ""
+    unit = " per step" if d.per_step else ""
     return f"collective{unit}", ">ranks", "count", "bytes", "algorithm", "wire", "waiting", "hidden"
 
 

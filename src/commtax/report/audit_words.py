@@ -177,7 +177,7 @@ def other_causes(audited: Audit) -> list[Cause]:
 def what_ran(sections: Sequence[Section]) -> str:
     """The job of a trace and what binds it, else which files were read."""
     if (several := _jobs(sections)) > 1:
-        return f"traces of {several} jobs, each told by itself"
+        return f"traces of {several} jobs, each reported separately"
     for section in sections:
         if used := of_all(section):
             return f"{job(section)}, {binding(used, {**BINDING, **ON_HOST} if on_host(section) else BINDING)}"
@@ -234,7 +234,7 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
     if audited.count(DISAGREE):
         return f"something is off ({_counts(audited)})"
     if not any(told(s) for s in audited.sections) or _untimed(audited.sections):
-        return "nothing could be told"
+        return "nothing could be determined"
     found = causes(audited)
     if worst := next((c for c in found if c.code in DECIDE), None):
         return worst.said
@@ -248,7 +248,7 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
         return fact
     if not jobs:
         asked = "--cluster" if all(s.kind in PLACED for s in audited.sections) else "--model"
-        return f"{sound}; whether it should be faster, {asked} tells"
+        return f"{sound}; {asked} says whether it should be faster"
     return "nobody is to blame" if any(map(on_host, jobs)) else "nobody is to blame, and nothing is off"
 
 

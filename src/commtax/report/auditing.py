@@ -172,7 +172,7 @@ def _collective_cells(r: CollectiveRow) -> tuple[Cell, ...]:
 
 def _kernels(rows: Sequence[KernelRow]) -> TableCells:
     cells = ((short(r.name), r.kind, f"{r.count:,.4g}", format_seconds(r.seconds)) for r in rows[:MOST_KERNELS])
-    return without_empty(("kernel", "kind", ">a step", ">time a step"), cells)
+    return without_empty(("kernel", "kind", ">per step", ">time per step"), cells)
 
 
 def short(name: str, most: int = MOST_SIGNS) -> str:

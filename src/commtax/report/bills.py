@@ -71,7 +71,7 @@ def _modes(q: Question) -> tuple[tuple[str, bool], ...]:
 def _pictures(q: Question) -> str:
     width, height = q.pictures.image_size
     how = "each rank looks at its own" if q.plan.tower == "data" else "ranks share the tower's weights"
-    return f"{plural(q.pictures.images, 'picture')} of {width}x{height} a prompt" + (f", {how}" if q.plan.tp > 1 else "")
+    return f"{plural(q.pictures.images, 'picture')} of {width}x{height} per prompt" + (f", {how}" if q.plan.tp > 1 else "")
 
 
 def weakest(b: StepBill) -> str:

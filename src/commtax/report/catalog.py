@@ -93,11 +93,11 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     further = f" and {mtp_params(m):,.0f} in {plural(len(m.mtp), 'layer')} for further tokens" if m.mtp else ""
     rows = [
         ("parameters", f"{num_params(m):,.0f}{further}"),
-        ("active for a token", f"{active:,.0f} ({without:,.0f} without the input embedding)"),
+        ("active per token", f"{active:,.0f} ({without:,.0f} without the input embedding)"),
         ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({m.quant.told if m.quant else m.dtype})"),
-        ("KV of a token", f"{format_bytes(_kv_bytes_per_token(m, 'bf16'))} in bf16 on one rank{_own_kv(m)}"),
+        ("KV per token", f"{format_bytes(_kv_bytes_per_token(m, 'bf16'))} in bf16 on one rank{_own_kv(m)}"),
         *(
-            [("state of a sequence", f"{format_bytes(state)} on one rank, whatever its length")]
+            [("state per sequence", f"{format_bytes(state)} on one rank, whatever its length")]
             if (state := _state_bytes(m))
             else []
         ),
@@ -113,7 +113,7 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     console.print(table)
     if m.stored_bytes:
         each = m.stored_bytes / num_params(m)
-        say(console, f"  safetensors headers: {m.stored_bytes:,.0f} bytes, {each:.3f} a parameter")
+        say(console, f"  safetensors headers: {m.stored_bytes:,.0f} bytes, {each:.3f} per parameter")
     for p in counts:
         extra = f", of which {p.beyond:,.0f} are {p.includes}" if p.beyond > 0 else f" ({p.includes})" if p.includes else ""
         say(console, f"  published ({p.kind}): {p.params:,.0f}{extra} [{_cite(p.source)}]")

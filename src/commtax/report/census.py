@@ -15,7 +15,7 @@ WORDS = {
     "host": "seconds of hosts, fitted end to end",
     "queue": "when requests run, fitted end to end",
     "overlap": "what hides behind compute, fitted end to end",
-    "memory": "bytes beside weights and caches, fitted on start-up logs",
+    "memory": "bytes other than weights and caches, fitted on start-up logs",
     "range": "how sure something is, from rows and runs that were not fitted",
     "chosen": "of any of these kinds, chosen or assumed: nothing was fitted",
 }
@@ -40,7 +40,7 @@ def show_census(console: Console, numbers: list[Fitted], part: str) -> None:
         _show_files(console, here, law)
     _show_effects(console, here, law)
     broken = sum(number.where in law for number in here)
-    found = f"{broken} of them break it" if broken else "all of them keep it"
+    found = f"{broken} of them break it" if broken else "all of them obey it"
     effects = sum(number.kind == "effect" and bool(number.fitted_on) for number in here)
     say(
         console, f"the law of parts: {effects} effects on kernels were fitted end to end, {found}", "bold red" if broken else "bold"
@@ -102,7 +102,7 @@ def _show_effects(console: Console, numbers: Iterable[Fitted], law: Mapping[str,
 
 
 def _verdict(rules: tuple[str, ...]) -> Text:
-    return Text(", ".join(rules), style="red") if rules else Text("kept", style="green")
+    return Text(", ".join(rules), style="red") if rules else Text("obeyed", style="green")
 
 
 def _brief(text: str) -> str:

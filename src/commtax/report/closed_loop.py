@@ -17,11 +17,11 @@ from commtax.verbs.fitting import step_limits
 from commtax.verbs.serving import Simulation
 
 PARTS = (
-    ("request_s", "way through the server"),
+    ("request_s", "passing through the server"),
     ("boundary_s", "the step in progress"),
     ("prefill_s", "the step of its prompt"),
-    ("ahead_s", "prompts of others before that"),
-    ("moved_s", "moving its cache to the worker that decodes"),
+    ("ahead_s", "other prompts before that"),
+    ("moved_s", "moving its cache to the decode worker"),
     ("slot_s", "waiting for a slot"),
     ("frontend_s", "waiting for the front end"),
 )
@@ -60,15 +60,15 @@ def show_simulation(console: Console, s: Simulation) -> None:
 def _token_parts(s: Simulation) -> list[tuple[str, float]]:
     decode, stretch = float(s.steps.decode_s), float(s.served.stretch_s)
     frontend = float(s.served.frontend_s / (s.requests.output_len - 1))
-    thrown_out = "waiting for the KV cache, thrown out of it", float(s.tpot_s) - decode - stretch - frontend
-    return [("decode step", decode), ("prompts of others", stretch), ("waiting for the front end", frontend), thrown_out]
+    thrown_out = "preempted, waiting for the KV cache", float(s.tpot_s) - decode - stretch - frontend
+    return [("decode step", decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]
 
 
 def show_simulations(console: Console, s: Simulation) -> None:
     """One line a concurrency."""
     _head(console, s)
     times = (">TPOT", ">80 % range", ">TTFT", ">80 % range", ">E2E")
-    columns = (">clients", ">running", *times, ">tokens/s", ">requests/s", ">of TPOT prompts")
+    columns = (">clients", ">running", *times, ">tokens/s", ">requests/s", ">prompts in TPOT")
     show_table(console, columns, map(_run_cells, simulation_runs(s)))
     notes(console, (*s.notes, _source(s)))
 
@@ -87,9 +87,9 @@ def _head(console: Console, s: Simulation) -> None:
     r = s.requests
     if not holds_one(s):
         states = int(np.max(s.state_tokens))
-        beside = f" and the room of {states:,} for its states" if states else ""
+        beside = f" and room for {states:,} more for its states" if states else ""
         need = f"a request of {int(r.input_len):,} + {int(r.output_len):,} tokens needs {int(r.tokens):,}{beside}"
-        whose, room = "a copy", s.kv_tokens
+        whose, room = "a replica", s.kv_tokens
         if s.apart and s.kv_tokens >= r.tokens:
             need, whose, room = f"a prompt has {int(r.input_len):,}", "a prompt worker", s.apart.kv_tokens
         say(console, f"It does not fit: the KV cache of {whose} holds {int(room):,} tokens, and {need}.", "bold red")
@@ -97,7 +97,7 @@ def _head(console: Console, s: Simulation) -> None:
     clients = plural(int(r.concurrency), "client") if np.ndim(r.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(r.num_prompts)):,} prompts" if np.all(np.isfinite(r.num_prompts)) else ", steady state"
     spread = f" (lengths ± {r.spread:.0%})" if r.spread else " (all of equal length)"
-    hits = f", {hit:.0%} of a prompt found in the cache" if (hit := s.question.offered.prefix_hit_rate) else ""
+    hits = f", {hit:.0%} of each prompt found in the cache" if (hit := s.question.offered.prefix_hit_rate) else ""
     say(console, f"{clients}, {int(r.input_len):,} tokens in and {int(r.output_len):,} out{spread}{hits}{finite}", "dim")
 
 
@@ -116,12 +116,12 @@ def _mixture(s: Simulation) -> str:
     engine = s.question.engine
     chunks = math.ceil(float(s.steps.chunks))
     cut = f"in {chunks} chunks of at most {step_limits(s.prompts)[0]:,} tokens" if chunks > 1 else "in one step"
-    how = "alone, before decoding goes on" if engine.serves.prefill_first else "beside the decodes"
+    how = "alone, before decoding continues" if engine.serves.prefill_first else "together with decoding"
     how = "on a worker of its own" if s.apart else how
     return (
         f"{format_mean(s.running)} request{'s run' if s.running != 1 else ' runs'} at once per replica, "
         f"{plural(s.rows, 'row')} per decode step; a prompt is computed {cut}, {how}; "
-        f"{s.served.ahead:,.1f} prompts of others come before a first token"
+        f"{s.served.ahead:,.1f} other prompts come before each first token"
     )
 
 
@@ -150,7 +150,7 @@ def _without(levels: tuple[str, ...]) -> str:
     if not strange:
         return " of its parts, not together"
     said = " or ".join(strange) + " with it" * ("engine" not in levels)
-    return f", none of which had {said}: ranges as wide as errors were on such left out"
+    return f", none of which had {said}: ranges are as wide as the errors on runs left out of the fit"
 
 
 def simulation_runs(s: Simulation) -> list[Record]:

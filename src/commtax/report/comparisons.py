@@ -66,7 +66,7 @@ def drafted(bills: Iterable[StepBill | None]) -> list[str]:
     """What tokens/s leave out where tokens are drafted."""
     if not any(b is not None and b.question.speculative for b in bills):
         return []
-    return ["tokens/s count no accepted draft; with a mean of n accepted, a step yields 1 + n tokens per sequence"]
+    return ["tokens/s ignore accepted drafts; with n accepted on average, each step yields 1 + n tokens per sequence"]
 
 
 def show_comparison(console: Console, compared: Comparison) -> None:
@@ -200,8 +200,8 @@ def flip_words(f: BreakEven) -> str:
     if f.axis == "bandwidth":
         return f"bandwidth of collectives: {f.first} is faster below {format_rate(f.at)}, {f.then} above (batch {f.batch}{where})"
     fixed = f" at batch {f.batch}" if f.batch else ""
-    unclear = f"; in turn from {f.earliest:,.0f}" if f.earliest < f.at else ""
-    return f"{f.axis}: {f.first} is faster below {f.at:,.0f}, {f.then} from there on{fixed}{where}{unclear}"
+    unclear = f"; they alternate from {f.earliest:,.0f}" if f.earliest < f.at else ""
+    return f"{f.axis}: {f.first} is faster below {f.at:,.0f}, {f.then} from there{fixed}{where}{unclear}"
 
 
 @dataclass(frozen=True, slots=True)

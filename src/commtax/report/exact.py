@@ -24,7 +24,7 @@ def show_traffic(console: Console, sent: Traffic) -> None:
         sizes = (format_bytes(item.nbytes), f"{item.ranks:g}", f"{item.count:,.0f}", format_bytes(item.sent_bytes_per_rank))
         rows.append((item.axis, item.what, item.op, *sizes, link, item.note))
     if rows:
-        columns = ("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent by a rank", "link", "note")
+        columns = ("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent per rank", "link", "note")
         show_table(console, columns, rows)
     say(console, _sum_line(sent) if rows else NOTHING_SENT)
     notes(console, sent.notes)
@@ -35,10 +35,10 @@ def _sum_line(sent: Traffic) -> str:
     times = f"{sum(line.item.count for line in sent.lines):,.0f}"
     total, stages = format_bytes(sent.sent_bytes_per_rank), int(sent.question.plan.pp)
     if sent.question.trains and stages > 1:
-        return "Each line is of a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
+        return "Each line shows a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
     if stages > 1:
         return f"One microbatch through all {stages} stages: {times} operations, {total} sent by the ranks along its path."
-    return f"One step: {times} operations; a rank sends at least {total}."
+    return f"One step: {times} operations; each rank sends at least {total}."
 
 
 def _trained_step(sent: Traffic) -> str:
@@ -70,9 +70,9 @@ def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
     request = "" if asked.trains else f" for one request of {asked.limits.max_model_len:,.0f} tokens"
     say(console, f"Each rank lacks {format_bytes(judged.shortfall_bytes)}{request}.", style="red")
     for advice in judged.advice:
-        say(console, f"  would fit: {advice}")
+        say(console, f"  this would fit: {advice}")
     if not asked.trains and not judged.advice:
-        say(console, "  nothing tried here would: more GPUs or a smaller model are needed")
+        say(console, "  nothing that was tried fits: use more GPUs or a smaller model")
 
 
 def _show_held(console: Console, title: str, judged: Fit | TrainFit, held: Iterable[tuple[str, float, str]]) -> None:
@@ -93,7 +93,7 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
     most = f"Maximum concurrency for {limits.max_model_len:,.0f} tokens per request: {judged.max_concurrency:.2f}x"
     say(console, f"GPU KV cache size: {judged.kv_tokens:,.0f} tokens{spread}, {most}")
     per_token = format_bytes(judged.kv_bytes_per_token)
-    say(console, f"# GPU blocks: {judged.kv_blocks} of {judged.block_size} tokens; {per_token} of KV a token and rank")
+    say(console, f"# GPU blocks: {judged.kv_blocks} of {judged.block_size} tokens; {per_token} of KV per token and rank")
     if judged.state_bytes_per_sequence:
         _show_states(console, judged)
     return (*_warnings(judged), _limits(judged))
@@ -124,7 +124,7 @@ def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
     if judged.state_pool_bytes:
         yield "states", max(0.0, judged.state_pool_bytes), f"{judged.question.engine.states.state_share:g} of the KV cache"
     if judged.graph_bytes:
-        yield "CUDA graphs", judged.graph_bytes, "beside the budget"
+        yield "CUDA graphs", judged.graph_bytes, "on top of the budget"
 
 
 def _warnings(judged: Fit) -> Iterator[str]:
@@ -132,14 +132,14 @@ def _warnings(judged: Fit) -> Iterator[str]:
     chip, longest, model = judged.question.cluster.chip, judged.question.limits.max_model_len, judged.question.model
     if judged.budget_bytes + judged.graph_bytes > chip.visible_bytes:
         graphs = f"CUDA graphs ({format_bytes(judged.graph_bytes)})"
-        yield f"{graphs} are taken beside the budget and find no room: lower the utilisation"
+        yield f"{graphs} come on top of the budget and do not fit: lower the utilisation"
     if longest > model.max_len:
         yield f"{longest:,} tokens are more than the {model.max_len:,} positions of {model.key}"
     raised = judged.question.limits.block_size
     if judged.block_size > raised:
         yield f"blocks are raised from {raised} to {judged.block_size:,} tokens: they share a pool with states and windows"
     if len(model.windows) > 1:
-        yield "layers with and without a window share the blocks in equal groups: a token costs as if all kept it, a request less"
+        yield "layers with and without a window share the blocks in equal groups: a token costs as if all stored it, a request less"
 
 
 def _limits(judged: Fit) -> str:
@@ -157,7 +157,7 @@ def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
     kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
     sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
     length = f"{q.context:,.0f} tokens"
-    say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} in a step, {kinds}, {sharded}")
+    say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} per step, {kinds}, {sharded}")
     remarks = {
         "parameters": "bf16",
         "gradients": plan.grads_dtype,

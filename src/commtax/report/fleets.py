@@ -16,7 +16,7 @@ from commtax.report.tables import between, notes, say, show_table, sized
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 
-WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars an hour", "tokens": "most tokens/s per GPU that hold"}
+WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
 SHOWN = ("ttft_p95", "itl_p99")
 TOLD = ("engine", "cluster", "arithmetic")
 """Notes of the question that concern all of its plans."""
@@ -28,7 +28,7 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
     where = " or ".join(sized(other.cluster) for other in a.questions)
     say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_asked(a)}", "bold")
     if not a.complete:
-        say(console, "Interrupted: the best so far; better ones may be missing.", "bold red")
+        say(console, "Interrupted: this is the best so far; better plans may be missing.", "bold red")
     if a.plans:
         if not q.goal.slo:
             say(console, "No limit says how long a request may take (--p95-ttft, --p99-itl): a plan holds until it is overloaded.")
@@ -49,7 +49,7 @@ def _asked(a: FleetPlans) -> str:
     q = a.question
     lengths = f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out"
     limits = [f"{limit_name(name)} <= {format_seconds(limit)}" for name, limit in q.goal.slo]
-    limits += [f"kept with {percent(q.goal.confidence)}"] if limits else []
+    limits += [f"at least {percent(q.goal.confidence)} likely to hold"] if limits else []
     spare = [f"{q.goal.growth:.0%} headroom"] if q.goal.growth else []
     return ", ".join([f"{q.offered.request_rate:g} requests/s, {lengths}", *limits, *spare, WANTED[a.objective]])
 
@@ -58,10 +58,10 @@ def _sentence(a: FleetPlans) -> str:
     best, q = a.plans[a.recommended], a.plans[a.recommended].layout.question
     names = dict.fromkeys((*(name for name, _ in q.goal.slo), *SHOWN))
     times = [f"{limit_name(name)} {format_seconds(best.figures[name])}{_range(best, name)}" for name in list(names)[:3]]
-    used = f"{q.offered.request_rate / best.capacity:.0%} of the {best.capacity:.3g} requests/s that it answers at most"
-    grows = f"the rate may grow by {best.growth:.0%} until {'a limit breaks' if q.goal.slo else 'it may be overloaded'}"
+    used = f"{q.offered.request_rate / best.capacity:.0%} of the {best.capacity:.3g} requests/s that it can answer"
+    grows = f"the rate may grow by {best.growth:.0%} before {'a limit breaks' if q.goal.slo else 'it may be overloaded'}"
     place = f" on {q.cluster.key}" if len(a.questions) > 1 else ""
-    sure = [f"limits are kept with {percent(best.kept)}"] if best.kept is not None else []
+    sure = [f"limits are {percent(best.kept)} likely to hold"] if best.kept is not None else []
     known = sure + [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
     role = "Recommended" if a.recommended else "Recommended and best"
     return f"{role}: {gpu_words(best)}{place}: {', '.join(times)}; {'; '.join(known)}."
@@ -73,13 +73,13 @@ def _beaten(a: FleetPlans) -> Iterator[str]:
         return
     best, own = a.plans[0], a.plans[a.recommended]
     more = burden(own) / burden(best) - 1
-    gain = f"{more:.0%} less of what counts ({WANTED[a.objective]})" if more > 0.005 else "as good in what counts"
+    gain = f"{more:.0%} less of the objective ({WANTED[a.objective]})" if more > 0.005 else "as good by the objective"
     within = f"within the margin of {percent(margin(a.question))} (--margin), measure both"
     yield f"best: {gpu_words(best)}, {gain}{_grows(best)}: {within}"
 
 
 def _grows(trial: Trial) -> str:
-    return f", and its rate may grow by {trial.growth:.0%}" if trial.growth >= 0 else ""
+    return f", and the rate may grow by {trial.growth:.0%}" if trial.growth >= 0 else ""
 
 
 def _dollars(a: FleetPlans) -> Iterator[str]:
@@ -87,11 +87,11 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
     best, m = a.plans[a.recommended], a.plans[a.recommended].money
     if not m.usd_per_million_tokens:
         return
-    used = f", {m.used:.0%} of it used" if m.used is not None else ""
+    used = f", {m.used:.0%} of capacity used" if m.used is not None else ""
     tokens = COUNTS[best.layout.question.goal.cost_of]
-    asked = f"as asked{used}: ${million(m.usd_per_million_tokens)} per million {tokens}"
+    asked = f"at the requested rate{used}: ${million(m.usd_per_million_tokens)} per million {tokens}"
     full = f"; full, at {best.full_rate:.3g} requests/s: ${million(m.full_usd_per_million_tokens)}"
-    yield f"{plural(m.gpus, 'GPU')} paid, {spent(m)}; {asked}{full if m.full_usd_per_million_tokens else ''}"
+    yield f"{plural(m.gpus, 'GPU')} paid for, {spent(m)}; {asked}{full if m.full_usd_per_million_tokens else ''}"
     other = min(a.plans, key=_full)
     if _full(other) < _full(best):
         place = f" on {other.layout.question.cluster.key}" if len(a.questions) > 1 else ""
@@ -132,7 +132,7 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
             f"{format_seconds(t.figures[name])}{_range(t, name) * ranged}" if t.figures else "–" for t in rows
         ]
     if a.question.goal.slo:
-        columns[">kept"] = ["" if t.kept is None else percent(t.kept) for t in rows]
+        columns[">likely"] = ["" if t.kept is None else percent(t.kept) for t in rows]
     columns |= {
         ">used": ["" if m.used is None else f"{m.used:.0%}" for m in costs],
         ">headroom": [f"{t.growth:+.0%}" if t.growth >= 0 else "" for t in rows],
@@ -151,7 +151,7 @@ def _show_nothing(console: Console, a: FleetPlans) -> None:
         slow = any(lost.slow for lost in a.rejected)
         say(
             console,
-            f"No plan {'holds: the limits are below what a request takes alone' if slow else 'fits in memory'}.{takes}",
+            f"No plan {'holds: the limits are below what a request takes with no load' if slow else 'fits in memory'}.{takes}",
             "bold red",
         )
         return
@@ -162,16 +162,16 @@ def _show_nothing(console: Console, a: FleetPlans) -> None:
 def _notes(a: FleetPlans) -> list[str]:
     q = a.question
     given = not isinf(q.requests.num_prompts)
-    each = f"{int(q.requests.num_prompts):,} requests" if given else f"{COUNTED:,} requests or {EACH} per copy, after a warm-up"
+    each = f"{int(q.requests.num_prompts):,} requests" if given else f"{COUNTED:,} requests or {EACH} per replica, after a warm-up"
     said = [
         f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} simulated, {each}; the same requests for all (--seed)"
     ]
     said += price_notes(a.questions)
     known = any(other.goal.usd_per_gpu_hour for other in a.questions)
     said += [_without_price(a)] * bool(a.unpriced)
-    full = "asked: at the rate, of what is answered; full: with as many requests as are answered within the limits"
+    full = "asked: at the requested rate, per answered token; full: at the highest rate within the limits"
     said += [f"{counted_note(q)}; {full}"] * known
-    grows = "headroom: the share by which the rate may grow until a limit breaks; tokens/s/GPU: output tokens at that rate"
+    grows = "headroom: how much the rate may grow before a limit breaks; tokens/s/GPU: output tokens at that rate"
     told = [str(note) for note in q.notes if note.code in TOLD]
     return list(dict.fromkeys([*said, grows, *spread_notes(q), *told]))
 
@@ -180,8 +180,8 @@ def _without_price(a: FleetPlans) -> str:
     """What dollars could not rank."""
     chips = " and ".join(a.unpriced)
     if a.objective == "cost":
-        return f"fleets of {chips} stand behind those that have a price, fewest GPUs first"
-    return f"without a price for {chips} dollars cannot be compared: fewest GPUs instead"
+        return f"fleets of {chips} rank behind those with a price, fewest GPUs first"
+    return f"without a price for {chips}, dollars cannot be compared: ranked by fewest GPUs"
 
 
 def fleets_document(a: FleetPlans) -> Record:

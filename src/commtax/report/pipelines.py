@@ -41,10 +41,12 @@ def show_pipeline(console: Console, ran: PipelineRun) -> None:
     keeps = ran.peaks
     unit = "chunks of microbatches" if (kind.chunks or ran.v) > 1 else "microbatches"
     shown = ", ".join(map(str, keeps[:16])) + (" …" if len(keeps) > 16 else "")
-    say(console, f"in flight at most, by rank: {shown} {unit}" if kind.backward else "forward only: no activations are kept")
+    say(console, f"in flight at most, by rank: {shown} {unit}" if kind.backward else "forward only: no activations are stored")
     remarks = [] if closed is not None else ["no closed form for these times: counted only"]
     for rank, factor in ran.times.rank_factors.items():
-        remarks.append(f"straggler: rank {rank} takes {factor:g} times as long" + (", and all wait for it" if factor > 1 else ""))
+        remarks.append(
+            f"straggler: rank {rank} takes {factor:g} times as long" + (", and the others wait for it" if factor > 1 else "")
+        )
     notes(console, remarks)
 
 

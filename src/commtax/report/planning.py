@@ -36,8 +36,8 @@ from commtax.verbs.confidence import percent
 from commtax.verbs.serving import lengths_note
 
 Plans = ServingPlans | TrainPlans
-WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars a token", "gpus": "fewest GPUs"}
-GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer for each GPU"}
+WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars per token", "gpus": "fewest GPUs"}
+GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
 TIMES = {">TTFT": "ttft_s", ">TPOT": "tpot_s"}
 WIDTH, HEIGHT = 60, 10
 MOST_REJECTED = 16
@@ -81,11 +81,11 @@ def place_words(a: ServingPlans, place: OperatingPoint) -> str:
 
 def _show_places(console: Console, a: ServingPlans) -> None:
     """Where to run when nothing is limited: a row a place, each the simplest plan within the margin of the best there."""
-    say(console, "No limit says how long a request may take (--ttft, --tpot). Places to run at, the recommended plan of each:")
+    say(console, "No limit on request times is set (--ttft, --tpot). Operating points, each with its recommended plan:")
     rows = [(place, place.plans, place.recommended) for place in a.places]
     times = {name: [format_seconds(getattr(r, column)[i]) for _, r, i in rows] for name, column in TIMES.items()}
     columns = {
-        "place": [f"{place.name} tokens/s" if place.name == "most" else place.name for place, *_ in rows],
+        "point": [f"{place.name} tokens/s" if place.name == "most" else place.name for place, *_ in rows],
         "plan": [a.gpu_words(r, i) + in_type(a.question, int(r.dtype[i])) for _, r, i in rows],
         ">clients": [f"{int(r.concurrency[i]):,}" for _, r, i in rows],
         **times,
@@ -149,8 +149,8 @@ def _place(pasted: Standing, count: int, unit: str) -> str:
     """Its place among the good plans, or why it has none."""
     if not pasted.rank:
         return pasted.reason
-    ahead = f"place {pasted.rank:,} beside {count:,} good plans" if pasted.rank > 1 else "no plan is better"
-    return ahead + (f", the first has {pasted.gain:.2f} x {unit}" if pasted.gain > 1.005 else "")
+    ahead = f"place {pasted.rank:,} among {count:,} good plans" if pasted.rank > 1 else "no plan is better"
+    return ahead + (f", the best has {pasted.gain:.2f} x {unit}" if pasted.gain > 1.005 else "")
 
 
 def _asked(a: Plans) -> str:
@@ -158,7 +158,7 @@ def _asked(a: Plans) -> str:
         return f"{plural(a.question.goal.global_batch, 'sequence')} of {a.question.context:,} tokens per step"
     g, r = a.question.goal, a.question.requests
     limits = [f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in g.times]
-    sure = [f"kept with {percent(g.confidence)}"] if limits else []
+    sure = [f"at least {percent(g.confidence)} likely to hold"] if limits else []
     return ", ".join([f"{r.input_len:,} tokens in, {r.output_len:,} out", *limits, *sure, WANTED[g.objective]])
 
 
@@ -176,7 +176,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: 
         ">clients": [f"{int(rows.concurrency[i]):,}" for i in first],
         ">TTFT": [format_seconds(rows.ttft_s[i]) for i in first],
         ">TPOT": [_tpot(a, rows, i) for i in first],
-        **({">kept": [percent(a.kept(rows, i)) for i in first]} if a.question.goal.times else {}),
+        **({">likely": [percent(a.kept(rows, i)) for i in first]} if a.question.goal.times else {}),
         **({">request": [format_seconds(whole[i]) for i in first]} if objective == "latency" else {}),
         ">tokens/s": [f"{rows.tokens_per_s[i]:,.0f}" for i in first],
         ">range": [f"{low:,.0f}-{high:,.0f}" for low, high in ranges],
@@ -215,8 +215,8 @@ def _nothing_serves(console: Console, a: ServingPlans) -> None:
         return
     near, wish = a.near, percent(a.question.goal.confidence)
     broken = [odds(a, near, 0, name) for name in missed(a.question, near, dict.fromkeys(SAID, 0))]
-    by_half = "; as predicted (50%) some do" if any(a.kept(near, i) >= EVEN for i in range(len(near))) else ""
-    head = f"No plan keeps the limits with {wish}{by_half}"
+    by_half = "; by the central prediction (50%) some do" if any(a.kept(near, i) >= EVEN for i in range(len(near))) else ""
+    head = f"No plan is {wish} likely to meet the limits{by_half}"
     say(console, f"{head}. The nearest, {a.gpu_words(near, 0)}, has {' and '.join(broken)}.", "bold red")
     say(console, f"  It would take {wanted}.")
     _show_ranking(console, a, near, 5)
@@ -230,7 +230,7 @@ def _nothing_trains(console: Console, a: TrainPlans) -> None:
     least, budget = float(a.near.memory_bytes[0]), BUDGET * a.question.cluster.chip.visible_bytes
     gpus = math.ceil(int(a.near.gpus[0]) * least / budget)
     short = f"{format_bytes(least)} per rank at least, of {format_bytes(budget)}"
-    say(console, f"No plan fits in memory: {short}. It would take some {gpus:,} GPUs.", "bold red")
+    say(console, f"No plan fits in memory: {short}. It would take about {gpus:,} GPUs.", "bold red")
     _show_ranked_training(console, a, a.near, 5)
     notes(console, run_notes(a))
 

@@ -23,7 +23,7 @@ def show_sweep(console: Console, s: Sweep, slo: Slo) -> None:
     headline(console, s.outcomes[0].question, fleet_words(s.outcomes[0]))
     say(console, sweep_words(s, slo), "bold yellow")
     times = (">TTFT mean", ">p99", ">TPOT mean", ">p99", ">ITL p99", ">E2E mean")
-    columns = (f">{TITLES[s.name]}", *times, ">answered/s", ">tokens/s out", *([">SLO kept"] if slo.limits else []), "")
+    columns = (f">{TITLES[s.name]}", *times, ">answered/s", ">tokens/s out", *([">SLO met"] if slo.limits else []), "")
     show_table(console, columns, (_cells(s, i, slo) for i in range(len(s.values))))
     notes(console, remarks(s.outcomes[0]))
 
@@ -40,7 +40,7 @@ def sweep_words(s: Sweep, slo: Slo) -> str:
         parts.append(f"the knee {unit(s.values[s.knee])}, where throughput over latency is greatest")
     if slo.limits:
         most = s.most(slo)
-        parts.append("no point keeps the SLO" if most is None else f"the SLO is kept up to {unit(s.values[most])}")
+        parts.append("no point meets the SLO" if most is None else f"the SLO is met up to {unit(s.values[most])}")
     return f"{parts[0][0].upper()}{parts[0][1:]}, {', '.join(parts[1:])}" if parts[1:] else parts[0]
 
 
@@ -65,7 +65,7 @@ def plot_sweep(s: Sweep, path: Path) -> None:
         ):
             for index, name in enumerate(names):
                 _line(axes, s, name, index)
-            _frame(axes, s, "time to first token" if at == 0 else "time a token")
+            _frame(axes, s, "time to first token" if at == 0 else "time per token")
 
     picture(path, draw, size=(11, 4.8))
 

@@ -19,13 +19,13 @@ METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue": 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 LIMITED = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
 CAUSES = {
-    "way": "more on the way to the scheduler",
+    "way": "more before the scheduler",
     "slots": "more in the queue while all slots are taken",
     "cache": "more in the queue while the KV cache is full",
     "prompts": "more in the queue behind steps with others' prompts",
     "step": "more in the queue for the step in progress",
     "own": "more in the steps of their own prompts",
-    "moved": "more for moving their caches to the worker that decodes",
+    "moved": "more moving their caches to the decode worker",
 }
 """What the slowest first tokens have more of."""
 LITTLE = 0.15  # of the difference: what is less is not worth a word
@@ -56,10 +56,10 @@ def _verdicts(console: Console, o: Outcome, slo: Slo) -> None:
     for note in (note for note in o.notes if note.code == "interrupted"):
         say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
     if o.overloaded:
-        grow = "the queue grows as long as they do, and the times below are means over a queue of this run's length"
+        grow = "the queue keeps growing, and the times below are means over a run of this length"
         say(
             console,
-            f"Overloaded: {o.capacity:,.3g} requests/s is the capacity, and {o.offered_rate:,.3g} come; {grow}.",
+            f"Overloaded: {o.capacity:,.3g} requests/s is the capacity, and {o.offered_rate:,.3g} arrive; {grow}.",
             "bold red",
         )
     if not slo.kept(o):
@@ -71,12 +71,12 @@ def _sure(o: Outcome, slo: Slo) -> str:
     """How surely enough requests keep to the limits; beyond the 80 % range of the steps nobody looks."""
     probability = slo.probability(o)
     bound = {UPPER: "at least ", 1 - UPPER: "at most "}.get(probability, "")
-    return f"that {NEEDED:.0%} do has a probability of {bound}{probability:.0%}"
+    return f"the probability that {NEEDED:.0%} do is {bound}{probability:.0%}"
 
 
 def _kept(o: Outcome, slo: Slo) -> str:
     limits = " and ".join(f"{LIMITED[name]} ≤ {format_seconds(value)}" for name, value in slo.limits.items())
-    return f"{slo.share(o):.1%} of requests keep to {limits}"
+    return f"{slo.share(o):.1%} of requests meet {limits}"
 
 
 def fleet_words(o: Outcome) -> str:
@@ -94,14 +94,14 @@ def _asked(o: Outcome) -> str:
     q = o.question
     offered, count = q.offered, plural(len(o.stream), "request")
     if offered.trace is not None:
-        when = f"{count} of a trace, {o.offered_rate:,.3g} a second in the mean"
+        when = f"{count} of a trace, {o.offered_rate:,.3g} per second on average"
     elif o.closed:
-        when = f"{plural(int(q.requests.concurrency), 'client')}, {count}, each sent when the client's last is answered"
+        when = f"{plural(int(q.requests.concurrency), 'client')}, {count}, each sent when the client's last one is answered"
     elif isinf(offered.request_rate):
         when = f"{count}, all at once"
     else:
         kind = {1.0: "Poisson"}.get(offered.burstiness, "evenly spaced" if isinf(offered.burstiness) else "")
-        when = f"{count} at {offered.request_rate:g} a second ({kind or f'burstiness {offered.burstiness:g}'})"
+        when = f"{count} at {offered.request_rate:g} per second ({kind or f'burstiness {offered.burstiness:g}'})"
     limit = "" if o.closed or isinf(o.stream.in_flight) else f", at most {o.stream.in_flight:,.0f} in flight"
     several = q.plan.replicas > 1 or o.fleet.workers.count > 1
     return f"{when}{limit}; {_lengths(o)}; {f'{offered.router} over replicas, ' if several else ''}seed {offered.seed}"
@@ -110,7 +110,7 @@ def _asked(o: Outcome) -> str:
 def _lengths(o: Outcome) -> str:
     q = o.question
     if q.offered.trace is not None:
-        return f"{o.stream.input_len.mean():,.0f} tokens in and {o.stream.output_len.mean():,.0f} out in the mean"
+        return f"{o.stream.input_len.mean():,.0f} tokens in and {o.stream.output_len.mean():,.0f} out on average"
     sides = [
         _length(own, int(mean), float(q.requests.spread))
         for own, mean in ((q.offered.inputs, q.requests.input_len), (q.offered.outputs, q.requests.output_len))
@@ -176,7 +176,7 @@ def tail_words(o: Outcome) -> list[str]:
 def first_words(tail: FirstTokens) -> str:
     """Of first tokens: what the slowest have more of than those of the middle."""
     if tail.p99_s <= SAME * tail.median_s:
-        return f"p99 TTFT {format_seconds(tail.p99_s)} is near its median of {format_seconds(tail.median_s)}: there is no tail."
+        return f"p99 TTFT {format_seconds(tail.p99_s)} is close to its median of {format_seconds(tail.median_s)}: there is no tail."
     whole = sum(max(0.0, seconds) for seconds in tail.more_s.values())
     ranked = sorted(tail.more_s.items(), key=lambda pair: -pair[1])
     parts = [f"{format_seconds(seconds)} {_cause(name, tail.longer)}" for name, seconds in ranked if seconds > LITTLE * whole]
@@ -198,19 +198,19 @@ def gap_words(tail: Gaps) -> str:
     times = (
         f"p99 ITL {format_seconds(tail.p99_s)} is {tail.p99_s / tail.median_s:.1f} x its median of {format_seconds(tail.median_s)}"
     )
-    lost = f"; {plural(tail.preempted, 'request')} lost {format_seconds(tail.lost_s)} each, thrown out of the cache"
+    lost = f"; {plural(tail.preempted, 'request')} lost {format_seconds(tail.lost_s)} each, preempted"
     thrown = lost if tail.preempted else ""
     if tail.p99_s <= SAME * tail.median_s:
-        near = f"p99 ITL {format_seconds(tail.p99_s)} is near its median of {format_seconds(tail.median_s)}"
+        near = f"p99 ITL {format_seconds(tail.p99_s)} is close to its median of {format_seconds(tail.median_s)}"
         return f"{near}: {'few steps are' if thrown else 'no step is'} disturbed{thrown}."
     if tail.thrown > 0.5:
-        why = f"{tail.thrown:.0%} of the slowest are the next tokens of requests that were thrown out"
+        why = f"{tail.thrown:.0%} of the slowest are the next tokens of preempted requests"
     elif tail.stalled > max(0.5, tail.with_prompts):
         why = f"{tail.stalled:.0%} of the slowest waited before their step, for prompts that go first or for stages"
     elif tail.behind > max(0.5, tail.with_prompts):
         why = f"{tail.behind:.0%} of the slowest waited for prompts on other stages or ranks of their engine"
     elif tail.with_prompts > 0.5:
-        beside = f"others' prompts, {tail.tokens:,.0f} tokens in the mean"
+        beside = f"others' prompts, {tail.tokens:,.0f} tokens on average"
         why = f"{tail.with_prompts:.0%} of the slowest are steps that also compute {beside}"
     else:
         why = "the slowest are steps of larger batches and longer contexts"
@@ -220,12 +220,14 @@ def gap_words(tail: Gaps) -> str:
 def _engine(o: Outcome, used: Usage) -> str:
     """What the engines were busy with."""
     stages = o.fleet.workers.stages
-    busy = f"a stage has a batch {used.busy:.0%} of the time" if stages > 1 else f"an engine is busy {used.busy:.0%} of the time"
+    busy = (
+        f"each stage has a batch {used.busy:.0%} of the time" if stages > 1 else f"each engine is busy {used.busy:.0%} of the time"
+    )
     thrown = f"{plural(used.preemptions, 'preemption')}" if used.preemptions else "no preemption"
     hits = f", {used.hit_rate:.0%} of prompt tokens found in it" if used.hit_rate else ""
     waiting = f"; at most {plural(used.waiting_peak, 'request')} waiting" if used.waiting_peak else ""
     return (
-        f"{busy}, {used.mean_batch:,.1f} requests decode in its mean step; {used.prompt_share:.0%} of step time goes to steps with "
+        f"{busy}, {used.mean_batch:,.1f} requests decode per step; {used.prompt_share:.0%} of step time goes to steps with "
         f"prompts, {used.comm_share:.0%} to exposed communication; KV cache {used.kv_mean:.0%} full, at most {used.kv_peak:.0%}, "
         f"{thrown}{hits}{waiting}"
     )

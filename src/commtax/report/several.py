@@ -34,7 +34,7 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
 def _asked(a: SeveralPlans) -> str:
     q = a.answers[0].question
     limits = [f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in q.goal.times]
-    sure = [f"kept with {percent(q.goal.confidence)}"] if limits else []
+    sure = [f"at least {percent(q.goal.confidence)} likely to hold"] if limits else []
     return ", ".join([f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out", *limits, *sure, RANKED[a.objective]])
 
 
@@ -62,7 +62,7 @@ def _show_ranking(console: Console, a: SeveralPlans, top: int) -> None:
         ">clients": [f"{int(rows.concurrency[i]):,}" for _, rows, i, _ in listed],
         ">TTFT": [format_seconds(rows.ttft_s[i]) for _, rows, i, _ in listed],
         ">TPOT": [format_seconds(rows.tpot_s[i]) if several else "–" for _, rows, i, _ in listed],
-        **({">kept": [percent(answer.kept(rows, i)) for answer, rows, i, _ in listed]} if limited else {}),
+        **({">likely": [percent(answer.kept(rows, i)) for answer, rows, i, _ in listed]} if limited else {}),
         ">tokens/s": [f"{rows.tokens_per_s[i]:,.0f}" for _, rows, i, _ in listed],
         ">/GPU": [f"{rows.tokens_per_s_per_gpu[i]:,.0f}" for _, rows, i, _ in listed],
         ">$/hour": [f"{m.usd_per_hour:,.2f}" if m.usd_per_hour else "" for *_, m in listed],
@@ -76,7 +76,7 @@ def _without_plans(a: SeveralPlans) -> Iterator[str]:
     said: dict[str, list[str]] = {}
     for answer in a.answers:
         if not len(answer.plans):
-            why = "no plan keeps the limits" if len(answer.near) else "no plan fits in memory"
+            why = "no plan meets the limits" if len(answer.near) else "no plan fits in memory"
             takes = f"; it would take {', or '.join(answer.would_take)}" if answer.would_take else ""
             said.setdefault(f"{why}{takes}.", []).append(answer.question.cluster.key)
     for sentence, places in said.items():
@@ -88,10 +88,10 @@ def _notes(a: SeveralPlans) -> list[str]:
     q, known = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
     said = [DEFINITION, lengths_note(q.requests.spread), *price_notes(questions)]
     if a.unpriced and a.objective == "cost":
-        said.append(f"plans on {' and '.join(a.unpriced)} stand behind those that have a price, most tokens/s per GPU first")
+        said.append(f"plans on {' and '.join(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
     if a.objective == "tokens":
-        said.append(f"without a price for {' and '.join(a.unpriced)} dollars cannot be compared: tokens/s per GPU instead")
-    return [*said, *([counted_note(q)] if known else []), "why others lost: with one --cluster, or --json"]
+        said.append(f"without a price for {' and '.join(a.unpriced)}, dollars cannot be compared: ranked by tokens/s per GPU")
+    return [*said, *([counted_note(q)] if known else []), "why the others lost: use one --cluster, or --json"]
 
 
 def several_document(a: SeveralPlans, top: int) -> Record:

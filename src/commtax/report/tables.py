@@ -12,7 +12,7 @@ TableCells = tuple[list[str], list[list[str | Text]]]
 """Names of columns, and rows of cells."""
 NOTHING_S = 1e-12
 """Less than this is left of a difference by rounding alone."""
-NOTHING_SENT = "Nothing is sent: one rank has nobody to talk to."
+NOTHING_SENT = "Nothing is sent: there is only one rank."
 CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mixed": "cached tokens each, and one prompt as long"}
 """What the context of a served step is."""
 

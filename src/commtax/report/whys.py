@@ -37,7 +37,7 @@ def show_why(console: Console, b: StepBill, w: Why) -> None:
 
 
 def _heading(w: Why) -> str:
-    hidden = f", of which {format_seconds(w.hidden_s)} hide" if w.hidden_s else ""
+    hidden = f", of which {format_seconds(w.hidden_s)} is hidden" if w.hidden_s else ""
     times = f"{w.times:,.6g} x {format_seconds(w.each_s)} = {format_seconds(w.total_s)}"
     how = "" if w.kind == "comm" else f" ({w.how})"
     return f"{w.line}{how}: {times}{hidden}, {w.share:.1%} of the step"
@@ -52,7 +52,7 @@ def _told(w: Why) -> Iterator[str]:
     if e.shape:
         yield "sizes: " + ", ".join(f"{name} {_size(value)}" for name, value in e.shape.items())
     if e.nbytes or e.flops:
-        yield f"a launch: {_moved(e, 1)}; in total: {_moved(e, w.times)}"
+        yield f"per launch: {_moved(e, 1)}; in total: {_moved(e, w.times)}"
     if e.way:
         yield from _gone(e.way)
     if e.floor:
@@ -76,12 +76,12 @@ def _gone(way: Way) -> Iterator[str]:
     over = f" on {plural(int(way.domains), 'domain')}" if way.domains > 1 else ""
     yield f"path: {way.path} over {way.link}, {int(way.ranks)} ranks{over}, {way.library}; {way.reason}"
     window = f"{format_seconds(way.window_s)} ({way.window})" if way.window_s else "none"
-    yield f"on the wire: a rank sends {format_bytes(way.sent_bytes)} each time at the least; window: {window}"
+    yield f"on the wire: each rank sends at least {format_bytes(way.sent_bytes)} each time; window: {window}"
 
 
 def _least(floor: Floor, each_s: float) -> str:
     computed = f", FLOPs {format_seconds(floor.flops_s)} at {format_si(floor.flops_per_s, 'FLOP/s')}" if floor.flops_s else ""
-    slower = f": the line takes {each_s / floor.seconds:.2f} times as long" if floor.seconds else ""
+    slower = f": the line takes {each_s / floor.seconds:.2f} times that" if floor.seconds else ""
     moved = f"bytes {format_seconds(floor.bytes_s)} at {format_rate(floor.bandwidth_Bps)}"
     return f"floor: {moved}{computed}; {floor.binds} bind, {format_seconds(floor.seconds)}{slower}"
 

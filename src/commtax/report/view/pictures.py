@@ -23,7 +23,7 @@ def serving_front(a: ServingPlans) -> Record:
     points = [_point(a, rows, i, i == best) for i in _thinned(rows, best)]
     document = plans_document(a, TOP)
     why = list(document["why"])
-    none = f"no plan keeps the limits with {percent(a.question.goal.confidence)}; it would take {', or '.join(a.would_take)}"
+    none = f"no plan is {percent(a.question.goal.confidence)} likely to meet the limits; it would take {', or '.join(a.would_take)}"
     none = none if len(a.near) else "no plan fits in memory"
     sentence = f"{recommended_words(a)}: {why[0]}, {int(a.plans.concurrency[a.recommended]):,} clients." if why else none
     if why:
