@@ -4,21 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from commtax.catalog.census import KINDS, LAW, Fitted, breakers, stood, totals
+from commtax.files import table
 from commtax.report.documents import Record, record
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import notes, say, show_table
 
-WORDS = {
-    "kernel": "constants of kernels, fitted on tables of single kernels",
-    "collective": "constants of collectives, fitted on tables of single collectives",
-    "effect": "effects on kernels and collectives, fitted end to end: the law holds for these",
-    "host": "seconds of hosts, fitted end to end",
-    "queue": "when requests run, fitted end to end",
-    "overlap": "what hides behind compute, fitted end to end",
-    "memory": "bytes other than weights and caches, fitted on start-up logs",
-    "range": "how sure something is, from rows and runs that were not fitted",
-    "chosen": "of any of these kinds, chosen or assumed: nothing was fitted",
-}
+WORDS = table("report/words.toml")["census"]["kinds"]
 LONGEST = 60
 """Signs of a source in a table."""
 
@@ -93,16 +84,12 @@ def _show_effects(console: Console, numbers: Iterable[Fitted], law: Mapping[str,
             n.owner.engine,
             n.owner.chips,
             n.owner.mechanism,
-            _verdict(law.get(n.where, ())),
+            Text(", ".join(rules), style="red") if (rules := law.get(n.where, ())) else Text("obeyed", style="green"),
         )
         for n in sorted(effects, key=lambda n: (n.where not in law, n.file))
     ]
     if rows:
         show_table(console, ("effect", ">value", "engine", "chips", "mechanism", "law"), rows)
-
-
-def _verdict(rules: tuple[str, ...]) -> Text:
-    return Text(", ".join(rules), style="red") if rules else Text("obeyed", style="green")
 
 
 def _brief(text: str) -> str:

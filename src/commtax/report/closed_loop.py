@@ -6,6 +6,7 @@ from itertools import chain
 import numpy as np
 
 from commtax.catalog.transfer import unseen
+from commtax.files import table
 from commtax.report.documents import LEFT_OUT, Record, document, facts, plain, record
 from commtax.report.drawn import Console
 from commtax.report.tables import headline, notes, say, show_shares, show_table
@@ -16,16 +17,8 @@ from commtax.verbs.asking import describe_gpus, describe_layout
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.serving import Simulation
 
-PARTS = (
-    ("request_s", "passing through the server"),
-    ("boundary_s", "the step in progress"),
-    ("prefill_s", "the step of its prompt"),
-    ("ahead_s", "other prompts before that"),
-    ("moved_s", "moving its cache to the decode worker"),
-    ("slot_s", "waiting for a slot"),
-    ("frontend_s", "waiting for the front end"),
-)
-
+PARTS = table("report/words.toml")["closed_loop"]["parts"]
+"""What TTFT is made of."""
 NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 
@@ -50,7 +43,7 @@ def show_simulation(console: Console, s: Simulation) -> None:
         f"{s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s",
         "bold yellow",
     )
-    waits = [(text, float(getattr(s.served, name))) for name, text in PARTS]
+    waits = [(text, float(getattr(s.served, name))) for name, text in PARTS.items()]
     show_shares(console, "of TTFT", waits, float(s.ttft_s))
     if s.requests.output_len > 1:
         show_shares(console, "of TPOT", _token_parts(s), float(s.tpot_s))

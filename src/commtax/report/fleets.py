@@ -11,8 +11,8 @@ from commtax.planner.layouts import limit_name
 from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawn import Console
 from commtax.report.money import COUNTS, counted_note, million, price_notes, spent, spent_record
-from commtax.report.planning import MOST_REJECTED, ranks, shortened, spread_notes
-from commtax.report.tables import between, notes, say, show_table, sized
+from commtax.report.planning import limit_words, ranks, shortened, spread_notes
+from commtax.report.tables import between, notes, say, show_columns, show_rejected, sized
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 
@@ -38,18 +38,14 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
         _show_ranking(console, a, a.plans)
     else:
         _show_nothing(console, a)
-    rows = [(lost.family, lost.reason) for lost in shortened(a.rejected)]
-    more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
-    if rows:
-        show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)
+    show_rejected(console, ((lost.family, lost.reason) for lost in shortened(a.rejected)))
     notes(console, _notes(a))
 
 
 def _asked(a: FleetPlans) -> str:
     q = a.question
     lengths = f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out"
-    limits = [f"{limit_name(name)} <= {format_seconds(limit)}" for name, limit in q.goal.slo]
-    limits += [f"at least {percent(q.goal.confidence)} likely to hold"] if limits else []
+    limits = limit_words(q, limit_name)
     spare = [f"{q.goal.growth:.0%} headroom"] if q.goal.growth else []
     return ", ".join([f"{q.offered.request_rate:g} requests/s, {lengths}", *limits, *spare, WANTED[a.objective]])
 
@@ -74,12 +70,9 @@ def _beaten(a: FleetPlans) -> Iterator[str]:
     best, own = a.plans[0], a.plans[a.recommended]
     more = burden(own) / burden(best) - 1
     gain = f"{more:.0%} less of the objective ({WANTED[a.objective]})" if more > 0.005 else "as good by the objective"
+    grows = f", and the rate may grow by {best.growth:.0%}" if best.growth >= 0 else ""
     within = f"within the margin of {percent(margin(a.question))} (--margin), measure both"
-    yield f"best: {gpu_words(best)}, {gain}{_grows(best)}: {within}"
-
-
-def _grows(trial: Trial) -> str:
-    return f", and the rate may grow by {trial.growth:.0%}" if trial.growth >= 0 else ""
+    yield f"best: {gpu_words(best)}, {gain}{grows}: {within}"
 
 
 def _dollars(a: FleetPlans) -> Iterator[str]:
@@ -109,11 +102,6 @@ def gpu_words(trial: Trial) -> str:
     return f"{plural(trial.gpus, 'GPU')} = {fleet_words(trial)}"
 
 
-def _time(trial: Trial, name: str) -> str:
-    """A statistic with its range, where it was simulated."""
-    return f"{format_seconds(trial.figures[name])}{_range(trial, name)}" if trial.figures else "–"
-
-
 def _range(trial: Trial, name: str) -> str:
     return between(*trial.ranges[name]) if name in trial.ranges else ""
 
@@ -141,7 +129,7 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
         ">$/M asked": [million(m.usd_per_million_tokens) for m in costs],
         ">$/M full": [million(m.full_usd_per_million_tokens) for m in costs],
     }
-    show_table(console, list(columns), zip(*columns.values(), strict=True))
+    show_columns(console, columns)
 
 
 def _show_nothing(console: Console, a: FleetPlans) -> None:

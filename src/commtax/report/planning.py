@@ -1,7 +1,7 @@
 """Plans for a terminal: the winner and why, the ranking, the Pareto front, what was rejected; and as a document."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from commtax.report.documents import Record, document, record
 from commtax.report.drawn import Console, Text
 from commtax.report.money import million, plan_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
-from commtax.report.tables import notes, say, show_table, sized_places
+from commtax.report.tables import notes, say, show_columns, show_rejected, sized_places
 from commtax.report.training_plans import facts_at, ranked_columns, run_notes, trained_figures, trained_row
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.confidence import percent
@@ -38,9 +38,7 @@ from commtax.verbs.serving import lengths_note
 Plans = ServingPlans | TrainPlans
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars per token", "gpus": "fewest GPUs"}
 GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
-TIMES = {">TTFT": "ttft_s", ">TPOT": "tpot_s"}
 WIDTH, HEIGHT = 60, 10
-MOST_REJECTED = 16
 
 
 def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = None) -> None:
@@ -61,7 +59,7 @@ def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = N
     _show_pasted(console, a, pasted)
     if len(a.plans):
         remarks = _show_trained(console, a, top) if a.trains else _show_served(console, a, top)
-    _show_rejected(console, a)
+    show_rejected(console, ((r.family, r.reason) for r in (a.rejected if a.trains else shortened(a.rejected))))
     notes(console, remarks)
 
 
@@ -79,22 +77,34 @@ def place_words(a: ServingPlans, place: OperatingPoint) -> str:
     return f"{place.name}, when {place.when}: {a.gpu_words(rows, i)}; {figures}"
 
 
+SERVED: Mapping[str, Callable[[ServingPlans, ServingColumns, int], str]] = {
+    "plan": lambda a, rows, i: a.gpu_words(rows, i) + in_type(a.question, int(rows.dtype[i])),
+    ">clients": lambda _, rows, i: f"{int(rows.concurrency[i]):,}",
+    ">TTFT": lambda _, rows, i: format_seconds(rows.ttft_s[i]),
+    ">TPOT": lambda a, rows, i: _tpot(a, rows, i),
+    ">likely": lambda a, rows, i: percent(a.kept(rows, i)),
+    ">request": lambda a, rows, i: format_seconds(request_s(a.question, rows)[i]),
+    ">tokens/s": lambda _, rows, i: f"{rows.tokens_per_s[i]:,.0f}",
+    ">/GPU": lambda _, rows, i: f"{rows.tokens_per_s_per_gpu[i]:,.0f}",
+    ">/user": lambda a, rows, i: f"{rows.tokens_per_s_per_user[i]:,.0f}" if a.question.requests.output_len > 1 else "–",
+    ">KV free": lambda _, rows, i: f"{rows.kv_headroom[i]:.0%}",
+}
+"""Cells of a serving plan, by the names of their columns."""
+
+
+def served_columns(listed: Sequence[tuple[ServingPlans, ServingColumns, int]], *names: str) -> dict[str, list[str]]:
+    """Some columns of some plans; how likely limits hold only where there are any."""
+    limited = any(a.question.goal.times for a, _, _ in listed)
+    return {name: [SERVED[name](*one) for one in listed] for name in names if limited or name != ">likely"}
+
+
 def _show_places(console: Console, a: ServingPlans) -> None:
     """Where to run when nothing is limited: a row a place, each the simplest plan within the margin of the best there."""
     say(console, "No limit on request times is set (--ttft, --tpot). Operating points, each with its recommended plan:")
-    rows = [(place, place.plans, place.recommended) for place in a.places]
-    times = {name: [format_seconds(getattr(r, column)[i]) for _, r, i in rows] for name, column in TIMES.items()}
-    columns = {
-        "point": [f"{place.name} tokens/s" if place.name == "most" else place.name for place, *_ in rows],
-        "plan": [a.gpu_words(r, i) + in_type(a.question, int(r.dtype[i])) for _, r, i in rows],
-        ">clients": [f"{int(r.concurrency[i]):,}" for _, r, i in rows],
-        **times,
-        ">tokens/s": [f"{r.tokens_per_s[i]:,.0f}" for _, r, i in rows],
-        ">/GPU": [f"{r.tokens_per_s_per_gpu[i]:,.0f}" for _, r, i in rows],
-        ">/user": [f"{r.tokens_per_s_per_user[i]:,.0f}" for _, r, i in rows],
-        "choose it when": [place.when for place, *_ in rows],
-    }
-    show_table(console, list(columns), zip(*columns.values(), strict=True))
+    listed = [(a, place.plans, place.recommended) for place in a.places]
+    columns = {"point": [f"{place.name} tokens/s" if place.name == "most" else place.name for place in a.places]}
+    columns |= served_columns(listed, "plan", ">clients", ">TTFT", ">TPOT", ">tokens/s", ">/GPU", ">/user")
+    show_columns(console, columns | {"choose it when": [place.when for place in a.places]})
 
 
 def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]:
@@ -157,9 +167,13 @@ def _asked(a: Plans) -> str:
     if a.trains:
         return f"{plural(a.question.goal.global_batch, 'sequence')} of {a.question.context:,} tokens per step"
     g, r = a.question.goal, a.question.requests
-    limits = [f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in g.times]
-    sure = [f"at least {percent(g.confidence)} likely to hold"] if limits else []
-    return ", ".join([f"{r.input_len:,} tokens in, {r.output_len:,} out", *limits, *sure, WANTED[g.objective]])
+    return ", ".join([f"{r.input_len:,} tokens in, {r.output_len:,} out", *limit_words(a.question), WANTED[g.objective]])
+
+
+def limit_words(q: Question, names: Callable[[str], str] = SAID.__getitem__) -> list[str]:
+    """Each limit, and how likely it has to hold."""
+    limits = [f"{names(name)} <= {format_seconds(limit)}" for name, limit in (*q.goal.times, *q.goal.slo)]
+    return [*limits, f"at least {percent(q.goal.confidence)} likely to hold"] if limits else []
 
 
 DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each client sends its next request when the last is answered)"
@@ -167,26 +181,16 @@ DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each clien
 
 def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: int) -> None:
     own = a.recommended if rows is a.plans else None
-    first, several, objective = _listed(rows, top, own), a.question.requests.output_len > 1, a.question.goal.objective
-    usd, price, whole = a.usd_per_million_tokens(rows), a.question.goal.usd_per_gpu_hour, request_s(a.question, rows)
-    ranges = a.ranges(rows.take(np.array(first, dtype=int)), "tokens_per_s")
-    columns = {
-        "": ranks(first, own),
-        "plan": [a.gpu_words(rows, i) + in_type(a.question, int(rows.dtype[i])) for i in first],
-        ">clients": [f"{int(rows.concurrency[i]):,}" for i in first],
-        ">TTFT": [format_seconds(rows.ttft_s[i]) for i in first],
-        ">TPOT": [_tpot(a, rows, i) for i in first],
-        **({">likely": [percent(a.kept(rows, i)) for i in first]} if a.question.goal.times else {}),
-        **({">request": [format_seconds(whole[i]) for i in first]} if objective == "latency" else {}),
-        ">tokens/s": [f"{rows.tokens_per_s[i]:,.0f}" for i in first],
-        ">range": [f"{low:,.0f}-{high:,.0f}" for low, high in ranges],
-        ">/GPU": [f"{rows.tokens_per_s_per_gpu[i]:,.0f}" for i in first],
-        ">/user": [f"{rows.tokens_per_s_per_user[i]:,.0f}" if several else "–" for i in first],
-        ">$/M": [million(usd[i]) if price else "" for i in first],
-        ">comm": [f"{share:.0%}" for share in a.comm_fractions(rows.take(np.array(first, dtype=int)))],
-        ">KV free": [f"{rows.kv_headroom[i]:.0%}" for i in first],
-    }
-    show_table(console, list(columns), zip(*columns.values(), strict=True))
+    first, q = _listed(rows, top, own), a.question
+    shown, usd = rows.take(np.array(first, dtype=int)), a.usd_per_million_tokens(rows)
+    listed, timed = [(a, rows, i) for i in first], [">request"] if q.goal.objective == "latency" else []
+    columns = {"": ranks(first, own)}
+    columns |= served_columns(listed, "plan", ">clients", ">TTFT", ">TPOT", ">likely", *timed, ">tokens/s")
+    columns[">range"] = [f"{low:,.0f}-{high:,.0f}" for low, high in a.ranges(shown, "tokens_per_s")]
+    columns |= served_columns(listed, ">/GPU", ">/user")
+    columns[">$/M"] = [million(usd[i]) if q.goal.usd_per_gpu_hour else "" for i in first]
+    columns[">comm"] = [f"{share:.0%}" for share in a.comm_fractions(shown)]
+    show_columns(console, columns | served_columns(listed, ">KV free"))
 
 
 def _listed(rows: Any, top: int, recommended: int | None) -> list[int]:
@@ -249,13 +253,6 @@ def shortened(rejected: Iterable[Rejected]) -> list[Rejected]:
             degrees = f"{', '.join(sizes[:-1])} or {sizes[-1]}"
             lines.append(Rejected(f"TP {', '.join(sizes)}{where}", rule.replace("{tp}", degrees)))
     return lines
-
-
-def _show_rejected(console: Console, a: Plans) -> None:
-    rows = [(r.family, r.reason) for r in (a.rejected if a.trains else shortened(a.rejected))]
-    more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
-    if rows:
-        show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)
 
 
 def _scatter(a: ServingPlans) -> list[Text]:
@@ -369,5 +366,4 @@ def plot_front(a: ServingPlans, path: Path) -> None:
 
 def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
     first = _listed(rows, top, recommended)
-    columns = {"": ranks(first, recommended), **ranked_columns(a, rows, first)}
-    show_table(console, list(columns), zip(*columns.values(), strict=True))
+    show_columns(console, {"": ranks(first, recommended), **ranked_columns(a, rows, first)})

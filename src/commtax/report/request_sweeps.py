@@ -1,12 +1,13 @@
 """Requests at several rates: a table for a terminal, pictures for files."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from commtax.report.drawn import Console
-from commtax.report.plots import COLOURS, check_plot, no_formula, picture, style
+from commtax.report.plots import COLOURS, no_formula, picture, style
 from commtax.report.requests import fleet_words, rate_words, remarks
 from commtax.report.tables import headline, notes, say, show_table
 from commtax.sim.serving.figures import weighted_quantile
@@ -28,13 +29,9 @@ def show_sweep(console: Console, s: Sweep, slo: Slo) -> None:
     notes(console, remarks(s.outcomes[0]))
 
 
-def client_words(count: float) -> str:
-    return plural(count, "client")
-
-
 def sweep_words(s: Sweep, slo: Slo) -> str:
     """Where it turns."""
-    unit = rate_words if s.name == "request_rate" else client_words
+    unit = rate_words if s.name == "request_rate" else partial(plural, noun="client")
     parts = [f"the capacity is {rate_words(s.capacity)}"]
     if s.knee is not None:
         parts.append(f"the knee {unit(s.values[s.knee])}, where throughput over latency is greatest")
@@ -55,7 +52,6 @@ def _cells(s: Sweep, at: int, slo: Slo) -> tuple[str, ...]:
 
 def plot_sweep(s: Sweep, path: Path) -> None:
     """Latency against rate: TTFT and times between tokens, mean and p99 with their ranges, the knee and the capacity marked."""
-    check_plot(path)
 
     def draw(figure: Any) -> None:
         first = s.outcomes[0].question
@@ -108,7 +104,6 @@ def _in_words(axes: Any, which: str) -> None:
 
 def plot_outcome(o: Outcome, path: Path) -> None:
     """Times between tokens as a histogram, and the distribution of first tokens with what passes in the queue."""
-    check_plot(path)
 
     def draw(figure: Any) -> None:
         left, right = figure.subplots(1, 2)

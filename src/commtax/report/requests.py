@@ -2,6 +2,7 @@
 
 from math import isfinite, isinf
 
+from commtax.files import table
 from commtax.report.closed_loop import basis_words
 from commtax.report.drawn import Console
 from commtax.report.tables import headline, notes, say, show_table
@@ -14,20 +15,9 @@ from commtax.verbs.requests import Outcome
 from commtax.verbs.tails import FirstTokens, Gaps, first_tokens, gaps
 from commtax.verbs.usage import Usage, usage_of
 
-METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue": "queue"}
-"""Times of a request, and what they are called."""
+WORDS = table("report/words.toml")["requests"]
+METRICS = WORDS["metrics"]
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-LIMITED = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
-CAUSES = {
-    "way": "more before the scheduler",
-    "slots": "more in the queue while all slots are taken",
-    "cache": "more in the queue while the KV cache is full",
-    "prompts": "more in the queue behind steps with others' prompts",
-    "step": "more in the queue for the step in progress",
-    "own": "more in the steps of their own prompts",
-    "moved": "more moving their caches to the decode worker",
-}
-"""What the slowest first tokens have more of."""
 LITTLE = 0.15  # of the difference: what is less is not worth a word
 LONGER = 1.2  # prompts of the slowest over those of the middle
 SAME = 1.1  # a tail that is no longer than this many medians is none
@@ -75,7 +65,7 @@ def _sure(o: Outcome, slo: Slo) -> str:
 
 
 def _kept(o: Outcome, slo: Slo) -> str:
-    limits = " and ".join(f"{LIMITED[name]} ≤ {format_seconds(value)}" for name, value in slo.limits.items())
+    limits = " and ".join(f"{METRICS[name.removesuffix('_s')]} ≤ {format_seconds(value)}" for name, value in slo.limits.items())
     return f"{slo.share(o):.1%} of requests meet {limits}"
 
 
@@ -185,7 +175,7 @@ def first_words(tail: FirstTokens) -> str:
 
 
 def _cause(name: str, longer: float) -> str:
-    text = CAUSES[name]
+    text = str(WORDS["causes"][name])
     if name != "own":
         return text
     return f"{text}, which are {longer:.1f} x as long" if longer > LONGER else f"{text}, which hold others' too"

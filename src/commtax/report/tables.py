@@ -12,6 +12,7 @@ TableCells = tuple[list[str], list[list[str | Text]]]
 """Names of columns, and rows of cells."""
 NOTHING_S = 1e-12
 """Less than this is left of a difference by rounding alone."""
+MOST_REJECTED = 16
 NOTHING_SENT = "Nothing is sent: there is only one rank."
 CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mixed": "cached tokens each, and one prompt as long"}
 """What the context of a served step is."""
@@ -20,6 +21,19 @@ CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mix
 def show_table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[str | Text]], title: str = "") -> None:
     """Columns that start with '>' are right-aligned."""
     console.print(DrawnTable(columns, [list(row) for row in rows], title))
+
+
+def show_columns(console: Console, columns: Mapping[str, Iterable[str | Text]]) -> None:
+    """A table given by its columns."""
+    show_table(console, list(columns), zip(*columns.values(), strict=True))
+
+
+def show_rejected(console: Console, rejected: Iterable[tuple[str, str]]) -> None:
+    """What did not make it, and why."""
+    rows = list(rejected)
+    more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
+    if rows:
+        show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)
 
 
 def without_empty(columns: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> TableCells:
