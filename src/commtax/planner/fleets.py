@@ -137,7 +137,8 @@ def best_fleets(
     """The fleets of a question on each of its clusters, ranked together; where none holds, what would."""
     _check(put)
     objective, missing = _objective(put), _unpriced(put)
-    put = [q.but(objective=_own(objective, q)) for q in put]
+    # of a chip without a price, fewest dollars are fewest GPUs
+    put = [q.but(objective="gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective) for q in put]
     with crew(on, processes) as workers:
         searches = [Search(q, workers, top, progress) for q in put]
         for search in searches:
@@ -191,11 +192,6 @@ def _unpriced(put: Sequence[Question]) -> tuple[str, ...]:
     """Chips that fewest dollars cannot be told of, where these are asked for."""
     asked = [q.cluster.chip.key for q in put if q.goal.objective == "cost" and not q.goal.usd_per_gpu_hour]
     return tuple(dict.fromkeys(asked))
-
-
-def _own(objective: str, q: Question) -> str:
-    """What a search on one cluster is for: of a chip without a price, fewest dollars are fewest GPUs."""
-    return "gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective
 
 
 def _ranked(held: Iterable[Trial], objective: str) -> list[Trial]:

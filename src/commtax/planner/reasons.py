@@ -1,6 +1,6 @@
 """Why a plan stands where it stands, and why families of plans lost: illegal, too large, too slow, or behind the winner."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -122,12 +122,6 @@ def why(answer: ServingPlans, i: int, share: float, usual: float, first: int = 0
     return "; ".join(_suffers(answer, i, share, usual, first)) or _steps(answer, i, first)
 
 
-def _shares(answer: ServingPlans, i: int) -> tuple[float, float]:
-    """Of communication in the decode steps of plan ``i`` and of the winner."""
-    share, usual = (float(answer.step_of(answer.plans, j).comm_fraction) for j in (i, 0))
-    return share, usual
-
-
 def _suffers(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> Iterator[str]:
     """Few requests for its stages, a larger share of communication, fewer requests than the winner has, idle GPUs."""
     rows, cluster = answer.plans, answer.question.cluster
@@ -189,7 +183,7 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
     if i == answer.recommended:
         said += compared(answer)
     elif i:
-        said.append(f"{lost(answer, i)} than the best: {why(answer, i, *_shares(answer, i))}{_close(answer, i)}")
+        said.append(f"{lost(answer, i)} than the best: {_told(answer, i, 0)}")
     means = {name: format_seconds(float(getattr(rows, name)[i])) for name in SAID}
     limits = [f"{SAID[name]} {means[name]} of {format_seconds(most)}" for name, most in goal.times]
     sure = f"{percent(answer.kept(rows, i))} likely to hold, {percent(goal.confidence)} asked for (--confidence)" if limits else ""
@@ -212,11 +206,15 @@ def compared(answer: ServingPlans) -> Iterator[str]:
     if own:
         gain = f"{_more(answer, 0, own)} with {_name(answer, 0)}, the best{_other_kind(kind, 0, own)}"
         yield f"{gain}: within the margin of {percent(margin(q))} (--margin), measure both"
-    after = [i for i in range(own + 1, len(rows)) if effort[i] >= effort[own]][:1]
-    simpler = [i for i in range(own + 1, len(rows)) if effort[i] < effort[own]][:1]
-    for i in dict.fromkeys(sorted([*after, *simpler])):
-        role = f", the best that is simpler{_other_kind(kind, i, own)}" if i in simpler else ", the next"
+    for i, simpler in _beside(range(len(rows)), effort, own):
+        role = f", the best that is simpler{_other_kind(kind, i, own)}" if simpler else ", the next"
         yield f"{_more(answer, own, i)} against {_name(answer, i)}{role}: {_told(answer, i, own)}"
+
+
+def _beside(places: Iterable[int], effort: Array, own: int) -> list[tuple[int, bool]]:
+    """The next plan behind one that is not simpler, and the next that is, in their order."""
+    behind = [(i, bool(effort[i] < effort[own])) for i in places if i > own]
+    return sorted({simpler: (i, simpler) for i, simpler in reversed(behind)}.values())
 
 
 def _other_kind(kind: Array, i: int, own: int) -> str:
@@ -296,11 +294,8 @@ def _compared_training(answer: TrainPlans) -> Iterator[str]:
     if own:
         gain = f"{_faster(answer, 0, own)} with {answer.whole_words(rows, 0)}, the best"
         yield f"{gain}: within the margin of {percent(margin(q))} (--margin), measure both"
-    others = [i for i in answer.splits().tolist() if i > own]
-    after = [i for i in others if kind[i] >= kind[own]][:1]
-    simpler = [i for i in others if kind[i] < kind[own]][:1]
-    for i in dict.fromkeys(sorted([*after, *simpler])):
-        role = f", the best that is simpler ({TRAINED[int(kind[i]) % len(TRAINED)]})" if i in simpler else ", the next"
+    for i, simpler in _beside(answer.splits().tolist(), kind, own):
+        role = f", the best that is simpler ({TRAINED[int(kind[i]) % len(TRAINED)]})" if simpler else ", the next"
         yield f"{_faster(answer, own, i)} against {answer.whole_words(rows, i)}{role}"
 
 

@@ -178,12 +178,7 @@ def grid_of(room: Array) -> tuple[Array, Array, Array]:
         rows.append(np.full(len(clients), plan_))
         load.append(clients)
     flat = np.concatenate(rows)
-    return flat, np.concatenate(load), _ends(flat)
-
-
-def _ends(rows: Array) -> Array:
-    """Whether each is the last of its plan."""
-    return np.append(rows[1:] != rows[:-1], True)
+    return flat, np.concatenate(load), np.append(flat[1:] != flat[:-1], True)
 
 
 def _bar(rows: Array, score: Array, listed: int, within: float) -> float:
@@ -204,13 +199,10 @@ def _ranked(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
     if not len(plans):
         return answer
     first = simplest(complexity(plans, q.cluster, q.requests.prefill_cluster), worth(q, plans), margin(q))
-    answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if trades(q) else ())
+    # nothing says where between short requests and many tokens/s to run
+    open_ended = not q.goal.times and q.goal.objective in ("throughput", "cost") and q.requests.output_len > 1
+    answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if open_ended else ())
     return replace(answer, rejected=(*answer.rejected, *reasons.behind(answer)))
-
-
-def trades(q: Question) -> bool:
-    """Whether nothing says where between short requests and many tokens/s to run."""
-    return not q.goal.times and q.goal.objective in ("throughput", "cost") and q.requests.output_len > 1
 
 
 def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:

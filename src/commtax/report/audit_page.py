@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from commtax.audit.differing import Difference
-from commtax.audit.finding import Audit, Cause, Section
+from commtax.audit.finding import Audit, Section
 from commtax.audit.predicted import predicted_step, priced_step
 from commtax.report import audit_differences as differences
 from commtax.report import auditing
@@ -31,7 +31,9 @@ def audit_page(audited: Audit, command: str) -> Record:
         "ran": " ".join(ran(audited)),
         "verdict": audited.verdict,
         "culprit": " ".join(blamed(audited)),
-        "causes": [_cause(c) for c in other_causes(audited)[:MOST_CAUSES]],
+        "causes": [
+            {"said": c.said, "price": priced(c), "rest": changed(c), "share": c.share} for c in other_causes(audited)[:MOST_CAUSES]
+        ],
         "charts": list(_charts(audited)),
         "tables": [table for s in audited.sections for table in _tables(audited, s)],
         "notes": [n for s in audited.sections for n in (title(s), *remarks(s))] + list(audited.notes),
@@ -60,10 +62,6 @@ def difference_page(d: Difference, command: str) -> Record:
         "tables": [_table(t) for t in differences.tables(d)],
         "notes": list(differences.remarks(d)),
     }
-
-
-def _cause(cause: Cause) -> Record:
-    return {"said": cause.said, "price": priced(cause), "rest": changed(cause), "share": cause.share}
 
 
 def _table(table: TableCells) -> Record:

@@ -52,8 +52,11 @@ def _value(c: Change, value: float | None) -> str:
 def calibration_document(calibration: Calibration, path: str) -> Record:
     """``calibrate --json``."""
     wish = facts(calibration.wish, "what", "spread") if calibration.wish else None
-    return record("calibrate", calibration=calibration, path=path, parts=list(map(_part, calibration.parts)), measure_next=wish)
+    parts = [
+        record("calibrate-part", part=p, outliers=[{"row": row, "factor": x} for row, x in p.outliers]) for p in calibration.parts
+    ]
+    return record("calibrate", calibration=calibration, path=path, parts=parts, measure_next=wish)
 
 
-def _part(p: Part) -> Record:
-    return record("calibrate-part", part=p, outliers=[{"row": label, "factor": factor} for label, factor in p.outliers])
+def _outliers(p: Part) -> list[Record]:
+    return [{"row": label, "factor": factor} for label, factor in p.outliers]
