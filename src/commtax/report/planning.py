@@ -11,6 +11,7 @@ import numpy as np
 from commtax.planner import choosing
 from commtax.planner.choosing import margin
 from commtax.planner.columns import (
+    ColumnTable,
     OperatingPoint,
     Rejected,
     ServingColumns,
@@ -20,17 +21,17 @@ from commtax.planner.columns import (
     TrainPlans,
     request_s,
 )
-from commtax.planner.money import of_plan
+from commtax.planner.money import of_plan, of_run
 from commtax.planner.reasons import SAID, in_type, missed, odds
 from commtax.planner.training_search import BUDGET
 from commtax.question import EVEN, Question
 from commtax.report.closed_loop import basis_words
-from commtax.report.documents import Record, document, record
+from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawn import Console, Text
-from commtax.report.money import million, plan_notes, spent_record
+from commtax.report.money import million, plan_notes, price_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import notes, say, show_columns, show_rejected, sized_places
-from commtax.report.training_plans import facts_at, ranked_columns, run_notes, trained_figures, trained_row
+from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.confidence import percent
 from commtax.verbs.serving import lengths_note
@@ -38,6 +39,8 @@ from commtax.verbs.serving import lengths_note
 Plans = ServingPlans | TrainPlans
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars per token", "gpus": "fewest GPUs"}
 GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
+KINDS = ("zero", "recompute", "schedule", "chunks")
+TRAINED = (*SIZES, "micro_batch", "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
 WIDTH, HEIGHT = 60, 10
 
 
@@ -367,3 +370,65 @@ def plot_front(a: ServingPlans, path: Path) -> None:
 def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
     first = _listed(rows, top, recommended)
     show_columns(console, {"": ranks(first, recommended), **ranked_columns(a, rows, first)})
+
+
+def tokens_per_s(a: TrainPlans, rows: TrainColumns, i: int) -> float:
+    return a.question.goal.global_batch * float(a.question.context) / float(rows.step_s[i])
+
+
+def ranked_columns(a: TrainPlans, rows: TrainColumns, first: list[int]) -> dict[str, list[str]]:
+    """Columns of a table of some plans."""
+    steps = [a.step_of(rows, i) for i in first]
+    rates = [tokens_per_s(a, rows, i) for i in first]
+    runs = [of_run(a.question, int(rows.gpus[i]), rate) for i, rate in zip(first, rates, strict=True)]
+    return {
+        "plan": [a.gpu_words(rows, i) for i in first],
+        ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
+        "kind": [a.kind_words(rows, i) for i in first],
+        ">step": [format_seconds(rows.step_s[i]) for i in first],
+        ">80 % range": [f"{format_seconds(b.low_s)}-{format_seconds(b.high_s)}" for b in steps],
+        ">tokens/s": [f"{rate:,.0f}" for rate in rates],
+        ">days": [f"{run.days:,.1f}" for run in runs],
+        ">$": ["" if run.usd is None else f"{run.usd:,.0f}" for run in runs],
+        ">MFU": [f"{rows.mfu[i]:.1%}" for i in first],
+        ">bubble": [f"{rows.bubble_fraction[i]:.1%}" for i in first],
+        ">comm": [f"{rows.exposed_comm_fraction[i]:.1%}" for i in first],
+        ">memory": [format_bytes(rows.memory_bytes[i]) for i in first],
+    }
+
+
+def run_words(a: TrainPlans) -> str:
+    """The run's tokens: ``15T``.
+
+    >>> from types import SimpleNamespace as Any
+    >>> run_words(Any(question=Any(goal=Any(train_tokens=1.5e12))))
+    '1.5T'
+    """
+    tokens = a.question.goal.train_tokens
+    size, unit = next(((size, unit) for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if tokens >= size), (1, ""))
+    return f"{tokens / size:,g}{unit}"
+
+
+def run_notes(a: TrainPlans) -> list[str]:
+    """What days and dollars are of."""
+    run = f"days and dollars are those of {run_words(a)} tokens (--tokens), of steps without a pause"
+    return [f"{run}; {'; '.join(price_notes([a.question]))}"]
+
+
+def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
+    b, rate = a.step_of(rows, i), tokens_per_s(a, rows, i)
+    run = of_run(a.question, int(rows.gpus[i]), rate)
+    figures = trained_figures(rows, i)
+    figures |= {"step_low_s": b.low_s, "step_high_s": b.high_s, "tokens_per_s": rate, "tokens_per_s_per_gpu": rate / rows.gpus[i]}
+    figures |= {"days": run.days, "usd": run.usd, "usd_per_gpu_hour": run.usd_per_gpu_hour or None}
+    return figures | facts(a.kinds[int(rows.kind[i])].plan, *KINDS) | {"verdict": a.gpu_words(rows, i)}
+
+
+def trained_figures(rows: TrainColumns, i: int) -> Record:
+    """The sizes and figures of one plan."""
+    return facts_at(rows, i, *TRAINED) | {"memory_bytes": round(float(rows.memory_bytes[i]))}
+
+
+def facts_at(rows: ColumnTable, i: int, *names: str) -> Record:
+    """Some columns of one row under their own names."""
+    return {name: getattr(rows, name)[i] for name in names}
