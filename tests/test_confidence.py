@@ -174,7 +174,7 @@ def test_a_simulation_says_how_surely_its_limits_are_kept():
     assert odds == sorted(odds)
     assert (odds[0], odds[-1]) == (pytest.approx(0.1), 0.9)
     assert 0.1 < odds[1] <= odds[2] < 0.9
-    assert "has a probability of at least 90%" in run_here(*words, "--tpot", f"{2 * p99:.4f}ms").stdout
+    assert "% do is at least 90%" in run_here(*words, "--tpot", f"{2 * p99:.4f}ms").stdout
 
 
 def test_the_page_has_it():

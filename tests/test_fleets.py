@@ -249,7 +249,7 @@ def test_no_plan_holds_is_an_answer_with_the_obstacle():
     assert any("requests/s" in text for text in answer["would_take"])
     done = run_here(*ASKED, *FAST, "--p99-ttft", "1us")
     assert done.returncode == 1
-    assert "No plan holds: the limits are below what a request takes alone" in done.stdout
+    assert "No plan holds: the limits are below what a request takes with no load" in done.stdout
 
 
 def test_a_terminal_is_told_what_to_run():
