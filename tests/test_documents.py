@@ -40,7 +40,9 @@ def test_the_name_of_a_key_decides_nothing(monkeypatch):
         nbytes = 1.5
 
     for key in ("nbytes", "size", "bytes"):
-        monkeypatch.setattr(documents, "_mappings", lambda key=key: {"record": {key: "thing.nbytes, whole", "also": "thing.nbytes"}})
+        monkeypatch.setattr(
+            documents, "_mappings", lambda key=key: {"record": {key: "thing.nbytes, whole", "also": "thing.nbytes"}}
+        )
         documents._mapping.cache_clear()
         assert documents.record("record", thing=Thing()) == {key: 2, "also": 1.5}
     documents._mapping.cache_clear()
