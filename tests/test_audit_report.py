@@ -89,7 +89,7 @@ def test_a_sound_run_is_called_one():
     (first, *_) = screen(Audit(None, (section(),)))
     assert first.endswith("nobody is to blame, and nothing is off")
     assert screen(Audit(None, (section(causes=CAUSES[:1]),)))[0].endswith("nobody is to blame; 1 cause of lost time is named")
-    assert screen(Audit(None, (Section("log", ("a.log",), ()),)))[0] == "1 log: nothing could be told"
+    assert screen(Audit(None, (Section("log", ("a.log",), ()),)))[0] == "1 log: nothing could be determined"
     off = Finding("failed requests", 0, 3, reason="what failed is not in the statistics").judged()
     assert screen(Audit(None, (Section("bench", ("a.json",), (off,)),)))[0].startswith(
         "1 benchmark result: something is off (0 agree, 1 dis"
@@ -103,7 +103,7 @@ def test_what_binds_is_told_beside_a_claim_and_of_a_host():
     host = section(notes=(Note("no device", "no device events: times are the host's"),))
     assert screen(Audit(None, (host,)))[0].endswith("the host's operations bind (71%): nobody is to blame")
     whole = replace(host, steps=(StepRow(0, 0, WHOLE, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),))
-    assert screen(Audit(None, (whole,)))[0] == "1 rank, 0 s as a whole, nothing was timed: nothing could be told"
+    assert screen(Audit(None, (whole,)))[0] == "1 rank, 0 s as a whole, nothing was timed: nothing could be determined"
 
 
 def test_a_culprit_since_the_first_step_has_no_moment():
@@ -122,7 +122,7 @@ def test_a_result_is_told_and_its_books_are_checked():
     told = [Finding(Note(f"tpot_{s}", f"TPOT ({s})"), None, t, "s") for s, t in (("mean", 0.08), ("p99", 0.089))]
     books = Finding("E2E = TTFT + (n - 1) TPOT", 71.5, 71.5, "s", 0.05).judged()
     lines = screen(Audit(None, (Section("bench", ("a.json",), (*told, books)),)))
-    assert lines[0] == "1 benchmark result, TPOT 80 ms: nothing in it is off; whether it should be faster, --model tells"
+    assert lines[0] == "1 benchmark result, TPOT 80 ms: nothing in it is off; --model says whether it should be faster"
     assert [x.split() for x in lines[2:4]] == [["item", "measured"], ["TPOT", "(mean)", "80", "ms"]]
     assert lines[5].split() == ["item", "expected", "measured", "difference", "tolerance", "verdict"]
 

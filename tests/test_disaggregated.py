@@ -215,7 +215,7 @@ def test_splits_are_listed_where_prompts_are_nearly_all_there_is_to_do():
 def test_where_no_split_is_listed_a_reason_is(model, cluster, words):
     found = plan(model, cluster)
     assert not np.any(found.plans.mode == 1)
-    assert any(lost.family == "prompts on workers of their own" and words in lost.reason for lost in found.rejected)
+    assert any(lost.family == "prompts on separate workers" and words in lost.reason for lost in found.rejected)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

@@ -103,7 +103,7 @@ def test_one_output_token_has_no_time_between_tokens():
     [
         (("--request-rate", "10"), 0, MODEL),
         (("--request-rate", "1000"), 1, "Overloaded: "),
-        (("--request-rate", "10", "--goodput", "ttft:1"), 1, "SLO missed: 0.0% of requests keep to TTFT ≤ 1 ms"),
+        (("--request-rate", "10", "--goodput", "ttft:1"), 1, "SLO missed: 0.0% of requests meet TTFT ≤ 1 ms"),
         (("--request-rate", "10", "--ttft", "1s", "--tpot", "50ms"), 0, MODEL),
         (("--concurrency", "32"), 0, MODEL),
         (("--request-rate", "inf"), 0, MODEL),

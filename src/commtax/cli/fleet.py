@@ -14,7 +14,7 @@ from commtax.verbs.apart import check_one_place
 from commtax.verbs.loads import split
 
 if TYPE_CHECKING:
-    from commtax.planner.trials import Trial
+    from commtax.planner.fleet_trials import Trial
 
 STATISTICS = tuple(f"{which}_{metric}" for metric in TIMES for which in SLO)
 DRAWN = ("burstiness", "num_prompts", "seed", "unique_prompts", "shared_prefix", "prefix_cache", "router")

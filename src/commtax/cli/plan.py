@@ -19,7 +19,7 @@ from commtax.cli.output import write_page
 from commtax.planner import best_serving, best_training, standing, training_standing
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.money import priced
-from commtax.planner.serving import WORKLOADS
+from commtax.planner.serving_search import WORKLOADS
 from commtax.question import INPUT_LEN, OUTPUT_LEN, SEQUENCE_LEN, Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
@@ -242,7 +242,7 @@ def _answer(order: Order, searched: ServingPlans | TrainPlans, pasted: Standing 
     from commtax.report import planning
 
     if order.given["html"]:
-        from commtax.report.view.pictures import plan_page
+        from commtax.web.pages import plan_page
 
         write_page(order.given["html"], plan_page, searched)
     if not order.output.as_json:

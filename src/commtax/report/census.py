@@ -4,40 +4,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from commtax.catalog.census import KINDS, LAW, Fitted, breakers, stood, totals
-from commtax.records import dataclass
+from commtax.files import table
+from commtax.report.documents import Record, record
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import notes, say, show_table
 
-WORDS = {
-    "kernel": "constants of kernels, fitted on tables of single kernels",
-    "collective": "constants of collectives, fitted on tables of single collectives",
-    "effect": "effects on kernels and collectives, fitted end to end: the law holds for these",
-    "host": "seconds of hosts, fitted end to end",
-    "queue": "when requests run, fitted end to end",
-    "overlap": "what hides behind compute, fitted end to end",
-    "memory": "bytes beside weights and caches, fitted on start-up logs",
-    "range": "how sure something is, from rows and runs that were not fitted",
-    "chosen": "of any of these kinds, chosen or assumed: nothing was fitted",
-}
+WORDS = table("report/words.toml")["census"]["kinds"]
 LONGEST = 60
 """Signs of a source in a table."""
 
 
-@dataclass(frozen=True)
-class CensusDocument:
-    """As ``commtax catalog constants --json``."""
-
-    schema: str
-    law: tuple[float, float]
-    totals: Mapping[str, int]
-    stood: Mapping[str, int | str]
-    breakers: Mapping[str, tuple[str, ...]]
-    numbers: list[Fitted]
-
-
-def census_document(numbers: list[Fitted], part: str) -> CensusDocument:
+def census_document(numbers: list[Fitted], part: str) -> Record:
+    """``catalog constants --json``."""
     here = [number for number in numbers if part in number.file]
-    return CensusDocument("commtax.constants/1", LAW, totals(here), {} if part else stood(), breakers(here), here)
+    return record("constants", law=LAW, totals=totals(here), stood={} if part else stood(), breakers=breakers(here), numbers=here)
 
 
 def show_census(console: Console, numbers: list[Fitted], part: str) -> None:
@@ -51,7 +31,7 @@ def show_census(console: Console, numbers: list[Fitted], part: str) -> None:
         _show_files(console, here, law)
     _show_effects(console, here, law)
     broken = sum(number.where in law for number in here)
-    found = f"{broken} of them break it" if broken else "all of them keep it"
+    found = f"{broken} of them break it" if broken else "all of them obey it"
     effects = sum(number.kind == "effect" and bool(number.fitted_on) for number in here)
     say(
         console, f"the law of parts: {effects} effects on kernels were fitted end to end, {found}", "bold red" if broken else "bold"
@@ -104,16 +84,12 @@ def _show_effects(console: Console, numbers: Iterable[Fitted], law: Mapping[str,
             n.owner.engine,
             n.owner.chips,
             n.owner.mechanism,
-            _verdict(law.get(n.where, ())),
+            Text(", ".join(rules), style="red") if (rules := law.get(n.where, ())) else Text("obeyed", style="green"),
         )
         for n in sorted(effects, key=lambda n: (n.where not in law, n.file))
     ]
     if rows:
         show_table(console, ("effect", ">value", "engine", "chips", "mechanism", "law"), rows)
-
-
-def _verdict(rules: tuple[str, ...]) -> Text:
-    return Text(", ".join(rules), style="red") if rules else Text("kept", style="green")
 
 
 def _brief(text: str) -> str:

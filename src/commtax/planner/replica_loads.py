@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.planner.columns import SERVED, Array, Columns, cached
+from commtax.planner.columns import SERVED, Array, ServingColumns, cached
 from commtax.planner.space import Space
 from commtax.question import EVEN, MAX_CONCURRENCY, Question
 from commtax.records import dataclass
@@ -30,7 +30,7 @@ class Roomy:
         room = np.clip(at_once(self.question, self.plans), 1, MAX_CONCURRENCY).astype(int)
         return np.asarray(np.minimum(room, most_each(self.question, self.plans.dp)))
 
-    def at(self, rows: Array, load: Array) -> Columns:
+    def at(self, rows: Array, load: Array) -> ServingColumns:
         """Plans under so many clients each, of as many copies as there are clients for."""
         grid = self.plans.take(rows)
         if (most := self.question.goal.max_concurrency) is not None:
@@ -59,8 +59,8 @@ def simulated(base: Question, s: Space, clients: Array) -> Simulation:
     return serve(laid(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False))
 
 
-def columns(grid: Space, load: Array, priced: Simulation, dtype: int, exchange: int) -> Columns:
-    return Columns.of(
+def columns(grid: Space, load: Array, priced: Simulation, dtype: int, exchange: int) -> ServingColumns:
+    return ServingColumns.of(
         len(grid),
         mode=0,
         dtype=dtype,

@@ -150,7 +150,8 @@ def least(task: Task) -> Trial:
     layout = task.layout
     able = _sizes(layout, rate_of(layout.question), task.most_gpus)
     if not able:
-        size = _largest(layout, task.most_gpus)
+        copies = max(1, min(layout.most, (task.most_gpus - layout.prefill_tp) // layout.group))
+        size = copies, int(layout.apart)
         return Trial(layout, size, _overload(layout.question, layout.throughput(*size)), nan, {}, 0)
     if slow := too_slow(layout, able[-1]):
         name, token_s = slow
@@ -287,11 +288,6 @@ def _sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
     return sorted(able, key=lambda size: (layout.gpus(*size), -layout.throughput(*size)))
 
 
-def _largest(layout: Layout, most_gpus: int) -> Size:
-    copies = max(1, min(layout.most, (most_gpus - layout.prefill_tp) // layout.group))
-    return copies, 1 if layout.apart else 0
-
-
 def _sized(layout: Layout, size: Size) -> Question:
     """The question of a whole fleet."""
     if layout.apart:
@@ -351,22 +347,16 @@ def _trial(layout: Layout, size: Size) -> Trial:
     if q.goal.growth and over <= 1:
         outcome = ran(layout, size, q.offered.request_rate)
         longer = ran(layout, size, q.offered.request_rate, stretch=stretch) if longer else None
-    sure, sigma = _limited(q, longer) if longer else {}, outcome.sigma if over <= 1 else 0.0
-    return Trial(layout, size, over, most, _figures(q, outcome), 1, stretch, sure, sigma=sigma)
+    limited = [name for name, _ in q.goal.slo]
+    sure = {name: longer.statistic(name) for name in limited} if longer else {}
+    figures = {name: outcome.statistic(name) for name in dict.fromkeys((*SHOWN, *limited))}
+    return Trial(layout, size, over, most, figures, 1, stretch, sure, sigma=outcome.sigma if over <= 1 else 0.0)
 
 
 def stretch_of(outcome: Outcome) -> float:
     """How much longer than priced steps are, at most, with the confidence that is wanted."""
     step = outcome.alike
     return float(Estimate(step.tpot_s, *step.range_of("tpot_s")).sure(outcome.question.goal.confidence) / step.tpot_s)
-
-
-def _limited(q: Question, outcome: Outcome) -> dict[str, float]:
-    return {name: outcome.statistic(name) for name, _ in q.goal.slo}
-
-
-def _figures(q: Question, outcome: Outcome) -> dict[str, float]:
-    return {name: outcome.statistic(name) for name in dict.fromkeys((*SHOWN, *(name for name, _ in q.goal.slo)))}
 
 
 def saturated(trial: Trial) -> Trial:
@@ -398,16 +388,12 @@ def grown(trial: Trial) -> Trial:
         return replace(trial, growth=float(np.expm1(high)))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if worst(q, _at_rate(trial, rate * float(np.exp(middle)))) <= 1:
+        # the whole run, with steps as long as they may be: near the limit no short look is enough
+        if worst(q, ran(trial.layout, trial.size, rate * float(np.exp(middle)), stretch=trial.stretch)) <= 1:
             low = middle
         else:
             high = middle
     return replace(trial, growth=float(np.expm1(low)))
-
-
-def _at_rate(trial: Trial, rate: float) -> Outcome:
-    """Its run at another rate, with steps as long as they may be; the whole of it, because near the limit no short look says."""
-    return ran(trial.layout, trial.size, rate, stretch=trial.stretch)
 
 
 def ranged(trial: Trial) -> Trial:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from commtax.records import dataclass
-from commtax.report.documents import Record, Row, facts
+from commtax.report.documents import Record, facts
 from commtax.report.drawn import Console, Text
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import notes, say, show_table
@@ -35,7 +35,7 @@ def _prefills(compared: Comparison) -> bool:
     return any(row.bill is not None and row.bill.question.phase == "prefill" for row in compared.rows)
 
 
-def _floats(b: StepBill, names: tuple[str, ...]) -> Row:
+def _floats(b: StepBill, names: tuple[str, ...]) -> Record:
     return {name: float(getattr(b, name)) for name in names}
 
 
@@ -44,7 +44,7 @@ def _shown_times(b: StepBill, digits: int) -> tuple[str, ...]:
     return (*times, f"{b.comm_fraction:.{digits}%}")
 
 
-def comparison_rows(compared: Comparison) -> list[Row]:
+def comparison_rows(compared: Comparison) -> list[Record]:
     """One flat record a cell, its figures null where it has none: communication by axis, in training all five taxes."""
     apart = ("mfu", *(f"{axis}_tax_s" for axis in TAXES), "binding") if compared.training else tuple(f"{a}_comm_s" for a in APART)
     unpriced = dict.fromkeys((*SWEPT, *apart, "fits", *(PROMPTED if _prefills(compared) else ())))
@@ -54,7 +54,7 @@ def comparison_rows(compared: Comparison) -> list[Row]:
     ]
 
 
-def _swept(b: StepBill) -> Row:
+def _swept(b: StepBill) -> Record:
     if not b.question.trains:
         prompted = _floats(b, PROMPTED) if b.question.phase == "prefill" else {}
         return _floats(b, SWEPT) | prompted | {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in APART} | {"fits": fits(b)}
@@ -66,7 +66,7 @@ def drafted(bills: Iterable[StepBill | None]) -> list[str]:
     """What tokens/s leave out where tokens are drafted."""
     if not any(b is not None and b.question.speculative for b in bills):
         return []
-    return ["tokens/s count no accepted draft; with a mean of n accepted, a step yields 1 + n tokens per sequence"]
+    return ["tokens/s ignore accepted drafts; with n accepted on average, each step yields 1 + n tokens per sequence"]
 
 
 def show_comparison(console: Console, compared: Comparison) -> None:
@@ -200,8 +200,8 @@ def flip_words(f: BreakEven) -> str:
     if f.axis == "bandwidth":
         return f"bandwidth of collectives: {f.first} is faster below {format_rate(f.at)}, {f.then} above (batch {f.batch}{where})"
     fixed = f" at batch {f.batch}" if f.batch else ""
-    unclear = f"; in turn from {f.earliest:,.0f}" if f.earliest < f.at else ""
-    return f"{f.axis}: {f.first} is faster below {f.at:,.0f}, {f.then} from there on{fixed}{where}{unclear}"
+    unclear = f"; they alternate from {f.earliest:,.0f}" if f.earliest < f.at else ""
+    return f"{f.axis}: {f.first} is faster below {f.at:,.0f}, {f.then} from there{fixed}{where}{unclear}"
 
 
 @dataclass(frozen=True, slots=True)

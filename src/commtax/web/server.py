@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from commtax.statement import Refusal
 from commtax.web.app import create_app
-from commtax.web.pool import Pool
+from commtax.web.pool import WorkerPool
 
 HEAD_S = 10.0
 """Seconds from the first moment of a question to its last byte; single bytes now and then do not prolong them."""
@@ -46,7 +46,7 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(host: str, bound: socket.socket, pool: Pool) -> None:
+def serve(host: str, bound: socket.socket, pool: WorkerPool) -> None:
     """Answer until interrupted, and end the workers."""
     settings = uvicorn.Config(
         create_app(host, pool.ask),
@@ -62,15 +62,15 @@ def serve(host: str, bound: socket.socket, pool: Pool) -> None:
     )
     gc.freeze()  # what is loaded stays: collections look at what requests leave, not at every module
     try:
-        Server(settings, pool).run(sockets=[bound])
+        PageServer(settings, pool).run(sockets=[bound])
     finally:
         pool.close()
 
 
-class Server(uvicorn.Server):
+class PageServer(uvicorn.Server):
     """A server that ends its workers before it waits for anybody."""
 
-    def __init__(self, settings: uvicorn.Config, pool: Pool) -> None:
+    def __init__(self, settings: uvicorn.Config, pool: WorkerPool) -> None:
         super().__init__(settings)
         self._pool = pool
 

@@ -13,8 +13,8 @@ import numpy as np
 from commtax.planner.choosing import complexity_of, margin, simplest
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
+from commtax.planner.fleet_trials import Task, Trial, all_requests, examined, grown, least, ranged, rate_of, saturated
 from commtax.planner.layouts import SLACK, Layout, candidates
-from commtax.planner.trials import Task, Trial, all_requests, examined, grown, least, ranged, rate_of, saturated
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
@@ -83,7 +83,8 @@ class Search:
             able = candidates(self.question, stream)
             self.rejected, self.count, self.total = able.rejected, able.count, len(able.layouts)
             for kind in range(3):
-                self._rounds([layout for layout in able.layouts if _kind(layout) == kind], kind == 1)
+                # what is quickly simulated comes first, and says what the others have to beat
+                self._rounds([x for x in able.layouts if (2 if x.question.plan.pp > 1 else int(x.apart)) == kind], kind == 1)
             if not self.held:
                 self._examine()
             self._detail()
@@ -173,8 +174,3 @@ class Search:
 def _detailed(trial: Trial) -> Trial:
     """With its growth and its ranges, by one worker, which has priced its steps."""
     return replace(grown(trial), ranges=ranged(trial).ranges)
-
-
-def _kind(layout: Layout) -> int:
-    """What is quickly simulated comes first, and says what the others have to beat: one stage, two kinds of workers, several."""
-    return 2 if layout.question.plan.pp > 1 else int(layout.apart)

@@ -15,9 +15,9 @@ from commtax.planner.choosing import complexity, margin, simplest
 from commtax.planner.columns import (
     NO_SERVING,
     Array,
-    Columns,
-    Place,
+    OperatingPoint,
     Rejected,
+    ServingColumns,
     ServingPlans,
     family,
     ground,
@@ -27,8 +27,8 @@ from commtax.planner.columns import (
     request_s,
     worth,
 )
-from commtax.planner.copies import Roomy, most_each, sizes
-from commtax.planner.exchanges import Exchange, exchanges
+from commtax.planner.exchanges import ExpertExchange, exchanges
+from commtax.planner.replica_loads import Roomy, most_each, sizes
 from commtax.planner.space import Space, space
 from commtax.planner.splits import split, why_none
 from commtax.question import MAX_CONCURRENCY, Question
@@ -41,13 +41,13 @@ from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
 """Input and output tokens of usual workloads."""
-APART = "prompts on workers of their own"
+APART = "prompts on separate workers"
 LISTED = 20
 """Plans whose best concurrency is found exactly; those behind them are known to be behind."""
 PLACES = {
-    "fastest": "one user's wait matters most",
-    "balanced": "users wait and GPUs cost: tokens/s over the time of a request are most",
-    "most": "nobody waits: batches, evaluation, synthetic data",
+    "fastest": "the wait of one user matters most",
+    "balanced": "users wait and GPUs cost money: highest ratio of tokens/s to request time",
+    "most": "no user waits: batch jobs, evaluation, synthetic data",
 }
 """Places to run at where no limit says, and when each is the one to choose."""
 DIP = 1.05
@@ -63,7 +63,7 @@ def searched(put: Question) -> ServingPlans:
         raise Refusal(f"input_len + output_len = {q.requests.tokens:,}: more than {longest}", "input_len")
     points, lost, counts = zip(*(_points(q, index) for index in range(len(q.goal.dtypes))), strict=True)
     answer = ServingPlans(q, sum(counts), rejected=tuple(dict.fromkeys(chain(*lost))))
-    return _ranked(answer, Columns.joined(list(points)))
+    return _ranked(answer, ServingColumns.joined(list(points)))
 
 
 def _check(q: Question) -> None:
@@ -92,7 +92,7 @@ def _check_pools(q: Question) -> None:
         raise Refusal(f"{name}: one output token leaves nothing to decode elsewhere; output_len is at least 2", "prefill_cluster")
 
 
-def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
+def _points(q: Question, index: int) -> tuple[ServingColumns, list[Rejected], int]:
     """Every (plan, concurrency) that fits, priced; families that are illegal or do not fit."""
     found, lost, count = list[Roomy](), list[Rejected](), 0
     for by, exchange in enumerate(exchanges(q)):
@@ -106,7 +106,7 @@ def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
         lost = _lost_on_either(q, index, lost)
     ways = exchanges(q)
     alike = [] if q.requests.prefill_cluster else [one for one in found if ways[one.exchange].shared]  # GPUs of one kind
-    points = Columns.joined([*(search(one) for one in alike), split([one for one in found if ways[one.exchange].apart])])
+    points = ServingColumns.joined([*(search(one) for one in alike), split([one for one in found if ways[one.exchange].apart])])
     if found and q.requests.disaggregated and not np.any(points.mode == 1):
         lost.append(Rejected(APART + reasons.in_type(q, index), why_none(found[0].question, found[0].plans)))
     return points, lost, count
@@ -120,7 +120,7 @@ def _lost_on_either(q: Question, index: int, lost: list[Rejected]) -> list[Rejec
     return [*both, *(replace(r, family=f"{r.family} {work}") for r, work in own)]
 
 
-def having_room(q: Question, index: int, exchange: Exchange) -> tuple[Question, Space, list[Rejected], int]:
+def having_room(q: Question, index: int, exchange: ExpertExchange) -> tuple[Question, Space, list[Rejected], int]:
     """The question in a type, plans that hold a request of it, families that are illegal or do not fit, how many were looked at."""
     put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.asked)
     base = replace(ground(put), what_if=put.what_if)
@@ -136,7 +136,7 @@ def having_room(q: Question, index: int, exchange: Exchange) -> tuple[Question, 
     return base, legal.take(fits & (most_each(q, legal.dp) > 0)), lost, len(whole) * (q.goal.max_concurrency or MAX_CONCURRENCY)
 
 
-def search(of: Roomy) -> Columns:
+def search(of: Roomy) -> ServingColumns:
     """Every concurrency that can matter: a coarse grid of all plans, then all of the intervals that may hold a good plan's best.
 
     A request takes no less time when others join, but for a dip where a collective changes its algorithm, so between two
@@ -155,10 +155,10 @@ def search(of: Roomy) -> Columns:
     gaps = np.where(open_ & near, ahead - load - 1, 0).clip(0)
     inner = np.repeat(np.arange(len(load)), gaps)
     step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
-    return Columns.joined([coarse, of.at(rows[inner], load[inner] + step)]) if len(inner) else coarse
+    return ServingColumns.joined([coarse, of.at(rows[inner], load[inner] + step)]) if len(inner) else coarse
 
 
-def _scores(q: Question, c: Columns, ahead: Array) -> Iterator[tuple[Array, Array, int]]:
+def _scores(q: Question, c: ServingColumns, ahead: Array) -> Iterator[tuple[Array, Array, int]]:
     """What points are chosen by, what it is at most until the next, and how many plans are listed by it."""
     if q.goal.objective == "latency":
         yield 1 / request_s(q, c), DIP / request_s(q, c), LISTED
@@ -178,12 +178,7 @@ def grid_of(room: Array) -> tuple[Array, Array, Array]:
         rows.append(np.full(len(clients), plan_))
         load.append(clients)
     flat = np.concatenate(rows)
-    return flat, np.concatenate(load), _ends(flat)
-
-
-def _ends(rows: Array) -> Array:
-    """Whether each is the last of its plan."""
-    return np.append(rows[1:] != rows[:-1], True)
+    return flat, np.concatenate(load), np.append(flat[1:] != flat[:-1], True)
 
 
 def _bar(rows: Array, score: Array, listed: int, within: float) -> float:
@@ -194,7 +189,7 @@ def _bar(rows: Array, score: Array, listed: int, within: float) -> float:
     return min(float(kept[min(listed, len(kept)) - 1]), float(kept[0]) / (1 + within)) if len(kept) else np.inf
 
 
-def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
+def _ranked(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
     """The answer with the best of all points, the front of the good ones, and why others lost."""
     q, met = answer.question, over(answer.question, every) <= 1
     good = every.take(np.flatnonzero(met))
@@ -204,16 +199,13 @@ def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
     if not len(plans):
         return answer
     first = simplest(complexity(plans, q.cluster, q.requests.prefill_cluster), worth(q, plans), margin(q))
-    answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if trades(q) else ())
+    # nothing says where between short requests and many tokens/s to run
+    open_ended = not q.goal.times and q.goal.objective in ("throughput", "cost") and q.requests.output_len > 1
+    answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if open_ended else ())
     return replace(answer, rejected=(*answer.rejected, *reasons.behind(answer)))
 
 
-def trades(q: Question) -> bool:
-    """Whether nothing says where between short requests and many tokens/s to run."""
-    return not q.goal.times and q.goal.objective in ("throughput", "cost") and q.requests.output_len > 1
-
-
-def _places(q: Question, every: Columns) -> Iterator[Place]:
+def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
     """The shortest requests, the most tokens/s over the time of a request (Kleinrock's power), and most of the objective."""
     once, both = margin(q), (1 + margin(q)) ** 2 - 1  # both tokens/s and the time of a request are in the power
     scores = (1 / request_s(q, every), once), (power(q, every), both), (worth(q, every), once)
@@ -221,12 +213,12 @@ def _places(q: Question, every: Columns) -> Iterator[Place]:
         ranked = _ranking([np.round(np.log(value), 11), *order(q, every)])
         first = ranked[_firsts(family(every)[ranked])]
         plans = every.take(first)
-        yield Place(
+        yield OperatingPoint(
             name, PLACES[name], plans, simplest(complexity(plans, q.cluster, q.requests.prefill_cluster), value[first], within)
         )
 
 
-def best_first(q: Question, every: Columns) -> tuple[Columns, Columns]:
+def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:
     """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
     good = every.take(np.flatnonzero(over(q, every) <= 1))
     if len(good) or not len(every):
@@ -234,7 +226,7 @@ def best_first(q: Question, every: Columns) -> tuple[Columns, Columns]:
     return NO_SERVING, _first(every, [-over(q, every)]).take(slice(5))
 
 
-def _first(c: Columns, keys: list[Array]) -> Columns:
+def _first(c: ServingColumns, keys: list[Array]) -> ServingColumns:
     """The best row of each family by ``keys``, best family first."""
     ranked = _ranking(keys)
     return c.take(ranked[_firsts(family(c)[ranked])]) if len(c) else c
@@ -250,7 +242,7 @@ def _firsts(families: Array) -> Array:
     return np.sort(np.unique(families, return_index=True)[1])
 
 
-def _front(c: Columns) -> Array:
+def _front(c: ServingColumns) -> Array:
     """Points that no other beats in both tokens/s/GPU and tokens/s/user."""
     user, gpu = c.tokens_per_s_per_user, c.tokens_per_s_per_gpu
     ranked = np.lexsort((-gpu, -user))

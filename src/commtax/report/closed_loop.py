@@ -6,27 +6,19 @@ from itertools import chain
 import numpy as np
 
 from commtax.catalog.transfer import unseen
-from commtax.records import dataclass
-from commtax.report.documents import LEFT_OUT, Asked, Record, Row, facts, filled, first_having, plain, question
+from commtax.files import table
+from commtax.report.documents import LEFT_OUT, Record, document, facts, plain, record
 from commtax.report.drawn import Console
 from commtax.report.tables import headline, notes, say, show_shares, show_table
-from commtax.spec import Number
+from commtax.spec import SIZES
 from commtax.units import format_mean, format_seconds, plural
 from commtax.verbs.apart import describe_pools
 from commtax.verbs.asking import describe_gpus, describe_layout
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.serving import Simulation
 
-PARTS = (
-    ("request_s", "way through the server"),
-    ("boundary_s", "the step in progress"),
-    ("prefill_s", "the step of its prompt"),
-    ("ahead_s", "prompts of others before that"),
-    ("moved_s", "moving its cache to the worker that decodes"),
-    ("slot_s", "waiting for a slot"),
-    ("frontend_s", "waiting for the front end"),
-)
-
+PARTS = table("report/words.toml")["closed_loop"]["parts"]
+"""What TTFT is made of."""
 NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 
@@ -51,7 +43,7 @@ def show_simulation(console: Console, s: Simulation) -> None:
         f"{s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s",
         "bold yellow",
     )
-    waits = [(text, float(getattr(s.served, name))) for name, text in PARTS]
+    waits = [(text, float(getattr(s.served, name))) for name, text in PARTS.items()]
     show_shares(console, "of TTFT", waits, float(s.ttft_s))
     if s.requests.output_len > 1:
         show_shares(console, "of TPOT", _token_parts(s), float(s.tpot_s))
@@ -61,20 +53,20 @@ def show_simulation(console: Console, s: Simulation) -> None:
 def _token_parts(s: Simulation) -> list[tuple[str, float]]:
     decode, stretch = float(s.steps.decode_s), float(s.served.stretch_s)
     frontend = float(s.served.frontend_s / (s.requests.output_len - 1))
-    thrown_out = "waiting for the KV cache, thrown out of it", float(s.tpot_s) - decode - stretch - frontend
-    return [("decode step", decode), ("prompts of others", stretch), ("waiting for the front end", frontend), thrown_out]
+    thrown_out = "preempted, waiting for the KV cache", float(s.tpot_s) - decode - stretch - frontend
+    return [("decode step", decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]
 
 
 def show_simulations(console: Console, s: Simulation) -> None:
     """One line a concurrency."""
     _head(console, s)
     times = (">TPOT", ">80 % range", ">TTFT", ">80 % range", ">E2E")
-    columns = (">clients", ">running", *times, ">tokens/s", ">requests/s", ">of TPOT prompts")
+    columns = (">clients", ">running", *times, ">tokens/s", ">requests/s", ">prompts in TPOT")
     show_table(console, columns, map(_run_cells, simulation_runs(s)))
     notes(console, (*s.notes, _source(s)))
 
 
-def _run_cells(run: Row) -> tuple[str, ...]:
+def _run_cells(run: Record) -> tuple[str, ...]:
     """Without a second token there is no time between tokens."""
     mean, low, high = (run[f"tpot{end}_s"] for end in ("", "_low", "_high"))
     between = ("–", "–") if mean is None else (format_seconds(mean), f"{format_seconds(low)}-{format_seconds(high)}")
@@ -88,9 +80,9 @@ def _head(console: Console, s: Simulation) -> None:
     r = s.requests
     if not holds_one(s):
         states = int(np.max(s.state_tokens))
-        beside = f" and the room of {states:,} for its states" if states else ""
+        beside = f" and room for {states:,} more for its states" if states else ""
         need = f"a request of {int(r.input_len):,} + {int(r.output_len):,} tokens needs {int(r.tokens):,}{beside}"
-        whose, room = "a copy", s.kv_tokens
+        whose, room = "a replica", s.kv_tokens
         if s.apart and s.kv_tokens >= r.tokens:
             need, whose, room = f"a prompt has {int(r.input_len):,}", "a prompt worker", s.apart.kv_tokens
         say(console, f"It does not fit: the KV cache of {whose} holds {int(room):,} tokens, and {need}.", "bold red")
@@ -98,7 +90,7 @@ def _head(console: Console, s: Simulation) -> None:
     clients = plural(int(r.concurrency), "client") if np.ndim(r.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(r.num_prompts)):,} prompts" if np.all(np.isfinite(r.num_prompts)) else ", steady state"
     spread = f" (lengths ± {r.spread:.0%})" if r.spread else " (all of equal length)"
-    hits = f", {hit:.0%} of a prompt found in the cache" if (hit := s.question.offered.prefix_hit_rate) else ""
+    hits = f", {hit:.0%} of each prompt found in the cache" if (hit := s.question.offered.prefix_hit_rate) else ""
     say(console, f"{clients}, {int(r.input_len):,} tokens in and {int(r.output_len):,} out{spread}{hits}{finite}", "dim")
 
 
@@ -117,12 +109,12 @@ def _mixture(s: Simulation) -> str:
     engine = s.question.engine
     chunks = math.ceil(float(s.steps.chunks))
     cut = f"in {chunks} chunks of at most {step_limits(s.prompts)[0]:,} tokens" if chunks > 1 else "in one step"
-    how = "alone, before decoding goes on" if engine.serves.prefill_first else "beside the decodes"
+    how = "alone, before decoding continues" if engine.serves.prefill_first else "together with decoding"
     how = "on a worker of its own" if s.apart else how
     return (
         f"{format_mean(s.running)} request{'s run' if s.running != 1 else ' runs'} at once per replica, "
         f"{plural(s.rows, 'row')} per decode step; a prompt is computed {cut}, {how}; "
-        f"{s.served.ahead:,.1f} prompts of others come before a first token"
+        f"{s.served.ahead:,.1f} other prompts come before each first token"
     )
 
 
@@ -151,22 +143,15 @@ def _without(levels: tuple[str, ...]) -> str:
     if not strange:
         return " of its parts, not together"
     said = " or ".join(strange) + " with it" * ("engine" not in levels)
-    return f", none of which had {said}: ranges as wide as errors were on such left out"
+    return f", none of which had {said}: ranges are as wide as the errors on runs left out of the fit"
 
 
-RUN = (
-    *("concurrency", "running", "rows", "chunks", "tpot_s", "ttft_s", "e2e_s", "tokens_per_s", "requests_per_s"),
-    *("decode_s", "prompt_s", "mixed_share"),
-)
-
-
-def simulation_runs(s: Simulation) -> list[Row]:
-    """One flat record a concurrency; without a second token there is no time between tokens, and its fields are null."""
-    named = {"decode_s": "decode_step_s", "prompt_s": "prompt_step_s"}
-    columns: Row = {named.get(name, name): first_having(name, (s, s.requests, s.steps)) for name in RUN}
+def simulation_runs(s: Simulation) -> list[Record]:
+    """One flat record for each concurrency; without a second token there is no time between tokens, and its fields are null."""
+    ends: Record = {}
     for name in ("tpot", "ttft"):
-        columns[f"{name}_low_s"], columns[f"{name}_high_s"] = s.range_of(f"{name}_s")
-    columns |= {"prompts_ahead": s.served.ahead, **{f"ttft_{name}": getattr(s.served, name) for name, _ in PARTS}}
+        ends[f"{name}_low_s"], ends[f"{name}_high_s"] = s.range_of(f"{name}_s")
+    columns = record("simulate-run", simulation=s, **ends)
     if np.all(np.asarray(s.requests.output_len) == 1):
         columns |= dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "mixed_share"))
     size = np.size(s.requests.concurrency)
@@ -174,48 +159,30 @@ def simulation_runs(s: Simulation) -> list[Row]:
     return [plain({name: value[i] for name, value in wide.items()}) for i in range(size)]
 
 
-@dataclass(frozen=True)
-class SimulationDocument(Asked):
-    prompt_workers: Record | None
-    input_len: Number
-    output_len: Number
-    num_prompts: Number | None
-    spread: float
-    max_batched_tokens: int
-    kv_tokens: Number
-    fits: bool
-    calibrated: bool
-    basis: str
-    runs: list[Row]
-    notes: tuple[str, ...]
-    decode_workers: Number | None = LEFT_OUT
-    imbalance: float = LEFT_OUT
-
-
-def simulation_document(s: Simulation) -> SimulationDocument:
+def simulation_document(s: Simulation) -> Record:
     """``simulate --json``: one record in ``runs`` for each concurrency."""
-    return filled(
-        SimulationDocument,
-        s,
-        s.requests,
+    return document(
+        "simulate",
+        s.question,
+        simulation=s,
         max_batched_tokens=step_limits(s.prompts)[0],
         num_prompts=s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None,
         fits=holds_one(s),
         calibrated=s.basis == "calibrated",
-        imbalance=s.question.what_if.imbalance or LEFT_OUT,
         runs=simulation_runs(s),
-        **{**question(s.question, "commtax.simulate/1"), **_workers(s)},
+        **_workers(s),
     )
 
 
-def _workers(s: Simulation) -> dict[str, object]:
+def _workers(s: Simulation) -> Record:
     """Both kinds of workers, and the GPUs of all; null where there are "enough"."""
+    plan = s.question.plan
     if s.apart is None:
-        return {"prompt_workers": None, "decode_workers": LEFT_OUT}
+        return {"prompt_workers": None, "decode_workers": LEFT_OUT, "gpus": plan.all_gpus}
     gpus = s.num_gpus if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else None
     room = s.apart.kv_tokens if np.isfinite(s.apart.kv_tokens) else None
     return {
-        "prompt_workers": {"workers": s.apart.workers, **facts(s.apart.plan, "tp", "pp", "dp", "ep"), "kv_tokens": room},
+        "prompt_workers": {"workers": s.apart.workers, **facts(s.apart.plan, *SIZES[:4]), "kv_tokens": room},
         "decode_workers": s.apart.copies if np.ndim(s.apart.copies) == 0 else None,
         "gpus": gpus,
         "idle_gpus": None if gpus is None else s.question.gpus_there - gpus,
