@@ -187,9 +187,3 @@ def test_tables_of_anything_are_rare():
     free = re.compile(r"dict\[str, Any\]|Mapping\[str, Any\]|\*\*\w+: Any")
     lines = [f"{p.relative_to(SOURCE)}: {line.strip()}" for p in FILES for line in p.read_text().splitlines() if free.search(line)]
     assert len(lines) <= 60, "\n".join(lines)
-
-
-def test_an_axis_stands_in_few_files():
-    """What a new parallel axis would touch: everything else loops over the table of axes."""
-    named = [str(p.relative_to(SOURCE)) for p in FILES if re.search(r"\bcp\b", p.read_text())]
-    assert len(named) <= 12, named

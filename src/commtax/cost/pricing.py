@@ -4,7 +4,7 @@ At the end the lines of an inference step, its kernels, its collectives and the 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from commtax.cost.kernels import kernel_sigma, kernel_source, narrow_note, peak,
 from commtax.cost.placement import Span, span
 from commtax.cost.routed import EXCHANGED
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
-from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
+from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Stage, Via, Windows, pass_of
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.records import dataclass
 from commtax.spec import Cluster, Engine, Fabric, KernelConstants, KernelHabits, Model, Number, Path, Plan, Workload
@@ -128,7 +128,7 @@ def _either(condition: Number, yes: Line, no: Line) -> Line:
     """The line of some plans where a condition holds, and of the others where not."""
     behind = len(no.names)
     codes = {name: pick(condition, getattr(yes, name) + behind, getattr(no, name)) for name in ("link", "algorithm")}
-    parts = ("fixed_s", "moving_s", "hidden_s", "sigma", "launch_s")
+    parts = ("fixed_s", "moving_s", "sigma", "launch_s")
     return replace(no, names=no.names + yes.names, **codes, **{x: pick(condition, getattr(yes, x), getattr(no, x)) for x in parts})
 
 
@@ -150,14 +150,13 @@ def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     latency, wire = scaled_s(item, chosen, pricer.terms.engine, settings)
     # Without graphs the host is late with it: that is waiting for the host, and not communication.
     late = launched_s(fabric, latency, wire, crosses) - latency if settings.eager else 0.0
-    hidden = settings.overlap * item.count * (latency + wire)
     outside = not fabric.flat and some(crosses)
     most = int(item.ranks if alone else np.max(item.ranks))
     source = source_of(fabric, op, int(chosen.path if alone else np.max(chosen.path)), most, outside, float(np.max(chosen.inside)))
     spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, crosses, eager=settings.eager)
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
     late = pick(np.asarray(item.ranks) > 1, late, 0.0) if settings.eager else late
-    return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, via, sigma=sigma, launch_s=late)
+    return Line("comm", item, latency, wire, 0.0, link, algorithm, names, why, source, via, sigma=sigma, launch_s=late)
 
 
 def reduced(item: Item, engine: Engine) -> float:
@@ -304,10 +303,29 @@ def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
 
 
 def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
-    """Price one step: what every kernel and every collective of it costs one rank, one after the other.
+    """Price one step: the sum over what is exposed of every kernel and every collective on one rank.
 
-    Decode and prefill collectives sit on the critical path: nothing of them hides unless ``settings.overlap`` says so.
+    Decode and prefill collectives sit on the critical path: nothing of them hides unless they or ``settings.overlap`` say so.
     """
+    known = math.inf if some(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
+    return Bill(exposed(step_lines(t, work), t), tokens, known_sigma=known, measured=t.measured)
+
+
+def exposed(lines: Sequence[Line], t: Terms) -> tuple[Line, ...]:
+    """The lines of a served step, each with what of it hides: what another batch covers, or the share that a user supposes."""
+    kernels_s = sum((x.total_s for x in lines if x.kind == "compute"), start=0.0)
+    free, supposed = Windows({"other batch": kernels_s}, 1.0), t.settings.overlap
+
+    def hide(line: Line) -> Line:
+        if line.item.overlaps_with == "other batch":
+            return free.hide(line)
+        return line.beside(0.0, supposed * line.total_s, line.sigma) if supposed and line.kind == "comm" else line
+
+    return tuple(map(hide, lines))
+
+
+def step_lines(t: Terms, work: Workload) -> list[Line]:
+    """Kernels, the wait for the host, and collectives of one step; what of them hides is for ``exposed`` to say."""
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
@@ -316,8 +334,7 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     pricer = Pricer(t)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     comm = [comm_line(i, pricer, ran) for i in items]
-    known = math.inf if some(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
-    return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens, known_sigma=known, measured=t.measured)
+    return [*kernels, host_line([*kernels, *comm], work, t), *comm]
 
 
 def served_line(kernel: Kernel, t: Terms) -> Line:
@@ -350,7 +367,7 @@ def _own_rate(kernel: Kernel, runs: KernelHabits) -> tuple[Factor, ...]:
 def num_launches(lines: Iterable[Line], engine: Engine) -> Number:
     """Launches of kernels and collectives: one for each, and several for a form that stands for all that surrounds experts."""
     many = engine.kernels.routing_launches
-    return sum((line.item.count * (many if line.item.op in AROUND else 1.0) for line in lines), start=0.0)
+    return sum((line.item.count * (many if line.item.form in AROUND else 1.0) for line in lines), start=0.0)
 
 
 def host_parts(lines: list[Line], work: Workload, t: Terms) -> dict[str, Number]:
@@ -385,7 +402,7 @@ def _launch_note(lines: list[Line], t: Terms) -> Note:
     return Note("launches", f"{launches:,.0f} launches without graphs take {format_seconds(taken)}, {hidden}{waits}")
 
 
-def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
+def host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
     host = t.engine.host
     waiting: Number = sum(host_parts(lines, work, t).values())
