@@ -23,7 +23,7 @@ import numpy as np
 
 from commtax.cost import train_kernels
 from commtax.cost import training as steps
-from commtax.cost.pricing import Terms
+from commtax.cost.kernel import Terms
 from commtax.cost.tensors import ROWWISE
 from commtax.readers.published import training
 from commtax.readers.published.rows import Row, read

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from commtax import catalog
+from commtax.cost.collectives import price
 from commtax.cost.placement import Span
-from commtax.cost.pricing import launched_s, price
+from commtax.cost.pricing import launched_s
 from commtax.files import MiB
 from commtax.readers.published.collectives import Curve, ask, describe, even_power, question
 from commtax.readers.published.tables import dicts, read

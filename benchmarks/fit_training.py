@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.cost.pricing import Terms
+from commtax.cost.kernel import Terms
 from commtax.cost.training import training_bill
 from commtax.readers.published import training, training_rows
 from commtax.readers.published.rows import Row, cell, read

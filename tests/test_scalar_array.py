@@ -15,17 +15,15 @@ from commtax import catalog
 from commtax.arrays import pick
 from commtax.catalog.fabric import fabric
 from commtax.catalog.kernel_constants import kernel_constants
-from commtax.cost.applied import Applied
-from commtax.cost.collectives import Choice
+from commtax.cost.collectives import Choice, Crossing
 from commtax.cost.compute import step_kernels
-from commtax.cost.crossing import Crossing
 from commtax.cost.forms.form import Table
 from commtax.cost.inventory import Tensor, inventory
-from commtax.cost.kernel import Kernel, Step
+from commtax.cost.kernel import Kernel, Step, Terms
+from commtax.cost.kernels import Applied
 from commtax.cost.network import Decoding, Flow, Prompting, Wire, flow, nodes_to
 from commtax.cost.network import Network as Stations
 from commtax.cost.placement import Span
-from commtax.cost.pricing import Terms
 from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.tensors import Held
 from commtax.ledger import Item, Line

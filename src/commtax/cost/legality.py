@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import distinct, pick, some, spread
+from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_tp
-from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.records import dataclass

@@ -10,20 +10,18 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.arrays import pick, some
-from commtax.cost.applied import Applied, Factor, applied_s
-from commtax.cost.collectives import Choice, Parts, choose, reason
-from commtax.cost.compute import step_kernels
-from commtax.cost.crossing import Crossing, across, stage_ranks
+from commtax.cost.collectives import Choice, Parts, price, reason
+from commtax.cost.compute import EXCHANGED, step_kernels
 from commtax.cost.forms.experts import AROUND
-from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import kernel_sigma, kernel_source, narrow_note, peak, power_clock
+from commtax.cost.kernel import Terms
+from commtax.cost.kernels import (
+    served_line,
+)
 from commtax.cost.placement import Span, span
-from commtax.cost.routed import EXCHANGED
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
-from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Stage, Via, Windows, pass_of
-from commtax.question import AS_IT_IS, WhatIf
-from commtax.records import dataclass
-from commtax.spec import Cluster, Engine, Fabric, KernelConstants, KernelHabits, Model, Number, Path, Plan, Workload
+from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via, Windows
+from commtax.question import WhatIf
+from commtax.spec import Cluster, Engine, Fabric, Number, Path, Workload
 from commtax.statement import Note, Source
 from commtax.units import format_seconds
 
@@ -32,31 +30,6 @@ UNMEASURED = 0.6  # half-width of the range of a group that nobody measured
 MEASURED = ("calibrated", "transferred")  # somebody timed this library on this chip and link, if in another version
 NCCL_ALGORITHMS = ("ring", "ring-simple", "tree")  # NCCL's, whoever calls it
 MEASURED_RANKS = 8  # the largest group inside one domain that the libraries were measured on
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a step is priced from."""
-
-    model: Model
-    plan: Plan
-    cluster: Cluster
-    engine: Engine
-    fabric: Fabric
-    constants: KernelConstants
-    settings: WhatIf = AS_IT_IS
-    known_sigma: float = math.inf  # of whole decode steps in runs like this one; inf: there are none
-    measured: bool = False  # runs had this engine, chip and number format
-
-
-def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: Terms, stage: Stage = "") -> Line:
-    """A kernel's line from its fixed and moving seconds."""
-    form = kernel.form
-    how = f"{form}, {pass_of(stage)}" if stage else form
-    item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
-    rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
-    figures = {"flops": kernel.flops, "sigma": sigma, "peak_flops_per_s": rate, "priced_from": kernel}
-    return Line("compute", item, *times, source=source, **figures)
 
 
 class Pricer:
@@ -111,6 +84,15 @@ class Pricer:
             chosen = price(op, item.nbytes, item.ranks, where, self.cluster, fabric, _once_a_host(item, where))
             self._prices[key] = (item, chosen)
         return self._prices[key][1]
+
+
+def _once_a_host(item: Item, where: Span) -> Number:
+    """Share of a routed item's bytes that the NICs carry: one copy a host, forwarded inside to the ranks that want it."""
+    if item.routed is None:
+        return 1.0
+    hosts = expected_destinations(item.routed, where.domains)
+    hosts = np.minimum(hosts, item.most_hosts) if item.most_hosts else hosts
+    return hosts / expected_destinations(item.routed, where.ranks)
 
 
 def comm_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
@@ -266,42 +248,6 @@ def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: boo
     return np.select([nbytes <= s.max_bytes for s in here], [s.factor for s in here], usual) if here else usual + 0.0 * nbytes
 
 
-def _once_a_host(item: Item, where: Span) -> Number:
-    """Share of a routed item's bytes that the NICs carry: one copy a host, forwarded inside to the ranks that want it."""
-    if item.routed is None:
-        return 1.0
-    hosts = expected_destinations(item.routed, where.domains)
-    hosts = np.minimum(hosts, item.most_hosts) if item.most_hosts else hosts
-    return hosts / expected_destinations(item.routed, where.ranks)
-
-
-def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0) -> Choice:
-    """A collective inside a fast domain, or over several of them through the hosts' NICs, which carry ``outside`` of its bytes."""
-    here = choose(fabric.paths[op], nbytes, ranks)
-    if not some(where.crosses):
-        return here
-    inside_ranks = np.minimum(where.ranks_per_domain, ranks)
-    if fabric.flat:
-        return _where(where.crosses, choose(fabric.network_paths[op], nbytes, ranks), here)
-    paths = fabric.network_paths[op]
-    inside = choose(paths, nbytes, stage_ranks(op, ranks, inside_ranks) if fabric.network.protocols else inside_ranks)
-    hosts_per_domain = max(1, cluster.domain // cluster.gpus_per_host)
-    total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
-    # Groups side by side share the NICs: a GPU's own, or those of a host among all that run there.
-    users = cluster.domain if cluster.inter.nic_per_gpu else pick(np.asarray(where.used) > 0, where.used, cluster.domain)
-    share = np.minimum(1.0, inside_ranks / users)
-    # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
-    carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes
-    domains = np.maximum(1, where.domains)
-    crossing = Crossing(op, carried * outside, ranks, inside_ranks, domains, total * share, cluster.inter)
-    return _where(where.crosses, across(crossing, inside, paths, fabric.network), here)
-
-
-def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
-    parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path), (yes.inside, no.inside))
-    return Choice(*(pick(condition, a, b) for a, b in parts))
-
-
 def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     """Price one step: the sum over what is exposed of every kernel and every collective on one rank.
 
@@ -335,33 +281,6 @@ def step_lines(t: Terms, work: Workload) -> list[Line]:
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     comm = [comm_line(i, pricer, ran) for i in items]
     return [*kernels, host_line([*kernels, *comm], work, t), *comm]
-
-
-def served_line(kernel: Kernel, t: Terms) -> Line:
-    idle = np.ndim(kernel.count) == 0 and kernel.count == 0
-    applied = applied_in_serving(kernel, t)
-    times = (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)
-    line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t)
-    alone = times[0] / applied.slow_rank, times[1] / applied.slow_rank
-    why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)
-    return replace(line, why=why) if why else line
-
-
-def applied_in_serving(kernel: Kernel, t: Terms) -> Applied:
-    """What a served step multiplies onto a kernel.
-
-    In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
-    """
-    table = t.constants.tables["step.bf16"]
-    clocks: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
-    return Applied((*clocks, *_own_rate(kernel, t.engine.kernels)), t.settings.slow_rank)
-
-
-def _own_rate(kernel: Kernel, runs: KernelHabits) -> tuple[Factor, ...]:
-    """An engine's arithmetic in whole steps against that of the tables which constants were fitted on."""
-    if kernel.dtype == "fp8":
-        return (("fp8_rate", runs.fp8_rate),)
-    return (("fp4_rate", runs.fp4_rate),) if kernel.dtype == "nvfp4" else ()
 
 
 def num_launches(lines: Iterable[Line], engine: Engine) -> Number:

@@ -19,7 +19,8 @@ from typing import Any, Self
 import numpy as np
 
 from commtax.arrays import different
-from commtax.cost.pricing import Terms, exposed, num_launches, step_lines
+from commtax.cost.kernel import Terms
+from commtax.cost.pricing import exposed, num_launches, step_lines
 from commtax.ledger import Bill
 from commtax.records import dataclass
 from commtax.spec import Number, Workload

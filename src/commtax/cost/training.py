@@ -14,11 +14,10 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost import train_kernels
 from commtax.cost.adapters import trained_params
-from commtax.cost.applied import Applied, Factor, applied_s
 from commtax.cost.forms.form import Table
-from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import power_clock, widened
-from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
+from commtax.cost.kernel import Kernel, Terms
+from commtax.cost.kernels import Applied, Factor, applied_s, kernel_line, power_clock, widened
+from commtax.cost.pricing import Pricer, comm_line
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
 from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers
 from commtax.cost.train_traffic import training, updated_params

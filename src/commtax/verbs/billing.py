@@ -10,10 +10,10 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import pick, remembered
+from commtax.cost.compute import busiest_rank
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import experts_reach, over_replicas, span
 from commtax.cost.pricing import Pricer, comm_line, exposed, inference_bill
-from commtax.cost.routed import busiest_rank
 from commtax.cost.traffic import inference, padded_rows
 from commtax.cost.train_kernels import recomputed_flops, step_flops
 from commtax.cost.train_traffic import training
