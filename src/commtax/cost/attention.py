@@ -17,7 +17,7 @@ from commtax.arrays import pick
 from commtax.cost.caches import SCALE_BYTES, entry_bytes, kv_bytes_per_token_layer
 from commtax.cost.forms.latent import Choosing, HeadProduct, Prompts, Reading, Scan
 from commtax.cost.kernel import Kernel, Step
-from commtax.cost.linear_attention import quantising
+from commtax.cost.linear_attention import quantised_before
 from commtax.ledger import Place
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Attention, Compressed, Indexer, Latent, Number
@@ -54,7 +54,8 @@ def projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
     width = a.num_heads * a.head_dim / tp + kv * (a.head_dim + a.v_head_dim)
     yield (qkv := s.gemm("QKV projection", "projections", "qkv", count, rows, width, h, "self_attn.q_proj"))
-    yield from quantising(s, qkv)
+    if s.quantises(qkv):
+        yield quantised_before(qkv)
     yield s.small("rotary and KV write", "projections", "rotary", 2 * count, rows * width)
     if a.qk_norm and (launches := s.engine.kernels.head_norm_kernels):
         yield s.small("query and key norms", "projections", "query", launches * count, rows * width)

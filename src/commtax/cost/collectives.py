@@ -19,8 +19,6 @@ from commtax.arrays import distinct, pick, some, spread
 from commtax.cost.placement import Span
 from commtax.records import dataclass
 from commtax.spec import Algorithm, Cluster, Fabric, Link, Network, Number, Path, Protocol
-from commtax.statement import Note
-from commtax.units import format_bytes
 
 Parts = tuple[Number, Number]
 
@@ -209,25 +207,6 @@ def _first(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
             taken, done = pick(better, index, taken), done | better
             firm = firm | (better & (not path.max_bytes or np.asarray(ranks) <= path.max_bytes[-1][0]))
     return Choice(latency, wire, taken)
-
-
-def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note:
-    """Why a library takes this path, in words; ``ranks`` are those inside one host.
-
-    >>> reason(Path("all-reduce", "one-shot", 1e9, name="custom one-shot", max_bytes=((8, 262143.0),)), 16384, 8)
-    'custom one-shot: 16 KiB <= 256 KiB on 8 ranks'
-    """
-    name, size = path.name or path.algorithm, format_bytes(nbytes)
-    if crosses and ranks == 1:
-        return Note("nics", f"NICs only: {size}, one rank per host")
-    if crosses:
-        return Note("hierarchical", f"{name} inside, NICs between hosts: {size}, {ranks} ranks per host")
-    for world, most in path.max_bytes:
-        if ranks <= world:
-            return Note("limit", f"{name}: {size} <= {format_bytes(most + most % 2)} on {ranks} ranks")
-    if path.turn and path.op == "all-reduce":
-        return Note("beyond", f"{name}: {size} on {ranks} ranks is beyond the engine's own kernels")
-    return Note("cheapest", f"{name}: the cheapest for {size} on {ranks} ranks")
 
 
 ROUND = ("all-gather", "reduce-scatter")

@@ -24,7 +24,7 @@ from commtax.cost.attention import (
 )
 from commtax.cost.forms.experts import Routed, routed_kernels
 from commtax.cost.kernel import Kernel, Step, input_bytes
-from commtax.cost.linear_attention import delta_kernels, mamba_kernels, quantising, stream_kernels
+from commtax.cost.linear_attention import delta_kernels, mamba_kernels, quantised_before, streams_read, streams_written
 from commtax.cost.placement import expert_tp, experts_reach, over_replicas, tokens_split
 from commtax.cost.tensors import padded_vocab
 from commtax.ledger import Part, Place
@@ -68,7 +68,7 @@ def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine
 
 def _layers(step: Step, training: bool = False) -> list[Kernel]:
     layers = (kernel for make, thing, count in _parts(step.model, training) for kernel in make(step, thing, count))
-    return [*layers, *adapter_kernels(step)]
+    return [*layers, *(adapter_kernels(step) if step.plan.lora_rank else ())]
 
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:
@@ -124,6 +124,20 @@ def _norms(s: Step, num_norms: int, count: int) -> Iterator[Kernel]:
     yield s.small("norms", "norms", "", count * num_norms, s.rows * s.model.hidden * 4)
 
 
+def stream_kernels(s: Step, halves: int, count: int) -> Iterator[Kernel]:
+    """Hyper-connections around the ``halves`` of a layer: streams mixed into its input, its output spread over them.
+
+    Attention residuals read every block's vector so far and the sum, and write one: on average over the layers.
+    """
+    if s.model.hyper:
+        sizes = s.rows, s.model.hyper.streams, s.model.hidden
+        for kernel in (streams_read(*sizes), streams_written(*sizes)):
+            yield replace(kernel, count=halves * count, part="norms")
+    if s.model.lookback:
+        begun = sum(layer // s.model.lookback + 1 for layer in range(s.model.num_layers)) / s.model.num_layers
+        yield s.small("look back at blocks", "norms", "", halves * count, s.rows * s.model.hidden * (begun + 2))
+
+
 def _mlp(s: Step, f: Mlp, count: int) -> Iterator[Kernel]:
     yield from _dense(s, "feed-forward", f.intermediate / s.plan.tp, f.gated, count, s.rows, "mlp")
 
@@ -145,7 +159,8 @@ def _dense(s: Step, part: Part, width: Number, gated: bool, count: int, rows: Nu
     both = (2 if gated else 1) * width
     up: tuple[str, Place] = ("gate and up", "gate") if gated else ("up", "up")
     yield (widening := s.gemm(f"{part} {up[0]}", part, up[1], count, rows, both, s.model.hidden, f"{name}.gate_proj"))
-    yield from quantising(s, widening)
+    if s.quantises(widening):
+        yield quantised_before(widening)
     yield s.small(f"{part} activation", part, "activation", count, rows * (both + width))
     yield s.gemm(f"{part} down", part, "down", count, rows, s.model.hidden, width, f"{name}.down_proj")
 

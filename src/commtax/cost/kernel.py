@@ -134,6 +134,10 @@ class Step:
         plain = Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
         return replace(plain, stored=kind, shape=Seen(window))
 
+    def quantises(self, product: Kernel) -> bool:
+        """Whether a kernel of its own brings a product's input to fp8."""
+        return product.static_scales and self.engine.kernels.quantises_apart
+
     def _attended(self, form: Place, low: bool, decoding: str) -> str:
         """Which of a library's kernels attends: prompts over a narrow cache have their own, and heads with keys of their own."""
         if form == "decode":

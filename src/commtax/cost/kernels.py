@@ -7,6 +7,7 @@ or a what-if (``slow_rank``); ``catalog/effects.toml`` says what each of them is
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
-from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table, from_memory
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, Seen, Terms
 from commtax.ledger import NO_NOTE, Item, Line, Stage, pass_of
@@ -193,7 +193,7 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
     if kernel.form in ROUTED:
-        return _stored_table(table_form(kernel.form), kernel.stored, constants)
+        return _stored_table(kernel.form.replace("routing", "experts", 1), kernel.stored, constants)  # both halves share tables
     own = f"{kernel.form}.{kernel.stored}"
     if kernel.stored and own in constants.tables:
         return own
@@ -353,6 +353,11 @@ def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sig
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
     figures = {"flops": kernel.flops, "sigma": sigma, "peak_flops_per_s": rate, "priced_from": kernel}
     return Line("compute", item, *times, source=source, **figures)
+
+
+def served_lines(kernels: Iterable[Kernel], t: Terms) -> list[Line]:
+    """The kernels of a served step as lines."""
+    return [served_line(kernel, t) for kernel in kernels]
 
 
 def served_line(kernel: Kernel, t: Terms) -> Line:

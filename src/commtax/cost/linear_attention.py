@@ -31,11 +31,10 @@ def quantised(form: str, rows: Number, columns: Number) -> Kernel:
     return Kernel("quantisation", form, 1, 2.0 * elements, nbytes, dtype="fp32", shape=Stream(columns, rows))
 
 
-def quantising(s: Step, product: Kernel) -> Iterator[Kernel]:
+def quantised_before(product: Kernel) -> Kernel:
     """The kernel that brings a product's input to fp8 with a known scale, where an engine has one of its own for that."""
-    if product.static_scales and s.engine.kernels.quantises_apart:
-        one = quantised("quantise", product.m, product.k)
-        yield replace(one, what=f"quantisation before {product.what}", count=product.count, part=product.part, place=product.place)
+    one = quantised("quantise", product.m, product.k)
+    return replace(one, what=f"quantisation before {product.what}", count=product.count, part=product.part, place=product.place)
 
 
 def streams_read(tokens: Number, streams: Number, hidden: Number) -> Kernel:
@@ -169,20 +168,6 @@ def mamba_kernels(s: Step, m: Mamba2, count: int) -> Iterator[Kernel]:
     yield from _placed("decode", decoding, count, further, state)
     yield s.small("gated norm", "projections", "value", count, 3 * rows * inner)
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, inner, "mixer.out_proj")
-
-
-def stream_kernels(s: Step, halves: int, count: int) -> Iterator[Kernel]:
-    """Hyper-connections around the ``halves`` of a layer: streams mixed into its input, its output spread over them.
-
-    Attention residuals read every block's vector so far and the sum, and write one: on average over the layers.
-    """
-    if s.model.hyper:
-        sizes = s.rows, s.model.hyper.streams, s.model.hidden
-        for kernel in (streams_read(*sizes), streams_written(*sizes)):
-            yield replace(kernel, count=halves * count, part="norms")
-    if s.model.lookback:
-        begun = sum(layer // s.model.lookback + 1 for layer in range(s.model.num_layers)) / s.model.num_layers
-        yield s.small("look back at blocks", "norms", "", halves * count, s.rows * s.model.hidden * (begun + 2))
 
 
 def _moved_bytes(s: Step, m: DeltaNet | Mamba2) -> float:

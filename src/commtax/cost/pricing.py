@@ -10,20 +10,18 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.arrays import pick, some
-from commtax.cost.collectives import Choice, Parts, price, reason
+from commtax.cost.collectives import Choice, Parts, price
 from commtax.cost.compute import EXCHANGED, step_kernels
 from commtax.cost.forms.experts import AROUND
 from commtax.cost.kernel import Terms
-from commtax.cost.kernels import (
-    served_line,
-)
+from commtax.cost.kernels import served_lines
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via, Windows
 from commtax.question import WhatIf
 from commtax.spec import Cluster, Engine, Fabric, Number, Path, Workload
 from commtax.statement import Note, Source
-from commtax.units import format_seconds
+from commtax.units import format_bytes, format_seconds
 
 LATE = "collective_launch_s"  # the part of the host's line that is waiting for collectives to be launched
 UNMEASURED = 0.6  # half-width of the range of a group that nobody measured
@@ -139,6 +137,25 @@ def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
     late = pick(np.asarray(item.ranks) > 1, late, 0.0) if settings.eager else late
     return Line("comm", item, latency, wire, 0.0, link, algorithm, names, why, source, via, sigma=sigma, launch_s=late)
+
+
+def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note:
+    """Why a library takes this path, in words; ``ranks`` are those inside one host.
+
+    >>> reason(Path("all-reduce", "one-shot", 1e9, name="custom one-shot", max_bytes=((8, 262143.0),)), 16384, 8)
+    'custom one-shot: 16 KiB <= 256 KiB on 8 ranks'
+    """
+    name, size = path.name or path.algorithm, format_bytes(nbytes)
+    if crosses and ranks == 1:
+        return Note("nics", f"NICs only: {size}, one rank per host")
+    if crosses:
+        return Note("hierarchical", f"{name} inside, NICs between hosts: {size}, {ranks} ranks per host")
+    for world, most in path.max_bytes:
+        if ranks <= world:
+            return Note("limit", f"{name}: {size} <= {format_bytes(most + most % 2)} on {ranks} ranks")
+    if path.turn and path.op == "all-reduce":
+        return Note("beyond", f"{name}: {size} on {ranks} ranks is beyond the engine's own kernels")
+    return Note("cheapest", f"{name}: the cheapest for {size} on {ranks} ranks")
 
 
 def reduced(item: Item, engine: Engine) -> float:
@@ -259,26 +276,24 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
 
 def exposed(lines: Sequence[Line], t: Terms) -> tuple[Line, ...]:
     """The lines of a served step, each with what of it hides: what another batch covers, or the share that a user supposes."""
-    kernels_s = sum((x.total_s for x in lines if x.kind == "compute"), start=0.0)
-    free, supposed = Windows({"other batch": kernels_s}, 1.0), t.settings.overlap
-
-    def hide(line: Line) -> Line:
-        if line.item.overlaps_with == "other batch":
-            return free.hide(line)
-        return line.beside(0.0, supposed * line.total_s, line.sigma) if supposed and line.kind == "comm" else line
-
-    return tuple(map(hide, lines))
+    supposed = t.settings.overlap
+    if supposed:
+        return tuple(x.beside(0.0, supposed * x.total_s, x.sigma) if x.kind == "comm" else x for x in lines)
+    if not any(x.item.overlaps_with == "other batch" for x in lines):
+        return tuple(lines)
+    free = Windows({"other batch": sum((x.total_s for x in lines if x.kind == "compute"), start=0.0)}, 1.0)
+    return tuple(free.hide(x) if x.item.overlaps_with == "other batch" else x for x in lines)
 
 
 def step_lines(t: Terms, work: Workload) -> list[Line]:
     """Kernels, the wait for the host, and collectives of one step; what of them hides is for ``exposed`` to say."""
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
+    items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
     made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p")
-    kernels = [served_line(k, t) for k in made]
+    kernels = served_lines(made, t)
     pricer = Pricer(t)
-    items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     comm = [comm_line(i, pricer, ran) for i in items]
     return [*kernels, host_line([*kernels, *comm], work, t), *comm]
 

@@ -57,12 +57,12 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     full_norms = sum(a.qk_norm == "full" for i in model.layers if (a := model.blocks[i].attention))
     # Where tokens are split over tp, or sent to experts, MoE layers leave no partial sums to reduce.
     apart = _replaces_all_reduce(model, plan, engine, backend)
-    sums, latents = _expert_sums(model, engine)
-    reduced = model.num_feed_forwards - num_moe + pick(apart, 0, sums)
     samples = work.samples
     if engine.sends.logits_padded:
         samples = pick(np.asarray(work.prefill_tokens) > 0, samples, rows)
     logits = samples * padded_vocab(model, plan, engine) * act
+    sums, latents = _expert_sums(model, engine)
+    reduced = model.num_feed_forwards - num_moe + pick(apart, 0, sums)
     squares, note = rows * NORM_BYTES, "sums of squares over all heads, fp32"
     items = [tp_item("embedding", "all-reduce", payload, 1, plan, "embedding")]
     items.append(tp_item("query/key norm", "all-reduce", squares, full_norms, plan, "projections", place="query", note=note))
