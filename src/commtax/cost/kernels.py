@@ -7,7 +7,6 @@ or a what-if (``slow_rank``); ``catalog/effects.toml`` says what each of them is
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -355,7 +354,7 @@ def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sig
     return Line("compute", item, *times, source=source, **figures)
 
 
-def served_lines(kernels: Iterable[Kernel], t: Terms) -> list[Line]:
+def served_lines(kernels: list[Kernel], t: Terms) -> list[Line]:
     """The kernels of a served step as lines."""
     return [served_line(kernel, t) for kernel in kernels]
 
