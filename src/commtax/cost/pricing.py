@@ -136,7 +136,8 @@ def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, crosses, eager=settings.eager)
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
     late = pick(np.asarray(item.ranks) > 1, late, 0.0) if settings.eager else late
-    return Line("comm", item, latency, wire, 0.0, link, algorithm, names, why, source, via, sigma=sigma, launch_s=late)
+    hidden = 0.0 * item.count * (latency + wire)  # shaped as the line: nothing, before a step says what it runs beside
+    return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, via, sigma=sigma, launch_s=late)
 
 
 def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note:
