@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax.audit.anonymising import MOST_STEPS, anonymous, write_anonymous
-from commtax.readers import kineto
+from commtax.traces.profilers import kineto
 from made_traces import decode_graphs, document, event, kernel, launch, write
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.audit import audit
-from commtax.audit.finding import Finding, Section
-from commtax.readers import formats, nccl_tests, prefixes, training_log, unknown
-from commtax.readers.short_lines import each_line, lines_with
+from commtax.audit import audit, formats, unknown
+from commtax.evidence import prefixes
+from commtax.evidence.finding import Finding, Section
+from commtax.evidence.short_lines import each_line, lines_with
+from commtax.logs import training_log
 from commtax.report.auditing import tables
+from commtax.results import nccl_tests
 from commtax.statement import Refusal
 from made_nsys import Export
 

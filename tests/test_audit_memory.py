@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.audit.finding import Claim
-from commtax.audit.logs import LEFT_TOLERANCE, audit_log
-from commtax.readers import trtllm_log, vllm_log
+from commtax.evidence.finding import Claim
+from commtax.logs import trtllm_log, vllm_log
+from commtax.logs.startup_audit import LEFT_TOLERANCE, audit_log
 from commtax.verbs.asking import unsettled
 from test_fit import LOGS, name, of_log
 

@@ -21,7 +21,6 @@ from commtax.measure.comm import Group
 from commtax.measure.engine import Engine
 from commtax.measure.generate import generate, prompts
 from commtax.measure.weights import Checkpoint, load
-from commtax.readers import kineto
 from commtax.report.experiment import markdown
 from commtax.study import builtin, experiment, recipe
 from commtax.study.driving import Asked
@@ -29,6 +28,7 @@ from commtax.study.experiment import _constants
 from commtax.study.findings import Prices, analyse, answers, spread
 from commtax.study.recipe import Run
 from commtax.study.serving import Server, requests, serve
+from commtax.traces.profilers import kineto
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")

@@ -9,7 +9,13 @@ import pytest
 
 from cli_run import run_here
 from commtax.catalog import config
-from commtax.readers import bench, kineto, launch, nccl_tests, prefixes, topology, trace, vllm_log
+from commtax.evidence import prefixes
+from commtax.logs import vllm_log
+from commtax.machines import topology
+from commtax.readers import launch
+from commtax.results import bench, nccl_tests
+from commtax.traces import trace
+from commtax.traces.profilers import kineto
 
 SIZE = 16_000
 UNITS = (

@@ -20,6 +20,8 @@ ROWS = [
     {"measure"},
     {"report"},
     {"planner", "audit", "calibrate", "validate", "emit"},
+    {"traces", "logs", "results", "machines"},
+    {"evidence"},
     {"readers"},
     {"claims"},
     {"verbs"},

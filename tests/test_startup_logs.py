@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from commtax.audit.logs import audit_log
-from commtax.readers import tgi_log, vllm_log
+from commtax.logs import tgi_log, vllm_log
+from commtax.logs.startup_audit import audit_log
 
 GIB = 2**30
 FIXTURES = Path(__file__).parent / "fixtures"

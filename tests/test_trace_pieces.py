@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.audit import at_once, reading
+from commtax.audit import at_once, formats, reading
 from commtax.cli import progress
 from commtax.files import opened
-from commtax.readers import formats, kineto
-from commtax.readers.ranks import distinct
 from commtax.timeline import crossed, merged
+from commtax.traces.profilers import kineto
+from commtax.traces.ranks import distinct
 from made_traces import decode_graphs, document, event, kernel, launch, write
 
 FIXTURES = Path(__file__).parent / "fixtures"

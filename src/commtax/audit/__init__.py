@@ -7,34 +7,35 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from commtax.audit.benches import audit_bench
-from commtax.audit.collective_tests import audit_collectives
-from commtax.audit.crashed import audit_crash
-from commtax.audit.finding import Audit, Claim, Section
-from commtax.audit.flight import audit_analysis, audit_flight
-from commtax.audit.llamacpp import audit_timings
-from commtax.audit.logs import audit_log
-from commtax.audit.nccl import audit_nccl
-from commtax.audit.nvidia_smi import audit_links, audit_monitor
+from commtax.audit import formats
 from commtax.audit.reading import Read, read_all
-from commtax.audit.states import audit_states
-from commtax.audit.topologies import audit_topology
-from commtax.audit.traces import audit_traces
-from commtax.audit.training import audit_training
+from commtax.evidence.finding import Audit, Claim, Section
 from commtax.files import LOG_BYTES, read_text
-from commtax.readers import bench, formats
-from commtax.readers.collective_tests import CollectiveTests
-from commtax.readers.crashes import Crash
-from commtax.readers.flight import Dump
-from commtax.readers.flight_text import Analysis
-from commtax.readers.llamacpp_log import Timings
-from commtax.readers.matrices import Matrices
-from commtax.readers.nccl_log import NcclLog
-from commtax.readers.smi import Links, Monitor
-from commtax.readers.smi_query import States
-from commtax.readers.startup import StartupLog
-from commtax.readers.trace import Trace
-from commtax.readers.training_log import TrainingLog
+from commtax.logs.crash_audit import audit_crash
+from commtax.logs.crashes import Crash
+from commtax.logs.flight import Dump
+from commtax.logs.flight_audit import audit_analysis, audit_flight
+from commtax.logs.flight_text import Analysis
+from commtax.logs.llamacpp_audit import audit_timings
+from commtax.logs.llamacpp_log import Timings
+from commtax.logs.nccl_audit import audit_nccl
+from commtax.logs.nccl_log import NcclLog
+from commtax.logs.startup import StartupLog
+from commtax.logs.startup_audit import audit_log
+from commtax.logs.training_audit import audit_training
+from commtax.logs.training_log import TrainingLog
+from commtax.machines.matrices import Matrices
+from commtax.machines.smi import Links, Monitor
+from commtax.machines.smi_audit import audit_links, audit_monitor
+from commtax.machines.smi_query import States
+from commtax.machines.state_audit import audit_states
+from commtax.machines.topology_audit import audit_topology
+from commtax.results import bench
+from commtax.results.bench_audit import audit_bench
+from commtax.results.collective_audit import audit_collectives
+from commtax.results.collective_tests import CollectiveTests
+from commtax.traces.trace import Trace
+from commtax.traces.trace_audit import audit_traces
 
 AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {
     StartupLog: audit_log,

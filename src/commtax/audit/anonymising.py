@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from commtax.evidence.collective_names import UNNAMED
 from commtax.files import Document, check_writable, written
-from commtax.readers.collective_names import UNNAMED
-from commtax.readers.columns import WAIT_KERNELS
-from commtax.readers.trace import Collective, Step, Trace
 from commtax.statement import Refusal
+from commtax.traces.profilers.columns import WAIT_KERNELS
+from commtax.traces.trace import Collective, Step, Trace
 
 MOST_STEPS = 20  # of each rank, from the middle of the run
 MOST_INTERVALS = 50_000  # of a trace without steps

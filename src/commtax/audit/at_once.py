@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from commtax.audit import formats
 from commtax.files import MiB, Watch
-from commtax.readers import formats
 from commtax.statement import Refusal
 
 WORTH_BYTES = 64 * MiB  # of text beside the largest file's: less is read before another process has begun

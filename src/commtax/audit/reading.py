@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from commtax.audit import formats
 from commtax.audit.at_once import read_runs
+from commtax.audit.jobs import by_job, of_dump, of_trace
 from commtax.catalog.hardware import recognise
 from commtax.files import Watch
-from commtax.readers import formats
-from commtax.readers.flight import Dump
-from commtax.readers.jobs import by_job, of_dump, of_trace
-from commtax.readers.ranks import distinct
-from commtax.readers.smi import Links
-from commtax.readers.trace import Trace
+from commtax.logs.flight import Dump
+from commtax.machines.smi import Links
 from commtax.statement import Note, Refusal
+from commtax.traces.ranks import distinct
+from commtax.traces.trace import Trace
 from commtax.units import plural
 
 MOST_FILES = 4096  # of a folder: one for each rank of a large job, several times over

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from commtax import catalog
 from commtax.audit.reading import Read
-from commtax.readers.collective_tests import CollectiveTests
-from commtax.readers.crashes import Crash
-from commtax.readers.matrices import Matrices
-from commtax.readers.smi import Links, Monitor
-from commtax.readers.smi_query import States
-from commtax.readers.training_log import TrainingLog
-from commtax.readers.training_plan import told_by
+from commtax.logs.crashes import Crash
+from commtax.logs.training_log import TrainingLog
+from commtax.logs.training_plan import told_by
+from commtax.machines.matrices import Matrices
+from commtax.machines.smi import Links, Monitor
+from commtax.machines.smi_query import States
+from commtax.results.collective_tests import CollectiveTests
 from commtax.spec import Model
 from commtax.statement import Refusal
 

@@ -7,18 +7,18 @@ import click
 
 from commtax.audit import audit_read
 from commtax.audit.anonymising import write_anonymous
-from commtax.audit.differing import TOLERANCE, difference
-from commtax.audit.finding import DISAGREE, FAULT, SECONDS_TOLERANCE, UNKNOWN, Claim
 from commtax.audit.reading import Read, place_of, read_all
 from commtax.audit.told import model_of
 from commtax.cli.options import Given, Verb, listed
 from commtax.cli.order import cluster_of, profile_of, refuse
 from commtax.cli.output import Output, write_page
 from commtax.cli.progress import reading
+from commtax.evidence.finding import DISAGREE, FAULT, SECONDS_TOLERANCE, UNKNOWN, Claim
 from commtax.files import check_writable, refuse_overwriting
-from commtax.readers.trace import Trace
 from commtax.report import audit_differences, audit_documents, auditing
 from commtax.statement import Refusal
+from commtax.traces.differing import TOLERANCE, difference
+from commtax.traces.trace import Trace
 from commtax.units import format_bytes, plural
 from commtax.verbs.asking import unsettled
 

@@ -13,7 +13,7 @@ from commtax.emit.training import TRAINERS
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.readers.launch.flags import dialect, spelled
-from commtax.readers.nccl_tests import OPS
+from commtax.results.nccl_tests import OPS
 from commtax.spec import Cluster, Plan
 from commtax.statement import Refusal
 from commtax.units import format_bytes

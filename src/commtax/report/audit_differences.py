@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from commtax.audit.differing import Change, Difference, SentChange
-from commtax.audit.finding import Sent
+from commtax.evidence.finding import Sent
 from commtax.report.audit_documents import culprit_record, finite, merged
 from commtax.report.audit_words import culprit_sentence, share_text, value_text
 from commtax.report.auditing import short
 from commtax.report.documents import Record
 from commtax.report.drawn import Console
 from commtax.report.tables import Table, notes, say, show_table, without_empty
+from commtax.traces.differing import Change, Difference, SentChange
 from commtax.units import format_bytes, format_seconds, plural
 
 SCHEMA = "commtax.audit-diff/1"

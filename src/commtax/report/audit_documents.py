@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 
-from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, CollectiveRow, KernelRow, Section, StepRow
-from commtax.audit.lacking import missing
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, CollectiveRow, KernelRow, Section, StepRow
+from commtax.evidence.lacking import missing
 from commtax.report.audit_words import causes, culprit_sentence, summary
 from commtax.report.documents import Record, facts
 

@@ -17,11 +17,11 @@ from commtax.measure.job import Job
 from commtax.measure.reconcile import by_collective, document
 from commtax.measure.tracing import Named, trace
 from commtax.measure.worker import Place, report
-from commtax.readers import kineto
-from commtax.readers.benches.record import Bench
+from commtax.results.bench_record import Bench
 from commtax.study.driving import ALL_REDUCE, Asked, Done, Driver, allreduces, check, served
 from commtax.study.recipe import Recipe, Run, arrivals, lengths
 from commtax.study.serving import Server, requests, result, serve
+from commtax.traces.profilers import kineto
 
 TARGET = "commtax.study.builtin:measure_runs"
 SHARED = ("model", "random", "layers", "dtype", "device", "impl", "cluster", "profile")

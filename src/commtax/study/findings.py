@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from commtax.audit.benches import FLOOR_SLACK, LEAST_OUTPUT, SAME, WHOLE, floor_s
-from commtax.audit.finding import Claim
 from commtax.cost.collectives import ring_factor
+from commtax.evidence.finding import Claim
 from commtax.files import Document
+from commtax.results.bench_audit import FLOOR_SLACK, LEAST_OUTPUT, SAME, WHOLE, floor_s
 from commtax.spec import Model
 from commtax.study.driving import ALL_REDUCE
 from commtax.study.recipe import SPREAD, Run

@@ -23,13 +23,15 @@ from typing import Any
 
 from commtax import catalog
 from commtax.files import Document, table
+from commtax.logs import vllm_log
 from commtax.measure import launch, machine
-from commtax.readers import bench, kineto, vllm_log
-from commtax.readers.benches.record import Bench
+from commtax.results import bench
+from commtax.results.bench_record import Bench
 from commtax.study import vllm_setup
 from commtax.study.driving import Asked, Done, Driver, allreduces, check, served
 from commtax.study.leash import leashed
 from commtax.study.recipe import LONGEST, SPREAD, Recipe, Run
+from commtax.traces.profilers import kineto
 
 START_S = 1200.0  # a large model takes minutes to load
 RUN_S = 7200.0

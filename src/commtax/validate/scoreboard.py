@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commtax.files import Json, table
-from commtax.readers import filled
+from commtax.records import filled
 from commtax.validate.records import Records
 from commtax.validate.statistics import Figures, choose, figures
 

@@ -8,9 +8,8 @@ from itertools import groupby
 
 from commtax.cost.schedules import Layout, virtual_layers
 from commtax.files import parse_json
-from commtax.readers import filled
 from commtax.readers.launch.flags import RULES, Reading, Value, dialect
-from commtax.records import dataclass
+from commtax.records import dataclass, filled
 from commtax.spec import OVERLAPPED
 from commtax.statement import Note, Refusal
 

@@ -1,0 +1,101 @@
+"""What the lines of a serving engine tell: how many requests ran and waited, how full the cache was, and what holds others up."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from commtax.evidence.finding import Cause, Finding
+from commtax.logs.startup import Moment, StartupLog
+from commtax.statement import Note
+from commtax.units import GiB, plural
+
+FULL_CACHE, FEW_MOMENTS = 0.95, 3  # a cache that full makes requests wait; fewer lines make no rate
+CHANCE, MANY = 5, 0.1  # requests that may wait by chance in a line, and the share of those that run which is more than that
+FULL_LENGTHS, LITTLE = 2.0, 0.05  # requests of full length at once, and KV memory beside the weights, below which little else fits
+
+
+def served(log: StartupLog) -> Iterator[Finding]:
+    """Medians over the lines in which anything was done or waited for, with the range of each."""
+    busy = [m for m in log.moments if m.running or m.waiting or m.prompt_tokens_per_s]
+    told: dict[str, Sequence[float]] = {
+        "requests running": [m.running for m in busy if m.running],
+        "requests waiting": [m.waiting for m in busy if m.waiting is not None] if log.counts_waiting else [],
+        "prompt tokens/s": [m.prompt_tokens_per_s for m in busy if m.prompt_tokens_per_s],
+        "generated tokens/s": [m.tokens_per_s for m in busy if m.tokens_per_s],
+        "tokens in the KV cache": [m.cached_tokens for m in busy if m.cached_tokens],
+    }
+    for name, values in told.items():
+        if values:
+            yield Finding(name, None, median(values), reason=_range(values), told=True)
+    if hits := [m.prefix_hits for m in busy if m.prefix_hits is not None]:
+        yield Finding(
+            "prompt tokens found in the prefix cache", None, hits[-1], "share", reason=f"since the start, {_lines(hits)}", told=True
+        )
+    if shares := [m.cache_share for m in busy if m.cache_share is not None]:
+        low = f"{min(shares):.1%} at least, " if min(shares) < max(shares) else ""
+        yield Finding(
+            Note("cache", "KV cache in use, at most"), None, max(shares), "share", reason=f"{low}{_lines(shares)}", told=True
+        )
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    shown = f"{low:,.10g} to {high:,.10g}, " if low < high else ""
+    return f"{shown}{_lines(values)}"
+
+
+def _lines(values: Sequence[float]) -> str:
+    return f"in {plural(len(values), 'line')}"
+
+
+def behind_cache(waits: Sequence[Moment], moments: Sequence[Moment]) -> bool:
+    """Whether lines in which requests wait for a full cache are no chance: several, or many wait in most of a few."""
+    many = [m for m in waits if (m.waiting or 0) >= max(CHANCE, MANY * m.running)]
+    return len(waits) >= FEW_MOMENTS or 2 * len(many) > len(moments)
+
+
+def held_up(log: StartupLog) -> Iterator[Cause]:
+    """Queues that no full cache explains, and a cache that has no room for a second request."""
+    moments = [m for m in log.moments if m.waiting is not None and (m.running or m.waiting)]
+    queued = [m for m in moments if (m.waiting or 0) >= max(1, m.running)]
+    full = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= FULL_CACHE]
+    if len(queued) >= FEW_MOMENTS and 2 * len(queued) > len(moments) and not behind_cache(full, moments):
+        yield from _queue(queued)
+    if (lost := log.figures.get("preempted", 0.0)) >= CHANCE:
+        said = f"overloaded: {lost:,.0f} times a request lost its place in the KV cache, and was computed again"
+        yield Cause("preempted", said, change="more KV memory (more GPUs, fp8 cache, a larger share), or fewer requests at once")
+    yield from _narrow(log)
+
+
+def _queue(queued: Sequence[Moment]) -> Iterator[Cause]:
+    """As many requests wait as run, or more, and the cache has room: prompts bind, or nobody is let in. A full house is none."""
+    waiting, running = [m.waiting or 0 for m in queued], [m.running for m in queued]
+    shares = [m.cache_share for m in queued if m.cache_share is not None]
+    cache = f", with the KV cache {max(shares):.0%} full at most" if shares else ""
+    said = f"requests queue: {_among(waiting)} wait while {_among(running)} run{'s' * (max(running) == 1)}{cache}"
+    prompts = median(m.prompt_tokens_per_s for m in queued)
+    if prompts > median(m.tokens_per_s for m in queued):
+        why = f"their prompts are computed at {prompts:,.0f} tokens/s, and bind"
+        yield Cause("queue", f"{said}: {why}", change="more replicas or GPUs, shorter prompts, or a limit on what is let in")
+    elif waiting[-1] >= (1 - MANY) * waiting[0] and any(m.let_in for m in queued):
+        fewer = "no fewer" if waiting[-1] >= waiting[0] else "hardly fewer"
+        said = f"overloaded: {_among(waiting)} wait while {_among(running)} run, and {fewer} at the end"
+        yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
+    elif waiting[-1] >= waiting[0] and not any(m.prompt_tokens_per_s for m in queued):
+        change = "a higher limit of running requests, or more KV memory where the next request needs more than is free"
+        yield Cause("queue", f"{said}: none is let in", change=change)
+
+
+def _among(counts: Sequence[int]) -> str:
+    return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
+
+
+def _narrow(log: StartupLog) -> Iterator[Cause]:
+    """A cache that is small beside the weights and holds hardly more than one request of full length."""
+    kv, each = log.available_kv_bytes, max((nbytes for _, nbytes in log.weights_bytes), default=0.0)
+    if kv is None or not log.max_concurrency or log.max_concurrency >= FULL_LENGTHS or not 0 < kv < LITTLE * each:
+        return
+    length = f" of {log.max_model_len:,} tokens" if log.max_model_len else ""
+    held = f"{kv / GiB:.2f} GiB beside {each / GiB:.2f} GiB of weights"
+    said = f"almost no KV cache: {held} hold {log.max_concurrency:.2f} requests"
+    change = "a larger share of memory, weights of fewer bits, an fp8 cache, more GPUs, or a shorter --max-model-len"
+    yield Cause("little cache", f"{said}{length}", change=change)
