@@ -45,8 +45,8 @@ class Order:
 
     def commands(self, priced: StepBill) -> dict[str, str]:
         """The launch of a step and what checks it, for the engine that ``--emit`` names."""
-        from commtax.records import filled
         from commtax.emit import benchmark_command, launch_command, nccl_command
+        from commtax.records import filled
 
         q, engine = priced.question, self.given["emit"]
         if q.trains:
