@@ -100,7 +100,7 @@ def test_views_without_end_and_triggers(tmp_path):
 def test_more_rows_than_are_read(monkeypatch):
     """Rows cost the same however many there are, and there is an end to them."""
     assert len(nccl_tests.parse(ROW * 2_000).rows) == 2_000
-    monkeypatch.setattr(nccl_tests, "MOST_ROWS", 1_000)
+    monkeypatch.setattr(nccl_tests.COUNT, "most_rows", 1_000)
     with pytest.raises(Refusal, match=r"more than 1,000 rows"):
         nccl_tests.parse(ROW * 2_000)
 

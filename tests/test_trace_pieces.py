@@ -284,7 +284,7 @@ def test_nobody_is_told_where_nobody_looks(monkeypatch, capsys):
 
 def test_several_processes_read_what_one_reads(monkeypatch):
     alone = reading.read_all(CPU).traces
-    monkeypatch.setattr(at_once, "WORTH_BYTES", 0)
+    monkeypatch.setattr(at_once.COUNT, "worth_bytes", 0)
     heard = []
     several = reading.read_all(CPU, watch=heard.append, processes=2).traces
     assert [told(t) for _, t in several] == [told(t) for _, t in alone]

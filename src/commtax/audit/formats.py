@@ -11,6 +11,7 @@ from pathlib import Path
 
 from commtax.audit import unknown
 from commtax.evidence import prefixes
+from commtax.evidence.thresholds import counts
 from commtax.files import LOG_BYTES, Stream, Watch, decoded, opened
 from commtax.logs import (
     crashes,
@@ -42,7 +43,7 @@ from commtax.statement import Refusal
 from commtax.traces.profilers import chrome, kineto, nsys, rocprof
 from commtax.traces.trace import Trace
 
-HEAD_BYTES = 65536  # of a file, in which what it is shows
+COUNT = counts(__name__)
 Left = (
     Trace
     | StartupLog
@@ -73,7 +74,7 @@ class Source:
 
     @cached_property
     def head(self) -> bytes:
-        return self.stream.head(HEAD_BYTES)
+        return self.stream.head(COUNT.head_bytes)
 
     @cached_property
     def begins(self) -> str:

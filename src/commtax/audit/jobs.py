@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from commtax.evidence.thresholds import thresholds
 from commtax.logs.flight import Dump
 from commtax.traces.trace import Trace
 
-APART_S = 10.0  # clocks of hosts differ by less; what begins so long after all others have ended is another run
-SHORTER = 14  # times that it is halved, down to a millisecond
+COUNT, LEVEL = thresholds(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ def _apart(files: Files, names: Sequence[str]) -> Iterator[Files]:
 
 def _runs(files: Files, names: Sequence[str]) -> list[Files]:
     """Files whose ranks clash, by run: by long pauses; where ranks are told, by whatever leaves none of them together."""
-    long_after = _moments(files, APART_S)
+    long_after = _moments(files, LEVEL.apart_s)
     if not files[0][1].world:
         return long_after
     called = _grouped(files, lambda one: _without_rank(names[one[0]], one[1].rank))
     alike = list(called.values()) if min(map(len, called.values())) > 1 else [files]
-    sooner = (_moments(files, APART_S / 2**i) for i in range(1, SHORTER))
+    sooner = (_moments(files, LEVEL.apart_s / 2**i) for i in range(1, COUNT.shorter))
     return next((parts for parts in chain([long_after, alike], sooner) if not any(map(_clash, parts))), long_after)
 
 

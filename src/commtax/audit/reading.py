@@ -8,6 +8,7 @@ from commtax.audit import formats
 from commtax.audit.at_once import read_runs
 from commtax.audit.jobs import by_job, of_dump, of_trace
 from commtax.catalog.hardware import recognise
+from commtax.evidence.thresholds import counts
 from commtax.files import Watch
 from commtax.logs.flight import Dump
 from commtax.machines.smi import Links
@@ -16,8 +17,7 @@ from commtax.traces.ranks import distinct
 from commtax.traces.trace import Trace
 from commtax.units import plural
 
-MOST_FILES = 4096  # of a folder: one for each rank of a large job, several times over
-MOST_NAMED = 5  # files that were left out, by name
+COUNT = counts(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +89,17 @@ def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
             yield path, True
             continue
         inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-        if len(inside) > MOST_FILES:
-            raise Refusal(f"file '{path}': {len(inside):,} files in one folder, more than the {MOST_FILES:,} that are read", "file")
+        if len(inside) > COUNT.most_files:
+            raise Refusal(
+                f"file '{path}': {len(inside):,} files in one folder, more than the {COUNT.most_files:,} that are read", "file"
+            )
         yield from ((p, False) for p in inside)
 
 
 def _passed_over(names: Sequence[str]) -> Iterator[Note]:
     if names:
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        shown = f"{', '.join(names[:MOST_NAMED])}{more}"
+        more = f" and {len(names) - COUNT.most_named} more" if len(names) > COUNT.most_named else ""
+        shown = f"{', '.join(names[: COUNT.most_named])}{more}"
         yield Note("passed over", f"{plural(len(names), 'file')} of the folder not recognised, and left out: {shown}")
 
 

@@ -2,10 +2,10 @@
 
 import re
 
+from commtax.evidence.thresholds import counts
 from commtax.files import decoded
 
-MOST_KEYS, MOST_SIGNS = 8, 60
-MOST_ZEROS = 4  # of so many bytes of a text at most one is zero
+COUNT = counts(__name__)
 _TOKEN = re.compile(r'"((?:[^"\\]|\\.){0,200}+)"|[{}\[\]:]')
 
 
@@ -32,12 +32,12 @@ def is_text(head: bytes) -> bool:
     >>> is_text(b"a log\\0\\n" * 9), is_text("log".encode("utf-16")), is_text(bytes(64) + b"a log")
     (True, True, False)
     """
-    return head[:2] in (b"\xff\xfe", b"\xfe\xff") or head.count(0) * MOST_ZEROS <= len(head)
+    return head[:2] in (b"\xff\xfe", b"\xfe\xff") or head.count(0) * COUNT.most_zeros <= len(head)
 
 
 def _in_a_line(text: str) -> str:
     """As much as is shown, without signs that end a line or steer a terminal."""
-    return "".join(sign if sign.isprintable() else " " for sign in text[:MOST_SIGNS])
+    return "".join(sign if sign.isprintable() else " " for sign in text[: COUNT.most_signs])
 
 
 def top_keys(text: str) -> list[str]:
@@ -54,6 +54,6 @@ def top_keys(text: str) -> list[str]:
                 break
         elif sign != ":":
             last = match[1]
-        elif depth == 1 and len(keys) < MOST_KEYS:
+        elif depth == 1 and len(keys) < COUNT.most_keys:
             keys.append(_in_a_line(last))
     return keys

@@ -8,10 +8,11 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from commtax.evidence.thresholds import counts
 from commtax.files import table
 
 Names = Sequence[tuple[str, str]]
-MOST_SIGNS = 2_000  # of a kernel's name: template arguments may run on
+COUNT = counts(__name__)
 UNNAMED = "collective"
 """A communication kernel whose name does not tell what it does (RCCL's generic kernel)."""
 
@@ -56,7 +57,7 @@ def is_fused(name: str) -> bool:
     (True, False)
     """
     own = _function(name).rsplit("::", 1)[-1]
-    return bool(kernel_op(name)) and bool(_FUSED.search(own)) and not _PLAIN.search(name[:MOST_SIGNS])
+    return bool(kernel_op(name)) and bool(_FUSED.search(own)) and not _PLAIN.search(name[: COUNT.most_signs])
 
 
 @lru_cache(maxsize=65536)
@@ -85,7 +86,7 @@ def call_op(name: str) -> str:
     ('all-gather', 'reduce-scatter', 'all-to-all', '')
     """
     match = _CALL.match(name)
-    return _find(match[1] if match else name[-MOST_SIGNS:].rsplit("::", 1)[-1], _CALLS)
+    return _find(match[1] if match else name[-COUNT.most_signs :].rsplit("::", 1)[-1], _CALLS)
 
 
 def is_call(name: str) -> bool:
@@ -112,7 +113,7 @@ def operator_op(name: str) -> str:
     >>> operator_op("aten::scatter"), operator_op("vllm::unified_attention"), operator_op("_C::shm_allreduce")
     ('', '', '')
     """
-    _, marks, last = name[-MOST_SIGNS:].rpartition("::")
+    _, marks, last = name[-COUNT.most_signs :].rpartition("::")
     if not marks or " " in last or last.startswith("shm_") or name.startswith(_NOT_OPERATORS):
         return ""
     op = _find(last, _NAMES)
@@ -130,5 +131,5 @@ def _function(name: str) -> str:
     >>> _function("void (anonymous namespace)::two_shot_all_reduce_kernel<c10::BFloat16, 16>(float)")
     'two_shot_all_reduce_kernel'
     """
-    text = name[:MOST_SIGNS].replace("(anonymous namespace)::", "").removeprefix("void ").strip()
+    text = name[: COUNT.most_signs].replace("(anonymous namespace)::", "").removeprefix("void ").strip()
     return re.split(r"[<(]", text, maxsplit=1)[0].strip()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from commtax.evidence.thresholds import levels
 from commtax.evidence.usage import Usage
 from commtax.question import Question
 from commtax.spec import Plan
@@ -17,8 +18,7 @@ from commtax.verbs.checking import positive
 
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
 FAULT = "fault"  # of a whole audit: a culprit is named
-SECONDS_TOLERANCE = 0.25
-"""Relative, for seconds: the project's own bar for a calibrated machine."""
+LEVEL = levels(__name__)
 PHASES = ("decode", "prefill", "mixed", "train")
 """Steps that can be compared: of traces the first three, of training logs the last."""
 
@@ -107,7 +107,7 @@ class Claim:
     batch: int | None = None
     context: int | None = None
     output_len: int | None = None
-    tolerance: float = SECONDS_TOLERANCE
+    tolerance: float = LEVEL.seconds_tolerance
     strict: bool = False  # the tolerance decides alone: no range and no distrust of constants excuses a difference
 
     def __post_init__(self) -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from commtax.evidence.short_lines import lines_with
+from commtax.evidence.thresholds import counts
 
-LINE_CHARS = 4096
-MOST_NODES = 1024
+COUNT = counts(__name__)
 SELF, UNTOLD = "X", "?"
 _NODE = r"(?:GPU|NPU|DCU|HCU)(?:\[\d{1,4}\]|\d{1,4})|[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d"
 _CODES = re.compile(r"\x1b?\[[0-9;]{0,9}m")  # a terminal's, with or without their first sign
@@ -63,12 +63,12 @@ def grids(text: str) -> Iterator[Grid]:
     """All tables of a text in which marks stand; those of numbers (weights, hops, bandwidths) are none."""
     columns: list[str] = []
     rows: dict[str, tuple[str, ...]] = {}
-    for raw in lines_with(_BEGINS, text, LINE_CHARS):
+    for raw in lines_with(_BEGINS, text, COUNT.line_chars):
         line = _CODES.sub("", raw)
         first = _FIRST.match(line)
         if _HEAD.match(line):
             yield from _ended(columns, rows)
-            columns, rows = _COLUMN.findall(_TAIL.split(line)[0])[:MOST_NODES], {}
+            columns, rows = _COLUMN.findall(_TAIL.split(line)[0])[: COUNT.most_nodes], {}
         elif first and (cells := _cells(line[first.end() :])):
             if first[1] in rows:
                 yield from _ended(columns, rows)
@@ -80,7 +80,7 @@ def grids(text: str) -> Iterator[Grid]:
 def _cells(text: str) -> tuple[str, ...]:
     """The marks of a row up to what is none, as one wording has them."""
     found, at = list[str](), 0
-    while (cell := _CELL.match(text.upper(), at)) and len(found) < MOST_NODES:
+    while (cell := _CELL.match(text.upper(), at)) and len(found) < COUNT.most_nodes:
         found.append(_ALIKE.get(cell[1], cell[1]))
         at = cell.end()
     return tuple(found)
@@ -105,4 +105,4 @@ def _nodes(rows: Mapping[str, tuple[str, ...]]) -> list[str]:
     ]
     many = max((*numbers, *last), default=-1) + 1 if numbers else 0
     kind = re.match(r"[A-Z]*", next(iter(rows), ""))
-    return [f"{kind[0] if kind else 'GPU'}{i}" for i in range(min(many, MOST_NODES))]
+    return [f"{kind[0] if kind else 'GPU'}{i}" for i in range(min(many, COUNT.most_nodes))]

@@ -8,14 +8,14 @@ from functools import cache, lru_cache
 from commtax.catalog.models import bundled, origin
 from commtax.cost.inventory import num_active_params, num_params
 from commtax.evidence.finding import DISAGREE, Claim, Finding
+from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.readers.published.spellings import chip_named
 from commtax.spec import Model
 from commtax.statement import Note
 from commtax.verbs.asking import AUTO_EP
 
-SIZE_TOLERANCE = 0.35  # of parameters, which names round, and of which some count the active ones alone
-MOST_SIGNS = 400  # of a name
+COUNT, LEVEL = thresholds(__name__)
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,2})?)([bmt])(?![a-z0-9])")
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 TITLES = {"pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
@@ -54,7 +54,7 @@ def _last(name: str) -> str:
 @lru_cache(maxsize=256)
 def other_model(name: str, claimed: Model) -> str:
     """Why a name cannot be that of the claimed model; "" where it can be, or tells nothing."""
-    name = name[-MOST_SIGNS:]
+    name = name[-COUNT.most_signs :]
     key, own = known_as(name), known_as(claimed.key) or next(filter(None, map(known_as, claimed.aliases)), "")
     if key and own:
         return "" if key == own or _shape(key) == _shape(own) else f"the file names {_last(name)}, not {own}"
@@ -64,7 +64,7 @@ def other_model(name: str, claimed: Model) -> str:
         return f"the file names {said}, not {claimed.key}"
     sizes = [float(n or 1) * float(each) * _UNITS[unit] for n, each, unit in _SIZE.findall(said)] if told & wanted else []
     counts = num_params(claimed), num_active_params(claimed)
-    if sizes and not any(abs(size / count - 1) <= SIZE_TOLERANCE for size in sizes for count in counts):
+    if sizes and not any(abs(size / count - 1) <= LEVEL.size_tolerance for size in sizes for count in counts):
         return f"the file names {said}, and {claimed.key} has {counts[0] / 1e9:,.3g}B parameters"
     return ""
 
@@ -78,7 +78,7 @@ def _shape(key: str) -> Model | None:
 
 def other_chip(name: str, claim: Claim) -> str:
     """Why a name cannot be that of the claimed chip; forms and memories of one chip are not told apart by a name alone."""
-    chip, own = chip_named(name[:MOST_SIGNS]) if name else "", claim.question.cluster.chip.key
+    chip, own = chip_named(name[: COUNT.most_signs]) if name else "", claim.question.cluster.chip.key
     return f"the file names {chip}, not {own}" if chip and chip.partition("-")[0] != own.partition("-")[0] else ""
 
 

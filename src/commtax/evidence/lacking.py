@@ -3,12 +3,12 @@
 import math
 
 from commtax.evidence.finding import AGREE, UNKNOWN, Audit, Finding
+from commtax.evidence.thresholds import counts
 from commtax.units import format_bytes, format_seconds
 
 HEADLINES = "step, time of a token, throughput, memory or time of a collective"
 CALIBRATE = "commtax measure calibrate on that machine, or commtax calibrate of its results, makes the FILE for --profile"
-MOST_REASONS = 2
-MOST_AGREED = 4
+COUNT = counts(__name__)
 COUNTED = ("bytes", "tokens")  # units that no constants of a machine change
 
 
@@ -23,17 +23,17 @@ def missing(audited: Audit) -> str:
         weak = audited.claim.distrust or unsure[0].reason
         return "; ".join(filter(None, (weak, CALIBRATE, _far(unsure))))
     measured = [f for f in audited.findings if f.verdict == UNKNOWN and f.measured is not None and f.reason and not f.told]
-    reasons = list(dict.fromkeys(f.reason for f in measured))[:MOST_REASONS]
+    reasons = list(dict.fromkeys(f.reason for f in measured))[: COUNT.most_reasons]
     absent = [f.item for f in audited.findings if f.predicted is not None and f.measured is None]
     if not reasons and absent:
-        return f"the files do not tell {', '.join(absent[:MOST_REASONS])}"
+        return f"the files do not tell {', '.join(absent[: COUNT.most_reasons])}"
     return "; ".join(reasons) or f"the files hold no {HEADLINES} that is predicted{_agreed(audited)}"
 
 
 def _agreed(audited: Audit) -> str:
     """What was compared all the same, and is as said."""
     same = [f.item for f in audited.findings if f.verdict == AGREE]
-    return f"; as claimed: {', '.join(same)}" if 0 < len(same) <= MOST_AGREED else ""
+    return f"; as claimed: {', '.join(same)}" if 0 < len(same) <= COUNT.most_agreed else ""
 
 
 def _far(unsure: list[Finding]) -> str:

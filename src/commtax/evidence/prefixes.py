@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from io import StringIO
 
 from commtax.evidence.short_lines import each_line
+from commtax.evidence.thresholds import counts
 
-MOST_PREFIXES = 4
+COUNT = counts(__name__)
 DOCKER = '{"log":'  # with which a line of Docker's own files begins
 _WHEN = re.compile(
     r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?+(?:Z|[+-]\d\d:?\d\d)[^\S\n](?:std(?:out|err) [FP] )?+"  # a pod's
@@ -32,8 +33,7 @@ _WHO = re.compile(
     r"|[ ]{0,9}(?![\w.]{0,100}(?:Error|Exception|Exit|Interrupt|Failure|Timeout):)"  # a program's last words, and no host
     r"([A-Za-z0-9][\w.-]{0,252}+):(?: |$))"  # srun, pdsh, clush
 )
-_BEFORE = re.compile(rf"^(?=[\[<> A-Za-z0-9])(?:{_WHEN.pattern}|{_WHO.pattern}){{1,{MOST_PREFIXES}}}", re.M)
-_BLOCK = 1 << 20  # signs of a text that are looked at together
+_BEFORE = re.compile(rf"^(?=[\[<> A-Za-z0-9])(?:{_WHEN.pattern}|{_WHO.pattern}){{1,{COUNT.most_prefixes}}}", re.M)
 
 
 def unpacked(text: str) -> str:
@@ -68,7 +68,7 @@ def plain(text: str) -> str:
     """The text as the program wrote it; other signs that end a line stay, because JSON may hold them."""
     out, at = StringIO(), 0  # in blocks of whole lines: a list of many short ones would take many times the text
     while at < len(text):
-        end = text.find("\n", at + _BLOCK) + 1 or len(text)
+        end = text.find("\n", at + COUNT.block) + 1 or len(text)
         out.write(_BEFORE.sub("", text[at:end]))
         at = end
     return out.getvalue()
@@ -76,7 +76,7 @@ def plain(text: str) -> str:
 
 def _parted(line: str) -> tuple[str, str]:
     at, who = 0, []
-    for _ in range(MOST_PREFIXES):
+    for _ in range(COUNT.most_prefixes):
         if match := _WHEN.match(line, at):
             at = match.end()
         elif match := _WHO.match(line, at):

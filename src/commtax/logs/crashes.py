@@ -9,16 +9,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from commtax.evidence.thresholds import counts
 from commtax.files import table
 
 _TABLE = table("logs/crashes.toml")
-MOST_ERRORS, MOST_OPEN, MOST_LINES = 10_000, 64, 400  # errors, tracebacks at once, and lines that one may have
-MOST_TEXT = 300
-NEAR = 15  # lines after an error that still are its end
+COUNT = counts(__name__)
 UNTOLD = "what it wrote itself is not in this text"
-FOLLOWING = 8  # lines below an error that may tell more
-QUIET = 60  # lines that speak of no error, after which what failed before was met
-MOST_ENDINGS = 3
 _FRAME = re.compile(r'(?:  )?File "([^"\n]{1,400})", line (\d{1,9})(?:, in |$)')
 _NAME = (
     r"(?:[A-Za-z_]\w{0,60}\.){0,12}(?:[A-Za-z]\w{0,80})?(?:Error|Exception|Interrupt|Exit|Failure|Failed|Timeout|Expired|NotFound)"
@@ -138,11 +134,11 @@ class _Reader:
         """A sign that a process ended; kept in its own words, where it says no more."""
         self.fatal = True
         if self.ended_in < 0:
-            self.ended_in = self.episode + (self.quiet > QUIET)
+            self.ended_in = self.episode + (self.quiet > COUNT.quiet)
         if not self.child[0] and (gone := _CHILD.search(line)):
             self.child = f"local rank {gone[2]} exited with {gone[1]} ({gone[0]})", self.filled
         found = next(filter(None, (pattern.search(line) for pattern in _ENDINGS)), None)
-        if found and len(self.endings) < MOST_ENDINGS:
+        if found and len(self.endings) < COUNT.most_endings:
             self.endings.setdefault(found[1], _spoken(line))
 
     def _frame(self, found: re.Match[str], line: str) -> None:
@@ -150,13 +146,13 @@ class _Reader:
         where = f"{os.path.basename(found[1])}:{found[2]}"
         if key in self.open:
             self.open[key].where, self.open[key].last = where, self.filled
-        elif len(self.open) < MOST_OPEN:
+        elif len(self.open) < COUNT.most_open:
             self.open[key] = _Open(where, self.filled, self.filled)
 
     def _ends(self, line: str) -> bool:
         """Whether a line belongs to a traceback; if it is its last one, the exception is kept."""
         for key, traceback in list(self.open.items()):
-            if self.filled - traceback.since > MOST_LINES:
+            if self.filled - traceback.since > COUNT.most_lines:
                 del self.open[key]
             elif _TIME.sub("", line[: key[0]]) == key[1] and len(line) > key[0]:
                 rest = line[key[0] :]
@@ -164,7 +160,7 @@ class _Reader:
                     del self.open[key]
                     self._raise(key, found[1], found[2] or "", traceback, line)
                 else:
-                    traceback.code = rest.strip(" ^~")[:MOST_TEXT] or traceback.code
+                    traceback.code = rest.strip(" ^~")[: COUNT.most_text] or traceback.code
                 return True
         return False
 
@@ -172,7 +168,7 @@ class _Reader:
         text = f"{name}: {message}" if message.strip() else f"{name} in {traceback.code}" if traceback.code else name
         before, meanwhile = self.joined.pop(key, (None, False))
         raised = _Raised(
-            text[:MOST_TEXT].strip(),
+            text[: COUNT.most_text].strip(),
             _spoken(line) or self.header,
             self.filled,
             traceback.where,
@@ -184,27 +180,27 @@ class _Reader:
         self.last[key] = raised
 
     def _keep(self, raised: _Raised) -> None:
-        self.episode += self.quiet > QUIET
+        self.episode += self.quiet > COUNT.quiet
         self.after = self.quiet = 0
         raised.episode = self.episode
-        if len(self.raised) < MOST_ERRORS:
+        if len(self.raised) < COUNT.most_errors:
             self.raised.append(raised)
 
     def _goes_on(self, line: str) -> bool:
         """What follows an exception and belongs to it: that another came of it, or what its message says further down."""
         for key, raised in list(self.last.items()):
             rest = line[key[0] :]
-            if self.filled - raised.at > FOLLOWING:
+            if self.filled - raised.at > COUNT.following:
                 del self.last[key]
             elif _CAUSED in rest or _MEANWHILE in rest:
                 self.joined[key] = raised, _MEANWHILE in rest
                 del self.last[key]
                 return True
             elif raised.text.endswith("Last error:"):
-                raised.text = f"{raised.text} {rest.strip()}"[:MOST_TEXT]
+                raised.text = f"{raised.text} {rest.strip()}"[: COUNT.most_text]
                 return True
             elif rest.startswith("Last error:") or rest.lstrip().startswith("Value error, "):
-                raised.text = f"{raised.text[: MOST_TEXT // 2]}: {rest.strip()}"[:MOST_TEXT]
+                raised.text = f"{raised.text[: COUNT.most_text // 2]}: {rest.strip()}"[: COUNT.most_text]
                 return True
         return False
 
@@ -214,12 +210,16 @@ class _Reader:
             if found := pattern.search(line):
                 if what:
                     self._end(line)
-                self._keep(_Raised(f"{found[1].strip()}{f' ({what})' if what else ''}"[:MOST_TEXT], _spoken(line), self.filled))
+                self._keep(
+                    _Raised(f"{found[1].strip()}{f' ({what})' if what else ''}"[: COUNT.most_text], _spoken(line), self.filled)
+                )
                 return
         if found := _BARE.search(line[:3000]):
             recovered = bool(_RECOVERED.search(line[: found.start() + 1]))
             self._keep(
-                _Raised(f"{found[1]}: {found[2]}"[:MOST_TEXT].strip(), _spoken(line), self.filled, recovered=recovered, bare=True)
+                _Raised(
+                    f"{found[1]}: {found[2]}"[: COUNT.most_text].strip(), _spoken(line), self.filled, recovered=recovered, bare=True
+                )
             )
 
 
@@ -245,7 +245,7 @@ def find(lines: Iterable[str]) -> Crash | None:
     own = [r for r in reader.raised if not r.recovered and not _is(r, "harmless")]
     if all(r.recovered for r in reader.raised) and (cut := _cut_off(reader)):
         return cut
-    if not reader.fatal and (reader.after > NEAR or all(r.bare for r in own)):
+    if not reader.fatal and (reader.after > COUNT.near or all(r.bare for r in own)):
         return None
     if all(_is(r, "echoes") for r in own) and reader.first.get("exitcode"):
         return Crash(f"rank {reader.first['rank']} ended first, with exit code {reader.first['exitcode']}; {UNTOLD}")
@@ -264,9 +264,9 @@ def _cut_off(reader: _Reader) -> Crash | None:
         who = next(filter(None, reader.endings.values()), "")
         return Crash(f"{'; '.join(reader.endings)}, and {UNTOLD}", who, where)
     child, at = reader.child
-    if child and reader.filled - max(at, *(o.last for o in opened), 0) <= NEAR:  # the traceback below it is the launcher's
+    if child and reader.filled - max(at, *(o.last for o in opened), 0) <= COUNT.near:  # the traceback below it is the launcher's
         return Crash(f"{child}, and its own error is not in this text")
-    if opened and reader.filled - opened[-1].last <= NEAR:
+    if opened and reader.filled - opened[-1].last <= COUNT.near:
         return Crash(f"the text ends in a traceback, before its error: {UNTOLD}", reader.header, where, ended=False)
     return None
 
@@ -281,7 +281,7 @@ def _root(reader: _Reader, own: Sequence[_Raised]) -> _Raised:
     before = sorted({r.episode for r in roots if r.episode <= last}, reverse=True)
     near = [r for r in roots if r.episode == before[0]] if before else roots
     firm = next((r for r in near if not r.bare), None)
-    near = [r for r in near if not firm or not r.bare or firm.at - r.at <= NEAR]
+    near = [r for r in near if not firm or not r.bare or firm.at - r.at <= COUNT.near]
     return next(iter(near), own[0])
 
 
@@ -294,7 +294,7 @@ def _chained(own: Sequence[_Raised], root: _Raised, ended: bool) -> Crash:
     while after := followed.get(id(end)):
         end = after
     then = "" if end is root or _is(end, "echoes") or end.text in root.text else end.text
-    return Crash(root.text, root.who, root.where, then[: MOST_TEXT // 2], ended)
+    return Crash(root.text, root.who, root.where, then[: COUNT.most_text // 2], ended)
 
 
 def _echoed(crash: Crash, endings: Iterable[str]) -> Crash:

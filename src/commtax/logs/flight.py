@@ -11,11 +11,12 @@ from pathlib import PurePath
 from typing import Any
 
 from commtax.evidence.collective_names import call_op
+from commtax.evidence.thresholds import counts
 from commtax.files import OUTPUT_BYTES, Document, Json, Stream, decoded, parse_json
 from commtax.logs import pickled
 from commtax.statement import Note, Refusal
 
-MOST_ENTRIES = 500_000
+COUNT = counts(__name__)
 SCHEDULED, STARTED, COMPLETED = "scheduled", "started", "completed"
 DTYPE_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1}
 DTYPE_BYTES |= {"Float8_e4m3fn": 1, "Float8_e5m2": 1, "ComplexFloat": 8, "ComplexDouble": 16}
@@ -91,7 +92,7 @@ def _json(raw: bytes, name: str) -> tuple[Json, str]:
         text, rows = decoded(raw), list[Json]()
         begins = _ENTRIES.search(text)
         at, decoder = begins.end() if begins else len(text), json.JSONDecoder()
-        while at < len(text) and text[at] in "{, \n\r\t" and len(rows) < MOST_ENTRIES:
+        while at < len(text) and text[at] in "{, \n\r\t" and len(rows) < COUNT.most_entries:
             if text[at] != "{":
                 at += 1
                 continue
@@ -120,7 +121,7 @@ def parse(document: Json, rank: int, name: str = "dump", partial: str = "") -> D
     rows = document.get("entries") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(rows, list | type(None)):
         raise Refusal(f"{name}: a flight recorder's dump has a list 'entries'; found {type(document).__name__}")
-    entries = tuple(e for row in (rows or [])[:MOST_ENTRIES] if isinstance(row, dict) and (e := _entry(row)))
+    entries = tuple(e for row in (rows or [])[: COUNT.most_entries] if isinstance(row, dict) and (e := _entry(row)))
     notes = [Note("partial", f"rank {rank}: {len(entries)} collectives were readable, then {partial}")] if partial else []
     configured = document.get("pg_config")
     groups, described = dict[str, tuple[int, ...]](), dict[str, str]()

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from commtax.evidence.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
+from commtax.evidence.thresholds import counts
 from commtax.logs.flight import STARTED, Dump, Entry
 from commtax.logs.flight_text import Analysis, Fault
 from commtax.statement import Note
 
-NAMED = 8
+COUNT = counts(__name__)
 UNEVEN = ("all-to-all", "gather", "scatter", "send-recv", "barrier")  # whose ranks may bring tensors of different sizes
 MEETINGS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "barrier")  # that end nowhere before all have come
 DEFAULT = "0"  # the group of all ranks
@@ -53,7 +54,7 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
 
 def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysis") -> Section:
     """What an analyser of such dumps found: the first collective that somebody did not come to, or called otherwise."""
-    causes = tuple(Cause(*_analysed(fault)) for fault in analysis.faults[:NAMED])
+    causes = tuple(Cause(*_analysed(fault)) for fault in analysis.faults[: COUNT.named])
     findings = [Finding("collectives that went wrong", 0, len(analysis.faults), reason="as the analyser tells").judged()]
     findings += [Finding("collectives listed", None, analysis.listed)] if analysis.listed else []
     if size := max((fault.size for fault in analysis.faults), default=0):
@@ -171,7 +172,9 @@ def _sized(entry: Entry) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:NAMED])) + (f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else "")
+    shown = ", ".join(map(str, ranks[: COUNT.named])) + (
+        f" and {len(ranks) - COUNT.named} more" if len(ranks) > COUNT.named else ""
+    )
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from commtax.evidence.collective_names import call_op
 from commtax.evidence.short_lines import each_line
+from commtax.evidence.thresholds import counts
 
-MOST_FAULTS, MOST_RANKS, MOST_LINE = 10_000, 100_000, 4000
+COUNT = counts(__name__)
 _BEGINS = re.compile(
     r"Not all ranks joining collective|[Mm]ismatch in the collective|Collective sequence number: \d{1,15} has errors"
 )
@@ -65,7 +66,7 @@ def parse(text: str) -> Analysis:
     listed = 0
     for fault in (*_blocks(text), *(rows := list(_rows(text)))):
         listed = len(rows)
-        if (fault.missing or fault.culprits or fault.why) and len(faults) < MOST_FAULTS:
+        if (fault.missing or fault.culprits or fault.why) and len(faults) < COUNT.most_faults:
             faults.setdefault((fault.seq, fault.op, fault.missing or fault.culprits), fault)
     return Analysis(tuple(faults.values()), listed)
 
@@ -74,7 +75,7 @@ def _blocks(text: str) -> Iterator[Fault]:
     """A line that says that something is wrong, and the ones below it that say with what."""
     fault: Fault | None = None
     for full in each_line(text):
-        line = full[:MOST_LINE]
+        line = full[: COUNT.most_line]
         if _BEGINS.search(line):
             if fault:
                 yield fault
@@ -115,7 +116,7 @@ def _rows(text: str) -> Iterator[Fault]:
     """The collectives of a table, each with the ranks that it lacks."""
     columns: list[str] = []
     for full in each_line(text):
-        cells = _cells(full[:MOST_LINE])
+        cells = _cells(full[: COUNT.most_line])
         if all(name in cells for name in _NAMED):
             columns = cells
         elif columns and len(cells) + 1 >= len(columns):
@@ -144,4 +145,4 @@ def _op(name: str) -> str:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    return tuple(int(rank) for rank in _RANKS.findall(text)[:MOST_RANKS])
+    return tuple(int(rank) for rank in _RANKS.findall(text)[: COUNT.most_ranks])

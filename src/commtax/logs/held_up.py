@@ -4,13 +4,12 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from commtax.evidence.finding import Cause, Finding
+from commtax.evidence.thresholds import thresholds
 from commtax.logs.startup import Moment, StartupLog
 from commtax.statement import Note
 from commtax.units import GiB, plural
 
-FULL_CACHE, FEW_MOMENTS = 0.95, 3  # a cache that full makes requests wait; fewer lines make no rate
-CHANCE, MANY = 5, 0.1  # requests that may wait by chance in a line, and the share of those that run which is more than that
-FULL_LENGTHS, LITTLE = 2.0, 0.05  # requests of full length at once, and KV memory beside the weights, below which little else fits
+COUNT, LEVEL = thresholds(__name__)
 
 
 def served(log: StartupLog) -> Iterator[Finding]:
@@ -49,18 +48,18 @@ def _lines(values: Sequence[float]) -> str:
 
 def behind_cache(waits: Sequence[Moment], moments: Sequence[Moment]) -> bool:
     """Whether lines in which requests wait for a full cache are no chance: several, or many wait in most of a few."""
-    many = [m for m in waits if (m.waiting or 0) >= max(CHANCE, MANY * m.running)]
-    return len(waits) >= FEW_MOMENTS or 2 * len(many) > len(moments)
+    many = [m for m in waits if (m.waiting or 0) >= max(COUNT.chance, LEVEL.many * m.running)]
+    return len(waits) >= COUNT.few_moments or 2 * len(many) > len(moments)
 
 
 def held_up(log: StartupLog) -> Iterator[Cause]:
     """Queues that no full cache explains, and a cache that has no room for a second request."""
     moments = [m for m in log.moments if m.waiting is not None and (m.running or m.waiting)]
     queued = [m for m in moments if (m.waiting or 0) >= max(1, m.running)]
-    full = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= FULL_CACHE]
-    if len(queued) >= FEW_MOMENTS and 2 * len(queued) > len(moments) and not behind_cache(full, moments):
+    full = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= LEVEL.full_cache]
+    if len(queued) >= COUNT.few_moments and 2 * len(queued) > len(moments) and not behind_cache(full, moments):
         yield from _queue(queued)
-    if (lost := log.figures.get("preempted", 0.0)) >= CHANCE:
+    if (lost := log.figures.get("preempted", 0.0)) >= COUNT.chance:
         said = f"overloaded: {lost:,.0f} times a request lost its place in the KV cache, and was computed again"
         yield Cause("preempted", said, change="more KV memory (more GPUs, fp8 cache, a larger share), or fewer requests at once")
     yield from _narrow(log)
@@ -76,7 +75,7 @@ def _queue(queued: Sequence[Moment]) -> Iterator[Cause]:
     if prompts > median(m.tokens_per_s for m in queued):
         why = f"their prompts are computed at {prompts:,.0f} tokens/s, and bind"
         yield Cause("queue", f"{said}: {why}", change="more replicas or GPUs, shorter prompts, or a limit on what is let in")
-    elif waiting[-1] >= (1 - MANY) * waiting[0] and any(m.let_in for m in queued):
+    elif waiting[-1] >= (1 - LEVEL.many) * waiting[0] and any(m.let_in for m in queued):
         fewer = "no fewer" if waiting[-1] >= waiting[0] else "hardly fewer"
         said = f"overloaded: {_among(waiting)} wait while {_among(running)} run, and {fewer} at the end"
         yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
@@ -92,7 +91,7 @@ def _among(counts: Sequence[int]) -> str:
 def _narrow(log: StartupLog) -> Iterator[Cause]:
     """A cache that is small beside the weights and holds hardly more than one request of full length."""
     kv, each = log.available_kv_bytes, max((nbytes for _, nbytes in log.weights_bytes), default=0.0)
-    if kv is None or not log.max_concurrency or log.max_concurrency >= FULL_LENGTHS or not 0 < kv < LITTLE * each:
+    if kv is None or not log.max_concurrency or log.max_concurrency >= LEVEL.full_lengths or not 0 < kv < LEVEL.little * each:
         return
     length = f" of {log.max_model_len:,} tokens" if log.max_model_len else ""
     held = f"{kv / GiB:.2f} GiB beside {each / GiB:.2f} GiB of weights"

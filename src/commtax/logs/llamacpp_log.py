@@ -4,8 +4,9 @@ import re
 from dataclasses import dataclass, field
 
 from commtax.evidence.short_lines import each_line
+from commtax.evidence.thresholds import counts
 
-MOST_ROWS, MOST_LINE = 100_000, 2000
+COUNT = counts(__name__)
 _N = r"(\d{1,12}(?:\.\d{1,12})?)"
 _TIMED = re.compile(
     rf"(prompt eval|(?<!prompt )\beval) time = {{1,20}}{_N} ms / {{1,20}}\d{{1,12}} \w{{1,12}} .{{0,60}}?{_N} tokens per second"
@@ -43,8 +44,8 @@ def parse(text: str) -> Timings:
     """
     found = Timings()
     for full in each_line(text):
-        line = full[:MOST_LINE]
-        if not any(sign in line for sign in _SIGNS) or len(found.reads) + len(found.writes) >= MOST_ROWS:
+        line = full[: COUNT.most_line]
+        if not any(sign in line for sign in _SIGNS) or len(found.reads) + len(found.writes) >= COUNT.most_rows:
             continue
         if match := _TIMED.search(line):
             (found.reads if match[1].startswith("prompt") else found.writes).append(float(match[3]))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from commtax import catalog
 from commtax.catalog.hosts import with_between, with_inside
 from commtax.evidence.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
+from commtax.evidence.thresholds import counts
 from commtax.files import table
 from commtax.logs.nccl_log import Communicator, NcclLog, Route, Who, joined
 from commtax.spec import Cluster
@@ -15,11 +16,8 @@ from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.billing import price
 
 SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP, and one through a host's memory, may be
-FEW_CHANNELS = 8  # fewer do not fill NVLink
-MOST_RANKS = 65536
-FEW = 4  # times as many
+COUNT = counts(__name__)
 GONE = ("Broken pipe", "Connection closed", "Connection reset", "Connection refused")  # the other end of a connection failed first
-NAMED = 8  # ranks, rings and warnings that are told one by one
 _CAUSES = table("logs/log_causes.toml")
 CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
 
@@ -107,7 +105,7 @@ def _hanging(comm: Communicator) -> str:
     """Who began, who finished, and of whom there is no line."""
     said = f"{_ranks(sorted(comm.begun))} of {comm.size} began (Init START) and never finished (Init COMPLETE)"
     ended = f"; {_ranks(sorted(comm.complete))} finished" if comm.complete else ""
-    gone = sorted(set(range(min(comm.size, MOST_RANKS))) - set(comm.hosts))
+    gone = sorted(set(range(min(comm.size, COUNT.most_ranks))) - set(comm.hosts))
     return said + ended + (f"; no line of {_ranks(gone)}" if gone else "")
 
 
@@ -173,13 +171,13 @@ def _notes(log: NcclLog) -> Iterator[Note]:
     if begun := _opened(log):
         who = _ranks(sorted(begun.opened))
         yield Note("partial", f"the log ends in the start of a communicator: {who} of {begun.size} began, none finished in it")
-    for text, times in log.warnings.most_common(NAMED):
+    for text, times in log.warnings.most_common(COUNT.named):
         yield Note("warning", f"NCCL warns{f' ({times} times)' if times > 1 else ''}: {text}")
     for name, (times, least, most) in sorted(log.tuned.items()):
         sizes = format_bytes(least) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
         yield Note("algorithm", f"NCCL chose {name} {plural(times, 'time')}, for {sizes}")
     if (first := next(iter(log.rings), ())) and len(first) > 1:
-        order = " ".join(map(str, first[: 4 * NAMED])) + (" …" if len(first) > 4 * NAMED else "")
+        order = " ".join(map(str, first[: 4 * COUNT.named])) + (" …" if len(first) > 4 * COUNT.named else "")
         yield Note("rings", f"{plural(len(log.rings), 'ring')}, the first {order}")
 
 
@@ -188,14 +186,16 @@ def _stood(log: NcclLog) -> Iterator[Note]:
     alike: dict[tuple[str, int, int], list[int]] = {}
     for (group, rank), at in log.progress.items():
         alike.setdefault((group, at.enqueued, at.completed), []).append(rank)
-    for (group, enqueued, completed), ranks in list(alike.items())[:NAMED]:
+    for (group, enqueued, completed), ranks in list(alike.items())[: COUNT.named]:
         done = f"completed up to number {completed:,}" if completed >= 0 else "completed none"
         yield Note("progress", f"{_ranks(sorted(ranks))} of group {group} had enqueued up to number {enqueued:,} and {done}")
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0, 1``, the first few of many."""
-    shown = ", ".join(map(str, ranks[:NAMED])) + (f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else "")
+    shown = ", ".join(map(str, ranks[: COUNT.named])) + (
+        f" and {len(ranks) - COUNT.named} more" if len(ranks) > COUNT.named else ""
+    )
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
 
 
@@ -228,13 +228,13 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         yield from unheard
         if not unheard and (gone := _silent(log)):
             yield _cause("absent", _missing(log, gone))
-    for comm in _stuck(log)[:NAMED]:
+    for comm in _stuck(log)[: COUNT.named]:
         yield _cause("unstarted", f"the start of a communicator did not end: {_hanging(comm)}")
 
 
 def _failed(log: NcclLog) -> Iterator[Cause]:
     """Warnings after which a call came back with an error."""
-    for why, times in sorted(Counter(log.returned.values()).items())[:NAMED]:
+    for why, times in sorted(Counter(log.returned.values()).items())[: COUNT.named]:
         said = f"a call of the library failed{f' in {times} processes' if times > 1 else ''}: {why}"
         yield Cause("failed", said, change=_CAUSES["nccl"]["peer" if any(word in why for word in GONE) else "failed"])
 
@@ -260,8 +260,8 @@ def _width(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         return
     place = claim.question.cluster
     fast = place.intra.kind == "nvlink"
-    channels, nvls, _ = min(log.widths, default=(FEW_CHANNELS, 0, 0))
-    if fast and channels < FEW_CHANNELS and not limits:
+    channels, nvls, _ = min(log.widths, default=(COUNT.few_channels, 0, 0))
+    if fast and channels < COUNT.few_channels and not limits:
         yield _cause("few channels", f"{plural(channels, 'channel')} do not fill {place.intra.name}")
     if place.intra.key in _CAUSES["links"]["nvls"] and not nvls and log.counted["no_nvls"]:
         said = "the NVSwitch does not sum (NVLS multicast is not available)"
@@ -322,7 +322,7 @@ def _unheard(log: NcclLog) -> Iterator[Cause]:
     there = {t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op}
     if first.members <= len(spoke):
         return
-    gone = sorted(set(range(min(first.members, MOST_RANKS))) - spoke) if max(spoke) < first.members else []
+    gone = sorted(set(range(min(first.members, COUNT.most_ranks))) - spoke) if max(spoke) < first.members else []
     who = _ranks(gone) if gone else f"{first.members - len(there)} of them"
     has = "has" if len(gone) == 1 else "have"
     said = f"{first.op} number {first.seq} is shared out among {first.members} ranks, and {who} {has} no line here"
@@ -352,8 +352,8 @@ def _silent(log: NcclLog) -> list[int]:
     spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
     grouped = max((t.members for t in log.timeouts), default=0)
     size = max([*spoke, *log.heard, grouped - 1, log.world.size - 1 if log.world else 0]) + 1
-    gone = sorted(set(range(min(size, MOST_RANKS))) - spoke)
-    few = len(gone) == 1 or len(gone) * FEW <= len(spoke)  # groups of every other rank leave gaps too
+    gone = sorted(set(range(min(size, COUNT.most_ranks))) - spoke)
+    few = len(gone) == 1 or len(gone) * COUNT.few <= len(spoke)  # groups of every other rank leave gaps too
     return gone if few and len(spoke) >= (2 if log.world else 3) else []
 
 

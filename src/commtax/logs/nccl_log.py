@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from commtax.evidence.thresholds import counts
 from commtax.files import table
 from commtax.logs.startup import lines
 
 _TABLE = table("logs/nccl_log.toml")
-MOST_RINGS, MOST_WARNINGS, MOST_TIMEOUTS, MOST_TEXT = 512, 64, 4096, 200
-MOST = 200_000  # ways, ranks and calls that are told apart
+COUNT = counts(__name__)
 ELEMENT_BYTES: tuple[int, ...] = tuple(_TABLE["element_bytes"])
 OPS: dict[str, str] = _TABLE["ops"]
 GATHERED = ("all-gather", "reduce-scatter")  # whose count is of one rank's part
@@ -173,19 +173,19 @@ def parse(text: str) -> NcclLog:
 
 
 def _version(log: NcclLog, line: str) -> None:
-    if len(log.versions) < MOST and (match := _VERSION.search(line)):
+    if len(log.versions) < COUNT.most and (match := _VERSION.search(line)):
         spoken = _SPOKEN.search(line[:500].split(" NCCL ")[0])
         log.versions[f"{spoken[1]}:{spoken[2]}" if spoken else ""] = f"{match[1]} {match[2]}"
 
 
 def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) -> None:
     """One line of NCCL itself."""
-    if warning and (len(log.warnings) < MOST_WARNINGS or message[:MOST_TEXT] in log.warnings):
-        log.warnings[message[:MOST_TEXT].strip()] += 1
-    if warning and process not in log.returned and len(log.returned) < MOST and _NOT_DONE.search(message):
-        log.returned[process] = log.warned.get(process, message[:MOST_TEXT].strip())
-    if warning and len(log.warned) < MOST:
-        log.warned[process] = message[:MOST_TEXT].strip()
+    if warning and (len(log.warnings) < COUNT.most_warnings or message[: COUNT.most_text] in log.warnings):
+        log.warnings[message[: COUNT.most_text].strip()] += 1
+    if warning and process not in log.returned and len(log.returned) < COUNT.most and _NOT_DONE.search(message):
+        log.returned[process] = log.warned.get(process, message[: COUNT.most_text].strip())
+    if warning and len(log.warned) < COUNT.most:
+        log.warned[process] = message[: COUNT.most_text].strip()
     if " -> " in message and process in log.warned and _RETURNED.match(message):
         log.returned[process] = log.warned[process]
     if message.startswith(("Channel ", "Ring ", "Trees ")):
@@ -200,7 +200,7 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
     if "coll channels" in message and (match := _WIDTH.search(message)):
         log.widths.add((int(match[1]), int(match[2] or 0), int(match[3])))
         _went_on(log, process)
-    if "Init timings" in message and len(log.init_s) < MOST and (match := _INIT.search(message)):
+    if "Init timings" in message and len(log.init_s) < COUNT.most and (match := _INIT.search(message)):
         log.init_s[int(match[1])] = max(float(match[2]), log.init_s.get(int(match[1]), 0.0))
     if message.startswith("Using network "):
         log.networks[message[14:80].strip()] += 1
@@ -210,14 +210,14 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
         log.nics |= dict.fromkeys(_NIC.findall(message[:4000]))
     if any(word in message for word in _TABLE["counted_words"]):
         log.counted.update(name for name, pattern in _COUNTED if pattern.search(message))
-    if ("NET" in message or "libibverbs" in message) and len(log.failures) < MOST_WARNINGS:
-        log.failures.update(found[0][:MOST_TEXT].strip() for pattern in _FAILED if (found := pattern.search(message)))
+    if ("NET" in message or "libibverbs" in message) and len(log.failures) < COUNT.most_warnings:
+        log.failures.update(found[0][: COUNT.most_text].strip() for pattern in _FAILED if (found := pattern.search(message)))
 
 
 def _tuned(log: NcclLog, algorithm: str, protocol: str, nbytes: int) -> None:
     """What NCCL chose for a size."""
     name = f"{algorithm} {protocol}"
-    if name in log.tuned or len(log.tuned) < MOST_WARNINGS:
+    if name in log.tuned or len(log.tuned) < COUNT.most_warnings:
         times, least, most = log.tuned.get(name, (0, nbytes, nbytes))
         log.tuned[name] = times + 1, min(least, nbytes), max(most, nbytes)
 
@@ -232,15 +232,15 @@ def _paths(log: NcclLog, message: str) -> None:
     """The way of one channel between two ranks, a ring, or trees."""
     if message.startswith("Trees "):
         for tree, rank, parent in _TREE.findall(message[:200]):
-            if tree == "0" and len(log.parents) < MOST:
+            if tree == "0" and len(log.parents) < COUNT.most:
                 log.parents[int(rank)] = int(parent)
     elif match := _CHANNEL.match(message):
         transport, direct = _transport(match[5])
         route = Route(int(match[3]), int(match[4]), transport, direct)
-        if len(log.routes) >= MOST and route not in log.routes:
+        if len(log.routes) >= COUNT.most and route not in log.routes:
             return
         log.routes[route] = log.routes.get(route, 0) | 1 << (int(match[1]) * 4 + min(3, int(match[2] or 0)))
-    elif (match := _RING.match(message)) and len(log.rings) < MOST_RINGS:
+    elif (match := _RING.match(message)) and len(log.rings) < COUNT.most_rings:
         ring = tuple(int(rank) for rank in match[1].split() if len(rank) < 10)
         log.rings[ring] = log.rings.get(ring, 0) + 1
 
@@ -263,7 +263,7 @@ def _transport(via: str) -> tuple[str, bool]:
 def _communicator(log: NcclLog, host: str, process: str, match: re.Match[str], message: str) -> None:
     """Somebody's place in a communicator, whose number all of its ranks share where the version writes it."""
     rank, size, who = int(match[2]), int(match[3]), (process, match[1])
-    if len(log.members) >= MOST and who not in log.members:
+    if len(log.members) >= COUNT.most and who not in log.members:
         return
     known = _COMM_ID.search(message)
     key = known[1] if known else log.members.get(who, (f"{size} ranks", 0))[0]
@@ -293,13 +293,13 @@ def _called(log: NcclLog, process: str, match: re.Match[str]) -> None:
     """A call with its size: of the whole tensor, as everywhere."""
     op = OPS.get(match[1], "")
     dtype, size, who = int(match[4]), int(match[6]), (process, match[5])
-    if not op or dtype >= len(ELEMENT_BYTES) or (len(log.calls) >= MOST and (who, op, size) not in log.calls):
+    if not op or dtype >= len(ELEMENT_BYTES) or (len(log.calls) >= COUNT.most and (who, op, size) not in log.calls):
         return
     _went_on(log, process)
     nbytes = float(match[3]) * ELEMENT_BYTES[dtype] * (size if op in GATHERED else 1)
     count, total = log.calls.get((who, op, size), (0, 0.0))
     log.calls[who, op, size] = count + 1, total + nbytes
-    if op != "send-recv" and len(log.issued) < MOST:
+    if op != "send-recv" and len(log.issued) < COUNT.most:
         mine = log.issued.setdefault((size, int(match[2], 16)), {})
         mine[who] = (*mine.get(who, ()), f"{op} of {int(match[3]):,} x {ELEMENT_BYTES[dtype]} bytes")[:64]
 
@@ -317,13 +317,13 @@ def _members(op: str, entering: int, leaving: int) -> int:
 
 def _watched(log: NcclLog, line: str) -> None:
     """PyTorch's watchdog."""
-    if "ank" in line and len(log.heard) < MOST and (match := _HEARD.search(line)):
+    if "ank" in line and len(log.heard) < COUNT.most and (match := _HEARD.search(line)):
         log.heard.add(int(match[1] or match[2]))
-    if "Watchdog caught" in line and len(log.timeouts) < MOST_TIMEOUTS and (match := _TIMEOUT.search(line)):
+    if "Watchdog caught" in line and len(log.timeouts) < COUNT.most_timeouts and (match := _TIMEOUT.search(line)):
         elements, members = (int(match[4]), _members(match[3], int(match[4]), int(match[5]))) if match[4] else (None, 0)
         limit_s, ran_s = int(match[6]) / 1e3, int(match[7] or match[6]) / 1e3
         log.timeouts.append(Timeout(int(match[1]), int(match[2]), match[3], elements, limit_s, ran_s, members))
-    elif "last enqueued" in line and len(log.progress) < MOST and (match := _PROGRESS.search(line)):
+    elif "last enqueued" in line and len(log.progress) < COUNT.most and (match := _PROGRESS.search(line)):
         log.progress[match[1], int(match[2])] = Progress(int(match[3]), int(match[4]), int(match[5]))
 
 

@@ -9,15 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from commtax.evidence.thresholds import thresholds
 from commtax.logs.training_log import TrainedStep
 
-WARM_UP = 1.2  # the first steps are warm-up while they take this many times the usual one …
-MOST_WARM_UP = 0.5  # … and are no more than this share of all
-SLOW = 1.5  # times the usual step
-SHIFTED = 1.08  # times the steps before …
-SHIFT_NOISE = 3.0  # … and this many deviations of the steps on either side
-LEAST_SIDE = 3  # steps on either side of a shift
-SMOOTHED = 5  # steps whose median hides single slow ones
+COUNT, LEVEL = thresholds(__name__)
 DEVIATION = 1.4826  # of a normal distribution over its median absolute deviation
 
 
@@ -60,7 +55,7 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
     shift, split = _shift(indices, kept)
     sides = [kept[:split], kept[split:]] if shift else [kept]
     usuals = [each for each, side in [(median(side), side) for side in sides] for _ in side]
-    slow = [(i, s, u) for i, s, u in zip(indices, kept, usuals, strict=True) if s >= SLOW * u]
+    slow = [(i, s, u) for i, s, u in zip(indices, kept, usuals, strict=True) if s >= LEVEL.slow * u]
     deviation = DEVIATION * median(abs(s / u - 1) for s, u in zip(kept, usuals, strict=True))
     return Pace(
         usual_s=usual,
@@ -84,7 +79,7 @@ def _at_one_batch(steps: Sequence[TrainedStep]) -> list[float]:
 def _warm(seconds: Sequence[float]) -> int:
     """How many of the first steps are warm-up."""
     usual, first = median(seconds), 0
-    while first < len(seconds) * MOST_WARM_UP - 1 and seconds[first] > WARM_UP * usual:
+    while first < len(seconds) * LEVEL.most_warm_up - 1 and seconds[first] > LEVEL.warm_up * usual:
         first += 1
     return first
 
@@ -92,18 +87,18 @@ def _warm(seconds: Sequence[float]) -> int:
 def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | None, int]:
     """The one place from which on steps take longer, by least squares of smoothed logarithms; judged by medians."""
     n = len(seconds)
-    if n < 2 * LEAST_SIDE:
+    if n < 2 * COUNT.least_side:
         return None, n
     logs = np.log(_smoothed(seconds))
     sums, squares = np.cumsum(logs), np.cumsum(logs**2)
-    at = np.arange(LEAST_SIDE, n - LEAST_SIDE + 1)
+    at = np.arange(COUNT.least_side, n - COUNT.least_side + 1)
     left = squares[at - 1] - sums[at - 1] ** 2 / at
     right = (squares[-1] - squares[at - 1]) - (sums[-1] - sums[at - 1]) ** 2 / (n - at)
     split = int(at[int(np.argmin(left + right))])
     before, after = seconds[:split], seconds[split:]
     low, high = median(before), median(after)
     noise = max(DEVIATION * median(abs(s - m) for s in side) / m for side, m in ((before, low), (after, high)))
-    if high / low < SHIFTED or math.log(high / low) < SHIFT_NOISE * noise:
+    if high / low < LEVEL.shifted or math.log(high / low) < LEVEL.shift_noise * noise:
         return None, n
     return Shift(indices[split], low, high), split
 
@@ -111,11 +106,11 @@ def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | No
 def _smoothed(seconds: Sequence[float]) -> np.ndarray[Any, Any]:
     """Running medians, where there are steps enough."""
     given = np.array(seconds, dtype=float)
-    if len(given) < 2 * SMOOTHED:
+    if len(given) < 2 * COUNT.smoothed:
         return given
-    half = SMOOTHED // 2
+    half = COUNT.smoothed // 2
     padded = np.concatenate([given[:half], given, given[-half:]])
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED), axis=1))
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, COUNT.smoothed), axis=1))
 
 
 def _period(indices: Sequence[int]) -> int:

@@ -9,9 +9,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from commtax.evidence.thresholds import counts
 from commtax.statement import Refusal
 
-MOST_INSTRUCTIONS = 6_000_000  # each may make an object of a hundred bytes
+COUNT = counts(__name__)
 _MARK = object()
 Stack = list[Any]
 _TEXTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "BINSTRING", "SHORT_BINSTRING", "STRING")
@@ -58,8 +59,8 @@ def _read(raw: bytes, name: str) -> tuple[Any, str]:
             count += 1
             if op.name == "STOP":
                 break
-            if count > MOST_INSTRUCTIONS:
-                partial = f"more than {MOST_INSTRUCTIONS:,} instructions"
+            if count > COUNT.most_instructions:
+                partial = f"more than {COUNT.most_instructions:,} instructions"
                 break
             _run(op.name, arg, stack, memo, name)
     except Refusal:

@@ -8,19 +8,9 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
+from commtax.evidence.thresholds import counts
 from commtax.logs import crashes
-from commtax.logs.startup import (
-    MOST_MOMENTS,
-    Heard,
-    Moment,
-    Rank,
-    StartupLog,
-    Wordings,
-    axes_of,
-    lines,
-    number,
-    since_last,
-)
+from commtax.logs.startup import Heard, Moment, Rank, StartupLog, Wordings, axes_of, lines, number, since_last
 from commtax.units import GiB
 
 _WORKER = re.compile(r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?((?: [A-Z]{2,5}\d{1,6}){1,8})\]")
@@ -94,7 +84,7 @@ def _summed(heard: Heard, pools: dict[str, dict[int, float]]) -> None:
 def _served(heard: Heard, line: str, worker: str, resumed: set[str]) -> None:
     """A batch as the scheduler counts it; the first decode line after nothing ran counts the pause too, and says nothing."""
     match = _BATCH.search(line)
-    if not match or len(heard.moments) >= MOST_MOMENTS:
+    if not match or len(heard.moments) >= counts("logs.startup").most_moments:
         return
     said: dict[str, str] = dict(reversed(_COUNT.findall(line, match.end())))  # of a full cache before that of windows
     if match[1] == "Prefill":

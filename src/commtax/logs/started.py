@@ -8,8 +8,9 @@ from typing import Any
 from commtax.catalog.models import bundled
 from commtax.evidence.finding import Cause, Claim, Finding
 from commtax.evidence.identity import names_of
+from commtax.evidence.thresholds import counts, levels, thresholds
 from commtax.files import table
-from commtax.logs.held_up import FEW_MOMENTS, FULL_CACHE, behind_cache, held_up, served
+from commtax.logs.held_up import behind_cache, held_up, served
 from commtax.logs.startup import ENDED, FAILURE, READY, STAGE, STALLED, Claimed, Moment, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
@@ -18,10 +19,8 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "tgi": 
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
-LONG_WAIT_S = 120.0  # for which a worker is not waited for without a reason
+COUNT, LEVEL = thresholds(__name__)
 UNFINISHED, PARTIAL = "did not finish starting in this log", "partial"
-GROWS = 3.0  # times as many requests that wait
-ALWAYS_CAPTURED = 8  # requests of a batch of which every engine that makes graphs has one: without it graphs are off altogether
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
@@ -149,7 +148,7 @@ def typical(log: StartupLog) -> tuple[int, float, int] | None:
     """Requests that ran most often, the median of tokens a second while they did, and tokens that each had cached (0: not told)."""
     count = Counter(m.running for m in log.moments if m.running and m.tokens_per_s)
     running, times = max(count.items(), key=lambda pair: (pair[1], pair[0]), default=(0, 0))
-    if times < FEW_MOMENTS:
+    if times < counts("logs.held_up").few_moments:
         return None
     these = [m for m in log.moments if m.running == running and m.tokens_per_s]
     cached = [m.cached_tokens for m in these if m.cached_tokens]
@@ -187,7 +186,7 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
 
 def _stalled(log: StartupLog) -> Iterator[Cause]:
     """A process that waits for others to the end of the log."""
-    if (waited := log.figures.get(STALLED, 0.0)) >= LONG_WAIT_S and FAILURE not in log.settings:
+    if (waited := log.figures.get(STALLED, 0.0)) >= LEVEL.long_wait_s and FAILURE not in log.settings:
         said = f"hung: a process has waited {format_seconds(waited)} for its workers when the log ends"
         change = "stacks of all workers (py-spy dump) tell which one is elsewhere; a first compilation may take as long"
         yield Cause("hang", said, change=change)
@@ -223,16 +222,16 @@ def _on_cpu(log: StartupLog) -> bool:
 
 def _queue(log: StartupLog) -> Iterator[Cause]:
     moments = [m for m in log.moments if m.running]
-    waits = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= FULL_CACHE]
+    waits = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= levels("logs.held_up").full_cache]
     if behind_cache(waits, moments):
         most, full = max(m.waiting or 0 for m in waits), f"{plural(len(waits), 'line')} of {len(moments)}"
         queue = f"up to {most:,} requests wait" if most > 1 else "1 request waits"
         change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
         yield Cause("cache full", f"overloaded: the KV cache is full in {full}, and {queue}", change=change)
     yield from _growing(moments)
-    launched = [m for m in moments if m.graph is False and m.running > ALWAYS_CAPTURED]
+    launched = [m for m in moments if m.graph is False and m.running > COUNT.always_captured]
     decoded = sum(m.graph is not None or m.tokens_per_s > 0 for m in moments)
-    if len(launched) >= FEW_MOMENTS and len(launched) * 2 > decoded:
+    if len(launched) >= counts("logs.held_up").few_moments and len(launched) * 2 > decoded:
         said = f"{plural(len(launched), 'decode line')} of {decoded} ran without a CUDA graph"
         yield Cause("no graph", said, change="capture larger batches (--cuda-graph-max-bs)")
 
@@ -241,10 +240,10 @@ def _growing(moments: list[Moment]) -> Iterator[Cause]:
     """More requests wait in the last third of the lines than in the first, and as many as run: more come than are answered."""
     told = [m for m in moments if m.waiting is not None]
     third = len(told) // 3
-    if third < FEW_MOMENTS:
+    if third < counts("logs.held_up").few_moments:
         return
     early, late = (median(m.waiting or 0 for m in part) for part in (told[:third], told[-third:]))
-    if late >= GROWS * max(1.0, early) and late >= median(m.running for m in told[-third:]):
+    if late >= LEVEL.grows * max(1.0, early) and late >= median(m.running for m in told[-third:]):
         said = f"overloaded: {early:.0f} requests wait in the first third of the lines, and {late:.0f} in the last"
         yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
 

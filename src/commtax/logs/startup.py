@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from commtax.evidence.thresholds import counts
 from commtax.files import table
 from commtax.logs import crashes
 from commtax.records import filled
@@ -18,10 +19,7 @@ FAILURE, READY = "failure", "ready"  # settings: why it did not start or did not
 STALLED = "stalled_s"  # a figure: how long a process has waited for others when the log ends
 STAGE, ENDED = "stage", "ended"  # … the last step of a start that it names, and that its process was ended
 SAY_READY = ("vllm", "sglang", "tgi")  # engines with a line that ends their start
-MOST_SIGNS = 65536  # of a line: a configuration has ten thousand, and what runs on beyond says nothing
-MOST_SETTINGS = 600
-MOST_VALUE = 200  # signs of a setting that are kept
-MOST_MOMENTS = 100_000  # lines of one kind that are kept: figures, ranks, and what a serving engine counts
+COUNT = counts(__name__)
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
 _SETTING = re.compile(r"(?:['\"]([a-z][a-z_]{1,60})['\"]\s{0,4}:|\b([a-z][a-z_]{1,60})=)\s{0,4}('[^']*+'|\"[^\"]*+\"|[\w./+-]++)")
@@ -168,7 +166,7 @@ class Heard:
     moments: list[Moment] = field(default_factory=list)
 
     def note(self, name: str, worker: str, value: float) -> None:
-        if len(noted := self.figures.setdefault(name, [])) < MOST_MOMENTS:
+        if len(noted := self.figures.setdefault(name, [])) < COUNT.most_moments:
             noted.append((worker, value))
 
     def slowest(self, name: str) -> None:
@@ -235,7 +233,7 @@ class Wordings:
                 value = match[1].split(". To silence")[0].strip().rstrip(".")
                 held = heard.facts if name in _FIELDS else heard.settings
                 if name not in held or name not in self.table.get("first", ()):
-                    held[name] = value[:MOST_VALUE]
+                    held[name] = value[: COUNT.most_value]
         if any(sign in line for sign in self.table["configured"]):
             self._settings(heard, line)
 
@@ -243,7 +241,7 @@ class Wordings:
         """A printed configuration; the first value of a key counts, and the last is kept to compare runs by."""
         for quoted, bare, raw in _SETTING.findall(_DRAFTER.sub("", line)):
             key = quoted or bare
-            value = raw.strip("'\"").rstrip(".").removeprefix("torch.")[:MOST_VALUE]
+            value = raw.strip("'\"").rstrip(".").removeprefix("torch.")[: COUNT.most_value]
             if (name := self.table["numbers"].get(key)) and _PLAIN_NUMBER.fullmatch(value):
                 number = float(value)
                 heard.facts.setdefault(name, int(number) if number.is_integer() and name != "gpu_memory_utilization" else number)
@@ -255,7 +253,7 @@ class Wordings:
         """What was said last; that something is left to the engine says less than what it took."""
         if name in settings:
             settings[name] = value if value not in ("None", "auto") else settings[name]
-        elif name not in self.table["not_kept"] and len(settings) < MOST_SETTINGS:
+        elif name not in self.table["not_kept"] and len(settings) < COUNT.most_settings:
             settings[name] = value
 
 
@@ -282,7 +280,7 @@ def lines(text: str) -> Iterator[str]:
     while at < len(text):
         end = text.find("\n", at)
         end = len(text) if end < 0 else end
-        line = text[at : min(end, at + MOST_SIGNS)].rstrip("\r")
+        line = text[at : min(end, at + COUNT.most_signs)].rstrip("\r")
         yield _COLOUR.sub("", line) if "\x1b" in line else line
         at = end + 1
 

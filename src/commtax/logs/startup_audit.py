@@ -7,6 +7,7 @@ from commtax import catalog
 from commtax.cost.memory import weights
 from commtax.evidence.finding import DISAGREE, Claim, Finding, Section
 from commtax.evidence.identity import differing
+from commtax.evidence.thresholds import levels
 from commtax.logs.started import (
     ALL_WEIGHTS,
     AXES,
@@ -33,18 +34,11 @@ from commtax.units import GiB, format_seconds, plural
 from commtax.verbs.asking import laid, settled
 from commtax.verbs.fitting import Fit, holds
 
-WEIGHTS_TOLERANCE = 0.02
-LEFT_TOLERANCE = 0.01  # KV memory that is left, of the chip's memory: 16 of 17 published starts, of any version, are nearer
+LEVEL = levels(__name__)
 OTHER_VERSIONS = {"vllm": 0.025}  # versions that count their peak otherwise than the one that the memory model was made for
 OLDER_SHARE = {"vllm": 0.90}  # of memory that versions before the one of the catalogue take by themselves
-NEAR_WEIGHTS = 0.05  # weights of a log that names neither its model nor its version
-CACHE_TOLERANCE = 0.005  # of tokens: ranks differ by as much in memory, and another head, type or layer makes more
-OTHER_ENGINES = 0.05  # … and engines whose memory was not fitted on logs leave this much
-PRINTED_SHARE = 0.01  # of a node, printed in tenths of a GiB
-NODE_TOLERANCE = 0.06  # of a node's memory: a worker on CPUs holds a gigabyte beside its weights
-UNSAID, LEAST_SHARE = ("vllm",), 0.5  # engines whose share is of all memory, and the least that is taken for one
+UNSAID = ("vllm",)  # engines whose share is of all memory
 PRINTED_GIB, PRINTED_TIMES = 0.006 * GiB, 0.006  # half of the last digit of memory and of concurrency, in their own units
-DISPATCH_TOLERANCE = 0.02  # of a decode step, before another all-reduce counts as a disagreement
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size")
 SILENT = "the log does not say"
 SHARES = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static", "trtllm": "free_gpu_memory_fraction"}
@@ -109,7 +103,7 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
     """Loaded weights of each worker against its stage; workers of one stage that loaded the same share a line."""
     asked, slack = settled(question), PRINTED_GIB + FREE_BYTES.get(log.engine, 0.0)
     if not log.weights_bytes:
-        yield Finding("weights per rank", _stage_bytes(asked, 0), None, "bytes", WEIGHTS_TOLERANCE, reason=SILENT)
+        yield Finding("weights per rank", _stage_bytes(asked, 0), None, "bytes", LEVEL.weights_tolerance, reason=SILENT)
     stages: dict[tuple[int, float], list[str]] = {}
     for worker, nbytes in log.weights_bytes:
         stages.setdefault((axes_of(worker).get("pp", 0), round(nbytes / GiB, 3) * GiB), []).append(worker)
@@ -118,15 +112,17 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
         predicted = _stage_bytes(asked, min(stage, int(asked.plan.pp) - 1))
         total += predicted * len(workers)
         label = workers[0] if len(workers) == 1 else f"{plural(len(workers), 'rank')} alike"
-        tolerance = WEIGHTS_TOLERANCE + slack / predicted
+        tolerance = LEVEL.weights_tolerance + slack / predicted
         item = Note("weights", f"weights ({label})")
         finding = Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question), evidence=True).judged()
-        near = not (log.model or log.version) and abs(finding.difference or 0.0) <= NEAR_WEIGHTS
+        near = not (log.model or log.version) and abs(finding.difference or 0.0) <= LEVEL.near_weights
         yield finding.unsure(UNNAMED) if near and finding.verdict == DISAGREE else finding
     ranks = int(asked.plan.tp) * int(asked.plan.pp) * int(asked.plan.dp)
     if 1 < len(log.weights_bytes) == ranks:
         loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), _whole_bytes(question) * int(asked.plan.dp)
-        finding = Finding(ALL_WEIGHTS, total, loaded, "bytes", WEIGHTS_TOLERANCE + slack * ranks / total, replicated(loaded, whole))
+        finding = Finding(
+            ALL_WEIGHTS, total, loaded, "bytes", LEVEL.weights_tolerance + slack * ranks / total, replicated(loaded, whole)
+        )
         yield replace(finding, evidence=True).judged()
 
 
@@ -148,7 +144,7 @@ def _likely(measured: float, question: Question) -> str:
             nbytes = _stage_bytes(settled(question.but(**{name: value})), 0)
         except ValueError:
             continue
-        if abs(measured / nbytes - 1) <= WEIGHTS_TOLERANCE:
+        if abs(measured / nbytes - 1) <= LEVEL.weights_tolerance:
             return f"as at {name.removeprefix('weights_')} {value}"
     return "another model, quantisation or split than was said"
 
@@ -167,11 +163,11 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     tokens = log.kv_tokens or (log.kv_blocks * judged.block_size if log.kv_blocks else None)
     if left is None:
         why, base = limits if tokens else SILENT, whole / judged.kv_bytes_per_token
-        found = Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base)
+        found = Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEVEL.left_tolerance, why, base)
         yield _as_counted(_left(found, log, judged, said))
         if judged.needed_kv_bytes > 0:
             each, base = log.max_concurrency, whole / judged.needed_kv_bytes
-            found = Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, limits, base)
+            found = Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEVEL.left_tolerance, limits, base)
             yield _as_counted(_left(found, log, judged, said))
         return
     if not log.kv_fixed and (node := node_bytes(log)):
@@ -179,7 +175,7 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     elif not log.kv_fixed:
         item = "KV memory left, of all memory"
         room = judged.kv_bytes + _lighter(log, judged)
-        yield _left(Finding(item, room, left, "bytes", LEFT_TOLERANCE, share, whole), log, judged, said, told)
+        yield _left(Finding(item, room, left, "bytes", LEVEL.left_tolerance, share, whole), log, judged, said, told)
     if left > 0:  # else it did not fit: there is nothing to count
         yield from _counted(log, asked, judged, left, tokens)
 
@@ -187,7 +183,7 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
 def _lighter(log: StartupLog, judged: Fit) -> float:
     """What other weights than were said leave more: they are judged in their own line, and not once more in what they leave."""
     loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
-    return judged.weights_bytes - loaded if abs(loaded / judged.weights_bytes - 1) > WEIGHTS_TOLERANCE else 0.0
+    return judged.weights_bytes - loaded if abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance else 0.0
 
 
 def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens: int | None) -> Iterator[Finding]:
@@ -197,7 +193,7 @@ def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens:
     rounding = printed / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
     plan, why = asked.plan, OTHER_CACHE if tokens else SILENT
     several = int(plan.tp) * int(plan.pp) * int(plan.dp) > 1  # the line of one may be all that an excerpt has
-    rounding = max(rounding, CACHE_TOLERANCE) if several else rounding
+    rounding = max(rounding, LEVEL.cache_tolerance) if several else rounding
     apart = log.engine == "sglang" and judged.state_bytes_per_sequence  # states have a pool of their own, and are not in the size
     wanted = int(left / judged.kv_bytes_per_token) if apart else _tokens(log, inside)
     found = [Finding("KV tokens in that memory", wanted, tokens, "tokens", rounding, why, evidence=True).judged()]
@@ -219,7 +215,7 @@ def _excuse(log: StartupLog, asked: Question, wanted: int, tokens: int | None, l
     )
     full = holds(replace(asked, model=replace(asked.model, blocks=blocks)).but(kv_cache_memory_bytes=left))
     counted = _tokens(log, full)
-    return ALL_FULL if counted and abs(tokens / counted - 1) <= CACHE_TOLERANCE else ""
+    return ALL_FULL if counted and abs(tokens / counted - 1) <= LEVEL.cache_tolerance else ""
 
 
 def _of_node(log: StartupLog, judged: Fit, node: float) -> Finding:
@@ -227,10 +223,19 @@ def _of_node(log: StartupLog, judged: Fit, node: float) -> Finding:
     share = judged.question.limits.gpu_memory_utilization
     left, why = share * node - judged.weights_bytes, f"another {SHARES[log.engine]} than {share:g}, or other weights"
     found = Finding(
-        "KV memory left, of the node's memory", left, log.available_kv_bytes, "bytes", NODE_TOLERANCE, why, node, evidence=True
+        "KV memory left, of the node's memory",
+        left,
+        log.available_kv_bytes,
+        "bytes",
+        LEVEL.node_tolerance,
+        why,
+        node,
+        evidence=True,
     )
     taken = min(claim.nbytes for claim in log.claims) / node
-    return found.judged() if abs(taken - share) < PRINTED_SHARE else found.undecided(f"its worker takes {taken:.2f} of the node")
+    return (
+        found.judged() if abs(taken - share) < LEVEL.printed_share else found.undecided(f"its worker takes {taken:.2f} of the node")
+    )
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
@@ -249,7 +254,7 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
 def _left(finding: Finding, log: StartupLog, judged: Fit, said: bool, told: bool = True) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise, or took another share."""
     made_for, difference, finding = judged.question.engine.version, finding.difference, replace(finding, evidence=True).judged()
-    most = OTHER_VERSIONS.get(log.engine, OTHER_ENGINES)
+    most = OTHER_VERSIONS.get(log.engine, LEVEL.other_engines)
     if finding.verdict == DISAGREE and not said and (share := _likely_share(log, judged, difference or 0.0)):
         return finding.undecided(f"the log does not say its share of memory: as at {SHARES[log.engine]} {share:.2f}")
     if finding.verdict != DISAGREE or difference is None or log.version.startswith(made_for):
@@ -271,7 +276,7 @@ def _as_counted(finding: Finding) -> Finding:
 def _likely_share(log: StartupLog, judged: Fit, difference: float) -> float:
     """The share of memory that would explain what is left, where nobody says it; 0 where none does."""
     share = judged.question.limits.gpu_memory_utilization + difference
-    return min(1.0, share) if log.engine in UNSAID and LEAST_SHARE <= share <= 1 + OTHER_VERSIONS[log.engine] else 0.0
+    return min(1.0, share) if log.engine in UNSAID and LEVEL.least_share <= share <= 1 + OTHER_VERSIONS[log.engine] else 0.0
 
 
 def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
@@ -282,7 +287,7 @@ def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     custom = float(claim.bill(batch=batch, context=context).step_s)
     fallback = float(claim.bill(batch=batch, context=context, library="nccl").step_s)
     item = Note("custom all-reduce", f"decode step, custom all-reduce off ({log.custom_allreduce_disabled})")
-    finding, cost = Finding(item, custom, fallback, "s", DISPATCH_TOLERANCE).judged(), fallback - custom
+    finding, cost = Finding(item, custom, fallback, "s", LEVEL.dispatch_tolerance).judged(), fallback - custom
     reason = f"NCCL instead costs {format_seconds(cost)} a step ({cost / custom:+.1%}) at batch {batch}; both figures are priced"
     yield finding.undecided(f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
 

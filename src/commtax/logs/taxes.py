@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from commtax.evidence.finding import Cause
+from commtax.evidence.thresholds import thresholds
 from commtax.ledger import Line
 from commtax.spec import PARALLEL, TAXES
 from commtax.units import format_seconds
@@ -20,8 +21,7 @@ HELPS = {
     "kernels": ("fp8",),
 }
 """What-ifs that lower a tax, by their codes; other axes' taxes have links alone."""
-LEAST = 0.005  # of the step, for a tax to be told
-TOLD = 3  # likely reasons of what the plan does not explain
+COUNT, LEVEL = thresholds(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def in_words(found: list[Tax], measured_s: float, mfu: float) -> str:
     """
     left = next((t.seconds for t in found if t.code == "unexplained"), 0.0)
     shares = [(t.seconds / measured_s, t.said) for t in found if t.code != "unexplained"]
-    parts = [f"{mfu:.0%} MFU", *(f"{share:.0%} {said}" for share, said in shares if abs(share) >= LEAST)]
+    parts = [f"{mfu:.0%} MFU", *(f"{share:.0%} {said}" for share, said in shares if abs(share) >= LEVEL.least)]
     price = measured_s - left
     if left > 0:
         parts.append(f"{left / measured_s:.0%} not explained by the plan (the step is {left / price:.1%} slower than its price)")
@@ -86,7 +86,7 @@ def as_causes(priced: StepBill, found: list[Tax], measured_s: float, measured_mf
     offered = {c.code: c for c in counterfactuals(priced) if c.delta_s < 0}
     for tax in found:
         share = tax.seconds / measured_s
-        if share < LEAST:
+        if share < LEVEL.least:
             continue
         said = f"{tax.said}: {format_seconds(tax.seconds)} of a step, {share:.1%}"
         if tax.code == "unexplained":
@@ -100,7 +100,7 @@ def _change(tax: Tax, offered: Mapping[str, Counterfactual], priced: StepBill) -
     """The what-if that saves most of those that lower a tax."""
     usual = ("bandwidth",) if tax.code in PARALLEL else ()
     best = min((offered[code] for code in HELPS.get(tax.code, usual) if code in offered), key=lambda c: c.delta_s, default=None)
-    if best is None or -best.delta_s < LEAST * float(priced.step_s):
+    if best is None or -best.delta_s < LEVEL.least * float(priced.step_s):
         return "", ""
     note = f" ({best.note})" if best.note else ""
     return f"{best.what}{note}", f"{format_seconds(-best.delta_s)} a step, {-best.delta_s / float(priced.step_s):.0%}, as priced"
@@ -108,5 +108,5 @@ def _change(tax: Tax, offered: Mapping[str, Counterfactual], priced: StepBill) -
 
 def _likely(priced: StepBill, measured_mfu: float) -> str:
     """What would explain a slower run, nearest first."""
-    reasons = causes(priced, measured_mfu)[:TOLD] if 0 < measured_mfu <= 1 else []
+    reasons = causes(priced, measured_mfu)[: COUNT.told] if 0 < measured_mfu <= 1 else []
     return "; ".join(f"{c.what} ({c.detail})" if c.detail else c.what for c in reasons)

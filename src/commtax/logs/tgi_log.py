@@ -2,7 +2,8 @@
 
 import re
 
-from commtax.logs.startup import MOST_MOMENTS, Heard, Rank, StartupLog, Wordings, lines
+from commtax.evidence.thresholds import counts
+from commtax.logs.startup import Heard, Rank, StartupLog, Wordings, lines
 
 _SHARD = re.compile(r"(?:Starting shard|Waiting for shard to be ready\.{0,3}|Shard ready in \S{1,20}) rank=(\d{1,4})\b")
 _SHARDS = re.compile(r"\bnum_shard: Some\(\s{0,9}(\d{1,4})")
@@ -24,7 +25,7 @@ def parse(text: str) -> StartupLog:
     heard = Heard()
     for line in filter(_WORDINGS.says, lines(text)):
         _WORDINGS.hear(heard, "", line)
-        if (match := _SHARD.search(line)) and len(heard.ranks) < MOST_MOMENTS:
+        if (match := _SHARD.search(line)) and len(heard.ranks) < counts("logs.startup").most_moments:
             heard.ranks[int(match[1])] = Rank(int(match[1]), tp=int(match[1]))
         if match := _SHARDS.search(line):
             heard.facts["tp"] = int(match[1])

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from commtax.evidence.finding import SECONDS_TOLERANCE, Cause, Claim, Finding, Section, assumed
+from commtax.evidence.finding import Cause, Claim, Finding, Section, assumed
 from commtax.evidence.identity import differing
+from commtax.evidence.thresholds import levels, thresholds
 from commtax.logs.pace import Pace, pace
 from commtax.logs.taxes import as_causes, in_words, taxes
 from commtax.logs.training_log import TrainingLog
@@ -23,8 +24,7 @@ OTHER_RUN = "other hardware, software or options than was said; the taxes say wh
 COMPARED = ("params_dtype", "transformer_impl", "optimizer")
 """Arguments that two runs may differ in beside their plans."""
 BATCH_NAMES = ("global_batch_size", "train_batch_size")  # Megatron's and DeepSpeed's
-SMALL, MOST_CLOCKS = 0.01, 8  # of a step, and clocks that are told
-UNEVEN = 0.1  # of a step, between the quickest and the slowest rank, before it is told
+COUNT, LEVEL = thresholds(__name__)
 MEMORY_MODEL = "a model of what is allocated: allocators and libraries take more"
 
 
@@ -147,7 +147,7 @@ def _step_s(log: TrainingLog, went: Pace | None, priced: StepBill | None) -> flo
 
 def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim: Claim | None) -> Iterator[Finding]:
     """Step time, rates, utilisation and memory, beside their prices where there are any."""
-    tolerance = claim.tolerance if claim else SECONDS_TOLERANCE
+    tolerance = claim.tolerance if claim else levels("evidence.finding").seconds_tolerance
     step_s, measured, rates = float(priced.step_s) if priced else None, _step_s(log, went, priced), _rates(log, went)
     if went and went.counted > 1:
         yield Finding("spread of steps", None, went.deviation, "share", reason=f"over {plural(went.counted, 'logged step')}")
@@ -179,9 +179,9 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
 
 def _clocks(log: TrainingLog, step_s: float | None) -> Iterator[Finding]:
     """The program's own clocks that take a part of the step, the longest first; some are inside of others."""
-    told = [t for t in log.timers if not step_s or SMALL * step_s <= t.high_s <= step_s * (1 + UNEVEN)]
+    told = [t for t in log.timers if not step_s or LEVEL.small * step_s <= t.high_s <= step_s * (1 + LEVEL.uneven)]
     again = {t.name.removesuffix("_microstep") for t in told if t.name.endswith("_microstep")}  # the same over a whole step
-    for timer in sorted((t for t in told if t.name not in again), key=lambda t: -t.high_s)[:MOST_CLOCKS]:
+    for timer in sorted((t for t in told if t.name not in again), key=lambda t: -t.high_s)[: COUNT.most_clocks]:
         share = f"{timer.high_s / step_s:.1%} of the step" if step_s else ""
         yield Finding(Note("clock", f"clock {timer.name}"), None, timer.high_s, "s", reason=share, of=timer.name)
 
@@ -229,7 +229,7 @@ def _uneven(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
         return
     for timer in sorted(log.timers, key=lambda t: t.low_s - t.high_s):
         apart = timer.high_s - timer.low_s
-        if apart >= UNEVEN * went.usual_s and not timer.name.endswith("setup"):
+        if apart >= LEVEL.uneven * went.usual_s and not timer.name.endswith("setup"):
             said = (
                 f"{timer.name}: {format_seconds(timer.low_s)} on the quickest rank, {format_seconds(timer.high_s)} on the slowest"
             )

@@ -14,15 +14,13 @@ from datetime import datetime
 from statistics import median
 
 from commtax.evidence.short_lines import lines_with, short_lines
+from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.spec import AXES, SIZES
 from commtax.statement import Note
 from commtax.units import GiB
 
-LINE_CHARS = 4096  # of a line that are looked at: an iteration takes a tenth of that
-MOST_STEPS, MOST_NAMES, MOST_TIMES = 200_000, 4_096, 4_096
-MOST_WRAPPED = 12  # lines that one iteration's may be broken into
-MOST_FIGURE = 1e24  # of anything: a GPU has 1e16 FLOP/s, and none is negative
+COUNT, LEVEL = thresholds(__name__)
 _NUMBER = r"[-+]?\d{1,15}+(?:,\d{3}){0,6}+(?:\.\d{0,20})?+(?:[eE][-+]?\d{1,3})?+"
 _VALUE = re.compile(rf"\s*+({_NUMBER})")
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
@@ -139,7 +137,7 @@ class TrainingLog:
 
 def looks_like(text: str) -> bool:
     """Whether a line of a training step stands in a text."""
-    stepped = (_COLOUR.sub("", line) for line in lines_with(_STEPPED, text, LINE_CHARS))
+    stepped = (_COLOUR.sub("", line) for line in lines_with(_STEPPED, text, COUNT.line_chars))
     return any(_stepped(line) or ("consumed samples:" in line and _ITERATION.search(line)) for line in stepped)
 
 
@@ -153,7 +151,7 @@ def parse(text: str) -> TrainingLog:
 
 def _lines(text: str) -> Iterator[str]:
     """Lines without colours; those that a terminal or a page broke off are one again."""
-    plain = (_COLOUR.sub("", line) if "\x1b" in line else line for line in short_lines(text, LINE_CHARS))
+    plain = (_COLOUR.sub("", line) if "\x1b" in line else line for line in short_lines(text, COUNT.line_chars))
     begun: list[str] = []  # of an iteration
     for line in plain:
         if begun and _continues(begun, line):
@@ -172,7 +170,13 @@ def _lines(text: str) -> Iterator[str]:
 
 def _continues(begun: list[str], line: str) -> bool:
     """Whether a line goes on with an iteration's: with a name, a value and a bar, or with the rest of what was broken off."""
-    if len(begun) >= MOST_WRAPPED or "|" not in line or line.startswith("[") or _OTHERS.search(line) or _ITERATION.search(line):
+    if (
+        len(begun) >= COUNT.most_wrapped
+        or "|" not in line
+        or line.startswith("[")
+        or _OTHERS.search(line)
+        or _ITERATION.search(line)
+    ):
         return False
     return not begun[-1].rstrip().endswith("|") or _GOES_ON.match(line) is not None
 
@@ -182,7 +186,7 @@ def _whole(parts: list[str]) -> str:
     whole = parts[0]
     for part in parts[1:]:
         whole = f"{whole.rstrip()} {part.lstrip()}" if whole.rstrip().endswith("|") else whole + part
-    return whole[:LINE_CHARS]
+    return whole[: COUNT.line_chars]
 
 
 def _stepped(line: str) -> tuple[str, int, int, Figures] | None:
@@ -229,7 +233,7 @@ def _figures(pairs: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> Figure
     for name, value in pairs:
         figure, scaled = _NAMES.get(name.lower().replace(" ", "").strip(), ("", None))
         match = _VALUE.match(value) if scaled else None
-        if scaled and match and figure not in found and 0 <= (said := scaled(_float(match[1]))) <= MOST_FIGURE:
+        if scaled and match and figure not in found and 0 <= (said := scaled(_float(match[1]))) <= LEVEL.most_figure:
             found[figure] = said
     return found
 
@@ -288,7 +292,7 @@ class _Reading:
             self._argued(line)
         elif "time (ms) |" in line:
             self._timed([(*part.rpartition(": ")[::2], "") for part in line.split("|")[1:200]])
-        elif "memory (MB)" in line and (held := _MEMORY.search(line)) and len(self.memory) < MOST_NAMES:
+        elif "memory (MB)" in line and (held := _MEMORY.search(line)) and len(self.memory) < COUNT.most_names:
             rank = int(held[1])
             self.memory[rank] = max(self.memory.get(rank, 0.0), _float(held[2]) * 2**20)
         for name, (mark, pattern) in _FACTS.items():
@@ -308,7 +312,7 @@ class _Reading:
             self.newest[program] = number
         if number in runs[-1]:
             return
-        if self.kept >= MOST_STEPS:
+        if self.kept >= COUNT.most_steps:
             self.dropped += 1
             return
         self.kept += 1
@@ -321,12 +325,16 @@ class _Reading:
         """An argument, or a clock's range over the ranks."""
         if times := _TIMES.match(line):
             self._timed([(times[1], times[3], times[4])])
-        elif (argument := _ARGUMENT.match(line)) and len(self.arguments) < MOST_NAMES:
+        elif (argument := _ARGUMENT.match(line)) and len(self.arguments) < COUNT.most_names:
             self.arguments.setdefault(argument[1], _WHENCE.sub("", argument[3].strip()))
 
     def _timed(self, clocks: list[tuple[str, str, str]]) -> None:
         for name, low, high in clocks:
-            if len(self.times) < MOST_NAMES and len(kept := self.times.setdefault(name.strip(), [])) < MOST_TIMES and low:
+            if (
+                len(self.times) < COUNT.most_names
+                and len(kept := self.times.setdefault(name.strip(), [])) < COUNT.most_times
+                and low
+            ):
                 kept.append((_float(low) * 1e-3, _float(high or low) * 1e-3))
 
     def told(self) -> TrainingLog:
@@ -353,7 +361,7 @@ class _Reading:
 
     def _notes(self) -> Iterator[Note]:
         if self.dropped:
-            yield Note("partial", f"the first {MOST_STEPS:,} steps are told; {self.dropped:,} more were left out")
+            yield Note("partial", f"the first {COUNT.most_steps:,} steps are told; {self.dropped:,} more were left out")
 
 
 def _clock(line: str) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
+from commtax.evidence.thresholds import thresholds
 from commtax.logs.training_log import TrainingLog, mesh
 from commtax.readers.launch import parse
 from commtax.readers.launch.flags import dialect
@@ -32,8 +33,7 @@ RENAMED = {
 RECOMPUTED = {"full": "full", "fullac": "full", "selective": "selective", "selectiveac": "selective"}
 ENGINES = {"torchtitan": "torchtitan", "composer": "llm-foundry", "deepspeed": "deepspeed", "trainer": "fsdp"}
 ENGINES |= {"deepspeed clocks": "deepspeed", "bridge": "megatron-bridge"}
-USUAL_LENGTH = 131_072  # of positions, where a dump does not say: it limits nothing
-MEMORY_TOLERANCE = 0.1  # between what a driver reports and what a chip has
+COUNT, LEVEL = thresholds(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _chip(log: TrainingLog) -> str:
         return ""
     first = key.partition("-")[0]
     alike = [key, *(other for other in catalog.keys("chips") if other.partition("-")[0] == first)]
-    near = [other for other in alike if abs(catalog.chip(other).visible_bytes / reported - 1) <= MEMORY_TOLERANCE]
+    near = [other for other in alike if abs(catalog.chip(other).visible_bytes / reported - 1) <= LEVEL.memory_tolerance]
     return min(near, key=lambda other: abs(catalog.chip(other).visible_bytes / reported - 1)) if near else key
 
 
@@ -182,7 +182,7 @@ def _model(shape: dict[str, int], arguments: Mapping[str, str], log: TrainingLog
         "head_dim": _count(arguments.get("kv-channels", ""), hidden // heads),
         "intermediate_size": shape.get("width", 4 * hidden),
         "vocab_size": vocab,
-        "max_position_embeddings": _count(arguments.get("max-position-embeddings", ""), USUAL_LENGTH),
+        "max_position_embeddings": _count(arguments.get("max-position-embeddings", ""), COUNT.usual_length),
         "tie_word_embeddings": "untie-embeddings-and-output-weights" not in arguments,
         "torch_dtype": "float16" if "fp16" in arguments else "bfloat16",
     }

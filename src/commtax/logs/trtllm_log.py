@@ -6,8 +6,9 @@ The cache is allocated twice, small while memory is profiled and then for good: 
 import re
 from itertools import islice
 
+from commtax.evidence.thresholds import counts
 from commtax.logs import crashes
-from commtax.logs.startup import MOST_MOMENTS, Heard, Moment, StartupLog, Wordings, lines, number, since_last
+from commtax.logs.startup import Heard, Moment, StartupLog, Wordings, lines, number, since_last
 from commtax.units import GiB
 
 _RANK = re.compile(r"\[RANK (\d{1,9})\]|\bRank (\d{1,9}) uses ")
@@ -69,7 +70,7 @@ def _last_start(text: str) -> int:
 
 def _served(heard: Heard, line: str) -> None:
     """An iteration that decodes alone."""
-    step = _STEP.search(line) if len(heard.moments) < MOST_MOMENTS else None
+    step = _STEP.search(line) if len(heard.moments) < counts("logs.startup").most_moments else None
     states = _STATES.search(line, step.end()) if step else None
     if not step or not states or int(states[1]) or not int(states[2]) or number(step[1]) <= 0:
         return

@@ -7,21 +7,9 @@ ranks surround them.
 import re
 from itertools import islice
 
+from commtax.evidence.thresholds import counts
 from commtax.logs import crashes
-from commtax.logs.startup import (
-    MOST_MOMENTS,
-    STALLED,
-    Claimed,
-    Heard,
-    Moment,
-    Rank,
-    StartupLog,
-    Wordings,
-    axes_of,
-    lines,
-    number,
-    since_last,
-)
+from commtax.logs.startup import STALLED, Claimed, Heard, Moment, Rank, StartupLog, Wordings, axes_of, lines, number, since_last
 from commtax.units import GiB
 
 _BRACKETS = re.compile(r"\(([^()]{0,200}+)\)")
@@ -112,7 +100,7 @@ def _label(who: str, pid: str) -> str:
 def _layout(heard: Heard, line: str) -> None:
     """Ranks, groups, backends, and requests of full length."""
     facts = heard.facts
-    if max(len(heard.ranks), len(heard.concurrency)) >= MOST_MOMENTS:
+    if max(len(heard.ranks), len(heard.concurrency)) >= counts("logs.startup").most_moments:
         return
     if match := _CONCURRENCY.search(line):
         heard.concurrency.append((int(number(match[1])), number(match[2])))
@@ -130,7 +118,7 @@ def _claimed(heard: Heard, worker: str, line: str) -> None:
     """What a CPU's worker takes of its node, each for itself."""
     if "requested memory" in line and (match := _CLAIM.search(line)) and all(x.count(".") < 2 for x in match.group(1, 3)):
         claims = heard.facts.setdefault("claims", {})
-        if len(claims) < MOST_MOMENTS:
+        if len(claims) < counts("logs.startup").most_moments:
             claims[worker] = Claimed(int(match[2]), float(match[3]) * GiB, float(match[1]) * GiB)
 
 
@@ -147,7 +135,7 @@ def _stalled(heard: Heard, worker: str, line: str) -> None:
 
 def _served(heard: Heard, line: str) -> None:
     """A line that a serving engine writes every few seconds; those of an idle one say nothing."""
-    if "generation throughput" not in line or len(heard.moments) >= MOST_MOMENTS:
+    if "generation throughput" not in line or len(heard.moments) >= counts("logs.startup").most_moments:
         return
     keys = dict[str, float]()
     for found in _MOMENT.finditer(line):

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from commtax.evidence.short_lines import lines_with, short_lines
+from commtax.evidence.thresholds import counts
 from commtax.units import GiB
 
-LINE_CHARS = 1024
-MOST_GPUS, MOST_LINKS, MOST_SAMPLES = 1024, 64, 200_000
+COUNT = counts(__name__)
 _GPU = re.compile(r"^\s{0,20}GPU (\d{1,4}): (.{1,120}?)(?: \(UUID: (.{0,60}?)\))?\s{0,20}$")
 _LINK = re.compile(r"^\s{0,40}Link (\d{1,3}): (.{1,120}?)\s{0,20}$")
 _COUNTED = re.compile(r"^(?:Data |Raw )?(Tx|Rx)\d?: (\d{1,20}) (KiB|MiB|GiB|B)$")
@@ -18,7 +18,6 @@ _UNITS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": float(GiB)}
 _NONE = re.compile(r"NVLink information as all links are in-?active", re.I)  # instead of a list of them
 _NAMED = re.compile(r"(?:GPU|Link)[ \t]\d|as all links are")
 _HEADER = re.compile(r"^[ \t]{0,40}#[^\n]{0,80}?gpu", re.M | re.I)
-_CELLS = 64
 Pair = tuple[float, float]
 
 
@@ -79,7 +78,7 @@ class Monitor:
 def looks_like_links(text: str) -> bool:
     """Whether a GPU and a link of it stand in a text."""
     named = False
-    for line in (found.replace("\t", " ").rstrip("\r") for found in lines_with(_NAMED, text, LINE_CHARS)):
+    for line in (found.replace("\t", " ").rstrip("\r") for found in lines_with(_NAMED, text, COUNT.line_chars)):
         if line.lstrip(" ").startswith("GPU ") and _GPU.match(line):
             named = True
         elif named and (((found := _LINK.match(line)) and _said(found[2])) or _NONE.search(line)):
@@ -88,11 +87,11 @@ def looks_like_links(text: str) -> bool:
 
 
 def looks_like_monitor(text: str) -> bool:
-    return any(_columns(line) for line in lines_with(_HEADER, text, LINE_CHARS))
+    return any(_columns(line) for line in lines_with(_HEADER, text, COUNT.line_chars))
 
 
 def _lines(text: str) -> Iterator[str]:
-    return (line.rstrip("\r").replace("\t", " ") for line in short_lines(text, LINE_CHARS))
+    return (line.rstrip("\r").replace("\t", " ") for line in short_lines(text, COUNT.line_chars))
 
 
 def _said(words: str) -> bool:
@@ -107,15 +106,15 @@ def parse_links(text: str) -> Links:
     errors: dict[int, dict[int, dict[str, int]]] = {}
     gpu = -1
     for line in _lines(text):
-        if (found := _GPU.match(line)) and len(names) < MOST_GPUS:
+        if (found := _GPU.match(line)) and len(names) < COUNT.most_gpus:
             gpu = int(found[1])
             names[gpu] = found[2]
         elif gpu >= 0 and _NONE.search(line):
             speeds.setdefault(gpu, {})
-        elif gpu >= 0 and (found := _LINK.match(line)) and int(found[1]) < MOST_LINKS:
+        elif gpu >= 0 and (found := _LINK.match(line)) and int(found[1]) < COUNT.most_links:
             link, words = int(found[1]), found[2]
             if bytes_of := _COUNTED.match(words):
-                if bytes_of[1] in counted[-1].get(gpu, {}).get(link, {}) and len(counted) < MOST_SAMPLES:
+                if bytes_of[1] in counted[-1].get(gpu, {}).get(link, {}) and len(counted) < COUNT.most_samples:
                     counted.append({})
                 counted[-1].setdefault(gpu, {}).setdefault(link, {})[bytes_of[1]] = float(bytes_of[2]) * _UNITS[bytes_of[3]]
             elif words == "<inactive>" or _SPEED.match(words):
@@ -128,7 +127,7 @@ def parse_links(text: str) -> Links:
 
 def _columns(line: str) -> list[str]:
     """Names of a header of ``dmon``; none where a line is no header."""
-    names = [word.lower() for word in line.lstrip()[1:].split()[:_CELLS]]
+    names = [word.lower() for word in line.lstrip()[1:].split()[: COUNT.cells]]
     return names if "gpu" in names[:3] and {"sm", "pclk", "pwr", "rxpci", "mclk", "fb", "pviol"} & set(names) else []
 
 
@@ -143,14 +142,14 @@ def parse_monitor(text: str) -> Monitor:
             if found := _columns(line):
                 columns = found
             elif columns and "Idx" in line:
-                units = dict(zip(columns, line[1:].split()[:_CELLS], strict=False))
+                units = dict(zip(columns, line[1:].split()[: COUNT.cells], strict=False))
             continue
-        cells = line.partition("#")[0].split()[:_CELLS]  # people write remarks behind rows
-        if len(cells) != len(columns) or not columns or rows >= MOST_SAMPLES:
+        cells = line.partition("#")[0].split()[: COUNT.cells]  # people write remarks behind rows
+        if len(cells) != len(columns) or not columns or rows >= COUNT.most_samples:
             continue
         row = dict(zip(columns, cells, strict=True))
         gpu = row.get("gpu", "")
-        if not gpu.isdecimal() or len(gpu) > 9 or (int(gpu) not in samples and len(samples) >= MOST_GPUS):
+        if not gpu.isdecimal() or len(gpu) > 9 or (int(gpu) not in samples and len(samples) >= COUNT.most_gpus):
             continue
         rows += 1
         for name, cell in row.items():

@@ -5,22 +5,12 @@ from statistics import mean, median
 
 from commtax.evidence.finding import Cause, Claim, Finding, Section
 from commtax.evidence.identity import differing
+from commtax.evidence.thresholds import thresholds
 from commtax.machines.smi import Links, Monitor
 from commtax.statement import Note
 from commtax.units import format_bytes, format_rate, plural
 
-SILENT = 0.01  # of what its like carry
-UNEVEN = 1.25  # times the least of a GPU's links
-SPEED_TOLERANCE = 0.1  # links run a little above the rate that a datasheet rounds
-BUSY = 50.0  # % of a second in which a kernel ran, for clocks to say something
-SLOW_CLOCK = 0.93  # of the others' median
-UNUSED = 5.0  # % of the time, below which nobody uses a GPU
-LEAST_SAMPLES = 3  # that tell what a GPU does all the time
-CHANGING_SAMPLES = 10  # … where a load comes and goes between them
-STARVED = 50.0  # % of the time, below which a GPU waits for something
-BUSY_PCIE_Bps = 5e9
-POWER_CAP = 0.97
-CLOCK_TOLERANCE = 0.3  # of clocks and watts, which are not judged
+COUNT, LEVEL = thresholds(__name__)
 MB = 1e6
 RESET = "reset the GPU, reseat its bridge or replace the baseboard"
 
@@ -59,7 +49,7 @@ def _speeds(links: Links, claim: Claim | None) -> Iterator[Finding]:
         rate = wanted.bandwidth_Bps if wanted else None
         why = f"{sum(s == 0 for s in of.values())} of {len(of)} links are inactive" if of else "all links are inactive"
         item = Note("speed", f"GPU {gpu}: GB/s over its links, one direction")
-        yield Finding(item, rate and rate / 1e9, sum(of.values()) / 1e9, "", SPEED_TOLERANCE, why, evidence=True).judged()
+        yield Finding(item, rate and rate / 1e9, sum(of.values()) / 1e9, "", LEVEL.speed_tolerance, why, evidence=True).judged()
 
 
 def _down(links: Links) -> Iterator[Cause]:
@@ -78,18 +68,18 @@ def _silent(carried: Mapping[int, Mapping[int, tuple[float, float]]]) -> Iterato
     totals = {gpu: sum(tx + rx for tx, rx in of.values()) for gpu, of in carried.items()}
     most = max(totals.values(), default=0.0)
     for gpu, of in carried.items():
-        if most and totals[gpu] <= SILENT * most:
+        if most and totals[gpu] <= LEVEL.silent * most:
             said = f"GPU {gpu}: its links carried {format_bytes(totals[gpu])}, others' up to {format_bytes(most)}"
             yield Cause("gpu-silent", said, change="it takes no part, or reaches the others over PCIe or the network")
             continue
         each = {n: tx + rx for n, (tx, rx) in of.items()}
         usual = median(each.values()) if each else 0.0
-        quiet = [n for n, nbytes in each.items() if usual and nbytes <= SILENT * usual]
+        quiet = [n for n, nbytes in each.items() if usual and nbytes <= LEVEL.silent * usual]
         if quiet:
             said = f"GPU {gpu}: links {', '.join(map(str, quiet))} carried nothing, its others {format_bytes(usual)} each"
             yield Cause("link-silent", said, share=len(quiet) / len(each))
         rest = [nbytes for n, nbytes in each.items() if n not in quiet]
-        if rest and max(rest) > UNEVEN * min(rest) > 0:
+        if rest and max(rest) > LEVEL.uneven * min(rest) > 0:
             said = f"GPU {gpu}: its links carried {format_bytes(min(rest))} to {format_bytes(max(rest))}"
             yield Cause("links-uneven", said, change="pairs have unequal numbers of links, or one rank sends more")
 
@@ -100,8 +90,8 @@ def _uneven_gpus(links: Links) -> Iterator[Cause]:
         return
     totals = {gpu: sum(tx + rx for tx, rx in of.values()) for gpu, of in links.carried.items()}
     most = max(totals, key=lambda gpu: totals[gpu], default=-1)
-    loud = {gpu: nbytes for gpu, nbytes in totals.items() if nbytes > SILENT * totals[most]}
-    if len(loud) > 1 and totals[most] > UNEVEN * min(loud.values()):
+    loud = {gpu: nbytes for gpu, nbytes in totals.items() if nbytes > LEVEL.silent * totals[most]}
+    if len(loud) > 1 and totals[most] > LEVEL.uneven * min(loud.values()):
         least = min(loud, key=lambda gpu: loud[gpu])
         said = f"GPU {most} carried {format_bytes(totals[most])}, GPU {least} {format_bytes(totals[least])}"
         yield Cause("gpus-uneven", said, change="groups of unequal size or work, or stages of a pipeline")
@@ -123,7 +113,7 @@ def audit_monitor(seen: Monitor, claim: Claim | None, name: str = "dmon") -> Sec
     findings = [finding for gpu in seen.samples for finding in _figures(gpu, seen.samples[gpu], busy[gpu], claim)]
     most = max((len(v) for of in seen.samples.values() for v in of.values()), default=0)
     notes = [Note("samples", f"{plural(len(seen.samples), 'GPU')}, up to {plural(most, 'sample')} each")]
-    if idle := [gpu for gpu, of in seen.samples.items() if "sm" in of and max(of["sm"]) < UNUSED]:
+    if idle := [gpu for gpu, of in seen.samples.items() if "sm" in of and max(of["sm"]) < LEVEL.unused]:
         notes.append(Note("idle", f"GPU {', '.join(map(str, idle))}: no load, so that low clocks and power are as they should be"))
     elif low := [gpu for gpu, of in busy.items() if not of]:
         notes.append(Note("idle", f"GPU {', '.join(map(str, low))}: never busy, so that clocks tell nothing"))
@@ -137,7 +127,7 @@ def _busy(of: Mapping[str, tuple[float, ...]]) -> dict[str, list[float]]:
     used = of.get("sm")
     if used is None:
         return {name: list(values) for name, values in of.items()}
-    rows = [i for i, share in enumerate(used) if share >= BUSY]
+    rows = [i for i, share in enumerate(used) if share >= LEVEL.busy]
     return {name: [values[i] for i in rows] for name, values in of.items() if len(values) == len(used) and rows}
 
 
@@ -156,11 +146,11 @@ def _figures(
         boost = chip.clock_Hz / 1e6 if chip and chip.clock_Hz and busy_known else None
         item = Note("clock", f"GPU {gpu}: clock{when}, MHz")
         why = "the datasheet's boost clock; heavy products run below it" if boost else ""
-        yield Finding(item, boost, median(clocks), tolerance=CLOCK_TOLERANCE, reason=why)
+        yield Finding(item, boost, median(clocks), tolerance=LEVEL.clock_tolerance, reason=why)
     if watts := busy.get("pwr") or of.get("pwr"):
         limit = chip.tdp_w or None if chip and busy_known else None
         item = Note("power", f"GPU {gpu}: power{when}, W")
-        yield Finding(item, limit, median(watts), tolerance=CLOCK_TOLERANCE, reason=_most(watts, " W"), told=True)
+        yield Finding(item, limit, median(watts), tolerance=LEVEL.clock_tolerance, reason=_most(watts, " W"), told=True)
     if heat := of.get("gtemp") or of.get("temp"):
         yield Finding(Note("temperature", f"GPU {gpu}: highest temperature, °C"), None, max(heat))
 
@@ -175,7 +165,7 @@ def _clocks(busy: Mapping[int, Mapping[str, list[float]]], claim: Claim | None) 
     clocks = {gpu: median(of["pclk"]) for gpu, of in busy.items() if of.get("pclk")}
     for gpu, clock in clocks.items():
         others = [c for g, c in clocks.items() if g != gpu]
-        if others and clock < SLOW_CLOCK * median(others):
+        if others and clock < LEVEL.slow_clock * median(others):
             heat = f", {median(busy[gpu]['gtemp']):.0f} C" if busy[gpu].get("gtemp") else ""
             power = f", {median(busy[gpu]['pwr']):.0f} W" if busy[gpu].get("pwr") else ""
             said = f"GPU {gpu} runs at {clock:,.0f} MHz, the others at {median(others):,.0f}{heat}{power}"
@@ -186,7 +176,7 @@ def _clocks(busy: Mapping[int, Mapping[str, list[float]]], claim: Claim | None) 
     chip = claim.question.cluster.chip if claim else None
     if chip and chip.tdp_w and chip.clock_Hz:
         for gpu, of in busy.items():
-            if of.get("pwr") and gpu in clocks and median(of["pwr"]) >= POWER_CAP * chip.tdp_w:
+            if of.get("pwr") and gpu in clocks and median(of["pwr"]) >= LEVEL.power_cap * chip.tdp_w:
                 said = f"GPU {gpu} draws {median(of['pwr']):.0f} of {chip.tdp_w:.0f} W and runs at {clocks[gpu]:,.0f} MHz"
                 yield Cause("power-cap", f"{said}, {clocks[gpu] * 1e6 / chip.clock_Hz:.0%} of its boost clock")
 
@@ -205,15 +195,15 @@ def _violated(seen: Monitor) -> Iterator[Cause]:
 
 def _tells(used: Sequence[float]) -> bool:
     """Whether samples tell how much a GPU is used: a few do where all are low or all are high."""
-    changes = bool(used) and min(used) < BUSY <= max(used)
-    return len(used) >= (CHANGING_SAMPLES if changes else LEAST_SAMPLES)
+    changes = bool(used) and min(used) < LEVEL.busy <= max(used)
+    return len(used) >= (COUNT.changing_samples if changes else COUNT.least_samples)
 
 
 def _starved(seen: Monitor) -> Iterator[Cause]:
     """GPUs that wait: one of them for its work, or all for something else."""
     used = {gpu: mean(of["sm"]) for gpu, of in seen.samples.items() if _tells(of.get("sm", ()))}
-    used = {gpu: share for gpu, share in used.items() if share >= UNUSED}  # others have no part in what runs
-    low = {gpu: share for gpu, share in used.items() if share < STARVED}
+    used = {gpu: share for gpu, share in used.items() if share >= LEVEL.unused}  # others have no part in what runs
+    low = {gpu: share for gpu, share in used.items() if share < LEVEL.starved}
     if low and len(low) == len(used):
         said = f"all GPUs compute {mean(low.values()):.0f}% of the time"
         yield Cause("starved", said, share=1 - mean(low.values()) / 100, change="the host, the data or the load leaves them idle")
@@ -228,6 +218,6 @@ def _starved(seen: Monitor) -> Iterator[Cause]:
 def _over_pcie(seen: Monitor) -> Iterator[Cause]:
     for gpu, of in seen.samples.items():
         moved = sum(mean(of[column]) * MB for column in ("rxpci", "txpci") if of.get(column))
-        if moved >= BUSY_PCIE_Bps:
+        if moved >= LEVEL.busy_pcie_bps:
             said = f"GPU {gpu} moves {format_rate(moved)} over PCIe"
             yield Cause("pcie", said, change="collectives over PCIe or host memory instead of NVLink, or offloading")

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from commtax.evidence.short_lines import short_lines
+from commtax.evidence.thresholds import counts
 from commtax.machines import smi_tables
 
-LINE_CHARS = 400
-MOST_GPUS, MOST_SAMPLES, MOST_LINES = 1024, 20_000, 1000
+COUNT = counts(__name__)
 INDENT = 4  # signs by which each level stands further in
 _GPU = re.compile(r"^GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s{0,9}$", re.M)
 KNOWN = (
@@ -27,7 +27,6 @@ KNOWN = (
     "Product Name",
 )
 """Lines of each GPU in this output, and hardly in any other."""
-LEAST_WORDS = 2
 _WORDS = re.compile(rf"^[ ]{{0,8}}({'|'.join(KNOWN)})\s{{0,40}}(?::.{{0,80}})?$", re.M)
 _ATTACHED = re.compile(r"^Attached GPUs\s{1,80}: (\d{1,4})\s{0,9}$", re.M)
 _LINE = re.compile(r"^( {4,40})(\S.{0,120}?)(?:\s{0,80}: (.{0,200}))?\s{0,40}$")
@@ -51,10 +50,10 @@ class States:
 def looks_like(text: str) -> bool:
     """Whether a GPU's heading stands in a text, with something below it; or lines of one whose heading is cut off; or a table."""
     found = _GPU.search(text)
-    if found and _LINE.match(text[found.end() :].lstrip("\r\n")[:LINE_CHARS].split("\n")[0]):
+    if found and _LINE.match(text[found.end() :].lstrip("\r\n")[: COUNT.line_chars].split("\n")[0]):
         return True
-    known = sum(word in text for word in KNOWN) >= LEAST_WORDS
-    return (known and len({m[1] for m in _WORDS.finditer(text)}) >= LEAST_WORDS) or smi_tables.looks_like(text)
+    known = sum(word in text for word in KNOWN) >= COUNT.least_words
+    return (known and len({m[1] for m in _WORDS.finditer(text)}) >= COUNT.least_words) or smi_tables.looks_like(text)
 
 
 def parse(text: str) -> States:
@@ -66,9 +65,9 @@ def parse(text: str) -> States:
     """
     samples: dict[str, list[dict[str, str]]] = {}
     for name, said in _listed(text) if _GPU.search(text) or _WORDS.search(text) else smi_tables.samples(text):
-        if name in samples or len(samples) < MOST_GPUS:
+        if name in samples or len(samples) < COUNT.most_gpus:
             mine = samples.setdefault(name, [])
-            mine += [said] if len(mine) < MOST_SAMPLES else []
+            mine += [said] if len(mine) < COUNT.most_samples else []
     attached = _ATTACHED.search(text)
     return States({at: tuple(mine) for at, mine in enumerate(samples.values()) if mine}, int(attached[1]) if attached else 0)
 
@@ -78,7 +77,7 @@ def _listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     name, now = "", dict[str, str]()
     above: list[str] = []
     shift = _shift(text)
-    for line in short_lines(text, LINE_CHARS):
+    for line in short_lines(text, COUNT.line_chars):
         if found := _GPU.match(line):
             if name or _told(now):
                 yield name, now
@@ -86,7 +85,7 @@ def _listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
             shift = 0
         elif found := _LINE.match(" " * shift + line.rstrip("\r")):
             above = [*above[: len(found[1]) // INDENT - 1], found[2]]
-            if found[3] is not None and len(now) < MOST_LINES:
+            if found[3] is not None and len(now) < COUNT.most_lines:
                 now["/".join(above)] = found[3].strip()
     if name or _told(now):
         yield name, now

@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from commtax.evidence.short_lines import short_lines
+from commtax.evidence.thresholds import counts
 from commtax.files import table
 
-LINE_CHARS = 1024
+COUNT = counts(__name__)
 _FIELDS: Mapping[str, Mapping[str, str]] = table("machines/smi_fields.toml")
 Sample = tuple[str, dict[str, str]]
 """A GPU as it is called, and what is said of it."""
@@ -63,7 +64,7 @@ def _said(**found: str) -> dict[str, str]:
 def _boxes(text: str) -> Iterator[Sample]:
     """The table of nvidia-smi: two lines a GPU."""
     first: re.Match[str] | None = None
-    for line in short_lines(text, LINE_CHARS):
+    for line in short_lines(text, COUNT.line_chars):
         if found := _BOX.match(line):
             if first:
                 yield first[1], _boxed(first, None)
@@ -90,7 +91,7 @@ def _boxed(first: re.Match[str], second: re.Match[str] | None) -> dict[str, str]
 def _amd_boxes(text: str) -> Iterator[Sample]:
     """The table of amd-smi: two lines a GPU."""
     first: re.Match[str] | None = None
-    for line in short_lines(text, LINE_CHARS):
+    for line in short_lines(text, COUNT.line_chars):
         if found := _AMD.match(line):
             first = found
         elif first and (found := _AMD_USED.match(line)):
@@ -109,7 +110,7 @@ def _amd_boxes(text: str) -> Iterator[Sample]:
 def _concise(text: str) -> Iterator[Sample]:
     """The table of rocm-smi, whose columns differ between versions: its figures by their units."""
     headed = False
-    for line in short_lines(text, LINE_CHARS):
+    for line in short_lines(text, COUNT.line_chars):
         headed = headed or "GPU%" in line
         if not headed or not (row := _CONCISE_ROW.match(line)):
             continue
@@ -125,7 +126,7 @@ def _concise(text: str) -> Iterator[Sample]:
 def _monitor(text: str) -> Iterator[Sample]:
     """amd-smi monitor: a row a GPU, figures with their units behind them."""
     names: list[str] = []
-    for line in short_lines(text, LINE_CHARS):
+    for line in short_lines(text, COUNT.line_chars):
         if _MONITOR.match(line):
             names = line.split()
         elif names and len(figures := _FIGURE.findall(line)) == len(names):
@@ -139,7 +140,7 @@ def _query(text: str) -> Iterator[Sample]:
     """``--query-gpu=… --format=csv``: fields by their names; a row without an index is that GPU's whose turn it is."""
     fields: list[str] = []
     count = 0
-    for line in short_lines(text, LINE_CHARS):
+    for line in short_lines(text, COUNT.line_chars):
         cells = [cell.strip() for cell in line.lstrip("# ").split(",")]
         if _QUERY.match(line) and "--" not in line and all(re.fullmatch(r"[\w.]+(?: \[[^]]{1,9}\])?", cell) for cell in cells):
             fields, count = [cell.split()[0].lower() for cell in cells], 0

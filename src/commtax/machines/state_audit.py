@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
 from commtax.evidence.finding import Cause, Claim, Finding, Section
-from commtax.machines.smi_audit import BUSY, SLOW_CLOCK, counted_gpus
+from commtax.evidence.thresholds import counts, levels
+from commtax.machines.smi_audit import counted_gpus
 from commtax.machines.smi_query import States, active, figure
 from commtax.readers.published.spellings import device_named
 from commtax.statement import Note
 
 Said = Mapping[str, str]
-NAMED = 8
+COUNT = counts(__name__)
 UNITS = {"MiB": 2.0**20, "GiB": 2.0**30, "MB": 2.0**20, "GB": 2.0**30}  # the last two as amd-smi means them
 FAULTS = ("HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown", "SW Thermal Slowdown")
 """Reasons for low clocks that no sound GPU has; a power cap under load, and low clocks of an idle one, are no fault."""
@@ -69,8 +70,8 @@ TITLES = {
 
 
 def _gpus(gpus: list[int]) -> str:
-    more = f" and {len(gpus) - NAMED} more" if len(gpus) > NAMED else ""
-    return f"GPU {', '.join(map(str, gpus[:NAMED]))}{more}"
+    more = f" and {len(gpus) - COUNT.named} more" if len(gpus) > COUNT.named else ""
+    return f"GPU {', '.join(map(str, gpus[: COUNT.named]))}{more}"
 
 
 def _bus(states: States, gpu: int) -> str:
@@ -105,7 +106,7 @@ def _busy(said: Said) -> bool:
     """Whether it computed when it was asked; an idle GPU slows its link and its clocks down."""
     used = figure(said, "Utilization/Gpu", "Utilization/GPU")
     told = any(path.endswith(" Reasons/Idle") for path in said)
-    return "Idle" not in active(said) and (told if used is None else used >= BUSY)
+    return "Idle" not in active(said) and (told if used is None else used >= levels("machines.smi_audit").busy)
 
 
 def _uncorrectable(said: Said, since: str) -> Iterator[tuple[str, float]]:
@@ -145,7 +146,7 @@ def _slow(states: States) -> Iterator[Cause]:
     clocks = {g: c for g in states.samples if _busy(states.last(g)) and (c := figure(states.last(g), "Clocks/SM"))}
     for gpu, clock in clocks.items():
         others = [c for g, c in clocks.items() if g != gpu]
-        if others and clock < SLOW_CLOCK * median(others):
+        if others and clock < levels("machines.smi_audit").slow_clock * median(others):
             said = f"GPU {gpu} runs at {clock:,.0f} MHz, the others at {median(others):,.0f}"
             yield Cause("slow-clock", said, share=1 - clock / median(others), change=CHANGES["slow-clock"])
 

@@ -12,6 +12,7 @@ from math import comb
 
 from commtax import catalog
 from commtax.evidence.grids import Grid, grids
+from commtax.evidence.thresholds import counts
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Note, Refusal
 
@@ -23,7 +24,7 @@ MEANS = {
     "SYS": "the link between sockets",
 }
 KINDS = tuple(MEANS)
-MAX_CHOICES = 50_000
+COUNT = counts(__name__)
 Groups = tuple[tuple[int, ...], ...]
 _PCIE = {"volta": "pcie3", "turing": "pcie3", "hopper": "pcie5", "blackwell": "pcie5"}  # others: pcie4
 
@@ -61,7 +62,7 @@ class Topology:
         here = tuple(range(self.num_gpus) if among is None else sorted(among))
         if not 1 <= size <= len(here):
             raise Refusal(f"topo: {size} GPUs are wanted, and the matrix has {len(here)}", "topo")
-        if comb(len(here), size) > MAX_CHOICES:
+        if comb(len(here), size) > COUNT.max_choices:
             return here[:size]
         far = {group: [distance(self.links[i][j]) for i, j in combinations(group, 2)] for group in combinations(here, size)}
         return min(far, key=lambda group: (max(far[group], default=0.0), sum(far[group])))

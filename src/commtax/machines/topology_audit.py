@@ -6,13 +6,14 @@ from itertools import combinations
 
 from commtax.evidence.finding import Cause, Claim, Finding, Section
 from commtax.evidence.grids import UNTOLD
+from commtax.evidence.thresholds import counts
 from commtax.machines.matrices import FABRICS, PEERS, Matrices
 from commtax.machines.smi_audit import counted_gpus
 from commtax.machines.topology import MEANS, Topology, describe, distance
 from commtax.statement import Note
 from commtax.units import plural
 
-NAMED = 8
+COUNT = counts(__name__)
 FAR = ("NODE", "SYS")  # ways to a network card that cross the host's processor
 LOOK = "nvidia-smi nvlink -s, dmesg for Xid, and the fabric manager; reset the GPU or reseat its bridge"
 LOOK_AMD = "rocm-smi --showxgmierr and dmesg; reset the GPU"
@@ -78,7 +79,7 @@ def _parts(links: Topology) -> str:
     kinds, groups = _kinds(links), ["+".join(map(str, group)) for group in _groups(links)]
     fast = sum(n for kind, n in kinds.items() if _fast(kind))
     rest = " and ".join(sorted((kind for kind in kinds if not _fast(kind)), key=distance))
-    joined = f" ({', '.join(groups[:NAMED])})" if len(groups) > 1 else ""
+    joined = f" ({', '.join(groups[: COUNT.named])})" if len(groups) > 1 else ""
     return f"{links.num_gpus} GPUs: {_word(links)} joins {fast} of {kinds.total()} pairs{joined}, the rest is over {rest}"
 
 
@@ -109,8 +110,8 @@ def _off(links: Topology) -> Iterator[Finding]:
 
 
 def _gpus(gpus: list[int]) -> str:
-    more = f" and {len(gpus) - NAMED} more" if len(gpus) > NAMED else ""
-    return f"GPU {', '.join(map(str, gpus[:NAMED]))}{more}"
+    more = f" and {len(gpus) - COUNT.named} more" if len(gpus) > COUNT.named else ""
+    return f"GPU {', '.join(map(str, gpus[: COUNT.named]))}{more}"
 
 
 def _lonely(links: Topology) -> Iterator[Cause]:
@@ -132,7 +133,7 @@ def _gaps(links: Topology) -> Iterator[Finding]:
         return
     way, groups = max((links.links[i][j] for i, j in gaps), key=distance), _groups(links)
     told = ["+".join(map(str, group)) for group in (groups if len(groups) > 1 else gaps)]
-    shown = ", ".join(told[:NAMED]) + (" …" if len(told) > NAMED else "")
+    shown = ", ".join(told[: COUNT.named]) + (" …" if len(told) > COUNT.named else "")
     joined = f"{_word(links)} joins {shown}, each by itself" if len(groups) > 1 else f"{shown} of {plural(len(pairs), 'pair')}"
     why = f"{joined}: {'groups' if len(groups) > 1 else 'they'} meet over {way}; tensor parallelism belongs inside what is joined"
     yield Finding(Note("gaps", f"pairs without {_word(links)}"), None, len(gaps), reason=why)
@@ -215,7 +216,7 @@ def _no_peers(matrices: Matrices) -> Iterator[Cause]:
     apart = _apart(matrices)
     if apart:
         total = len(matrices.peers) * (len(matrices.peers) - 1) // 2
-        shown = ", ".join(f"{i}+{j}" for i, j in apart[:NAMED]) + (" …" if len(apart) > NAMED else "")
+        shown = ", ".join(f"{i}+{j}" for i, j in apart[: COUNT.named]) + (" …" if len(apart) > COUNT.named else "")
         said = f"{len(apart)} of {plural(total, 'pair')} cannot read each other's memory ({shown}; {_why(matrices)})"
         change = (
             "collectives go through the host's memory: IOMMU and PCIe ACS off, containers with --ipc=host, a driver that allows it"

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from commtax.evidence.short_lines import each_line
+from commtax.evidence.thresholds import counts
 from commtax.files import Json
 from commtax.results.bench_record import SECONDS, STATISTICS, TABLE, Bench, number, rate_of, result, spread_of
 
 NAMES: Mapping[str, str] = TABLE["aiperf"]
-MOST_ROWS = 100_000
-LONGEST_LINE = 2000  # signs of a line that may be a row
+COUNT = counts(__name__)
 _UNIT = re.compile(r"([^()]{1,80})\(([^()]{1,40})\)\s*+$")
 _HEADER = re.compile(r"\s*(?:Metric|Statistic)\s*")
 Blocks = Mapping[str, Mapping[str, Json]]
@@ -72,8 +72,8 @@ def is_csv(text: str) -> bool:
 
 def from_csv(text: str) -> Iterator[Bench]:
     """``profile_export_aiperf.csv`` or ``profile_export_genai_perf.csv``: a table of metrics, and one of single values."""
-    lines = (line for line in each_line(text) if len(line) <= LONGEST_LINE)
-    yield from _rows(islice(csv.reader(lines, strict=False), MOST_ROWS))
+    lines = (line for line in each_line(text) if len(line) <= COUNT.longest_line)
+    yield from _rows(islice(csv.reader(lines, strict=False), COUNT.most_rows))
 
 
 def _rows(rows: Iterable[Sequence[str]]) -> Iterator[Bench]:

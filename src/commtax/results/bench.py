@@ -18,6 +18,7 @@ from itertools import islice
 from statistics import fmean, median
 
 from commtax.evidence.short_lines import each_line
+from commtax.evidence.thresholds import counts
 from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
 from commtax.results import aiperf, documents, guidellm, inferencex, lines, mlperf, printed, prometheus
 from commtax.results import trtllm_bench as trtllm
@@ -25,8 +26,7 @@ from commtax.results.bench_record import METRICS, TABLE, Bench, number, result, 
 from commtax.results.cut import readable
 from commtax.statement import Note, Refusal
 
-MOST_RESULTS = 2_000  # of one file
-LONGEST_LINE = 1 << 20  # signs of a row of a sweep
+COUNT = counts(__name__)
 KEYS = (b'"avg_latency"', b'"latencies"', b'"total_output_tokens"', b'"completed"', b'"elapsed_time"', b'"time_to_first_token"')
 MORE_KEYS = (b'"inter_token_latency"', b'"request_latency"', b'"benchmarks"', b'"output_throughput"', b'"prefill_latency"')
 PER_GPU = tuple(f'"{key}"'.encode() for key in inferencex.KEYS)
@@ -61,7 +61,7 @@ def read(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
 def parse_text(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
     """All results that a text holds, kind by kind."""
     try:
-        found = list(islice(_found(text), MOST_RESULTS + 1))
+        found = list(islice(_found(text), COUNT.most_results + 1))
     except csv.Error as error:
         raise Refusal(f"benchmark '{name}': a row of its table is damaged ({error!s:.80})") from None
     return _checked(found, name, "a benchmark's title, but no figure of it found")
@@ -94,7 +94,7 @@ def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
     """All results of JSON: one object, a list of them, or one a line; of what is cut off, all that is whole."""
     documents, cut = _documents(text, f"benchmark '{name}'")
     try:
-        found = list(islice((one for d in documents if isinstance(d, dict) for one in _each(d)), MOST_RESULTS + 1))
+        found = list(islice((one for d in documents if isinstance(d, dict) for one in _each(d)), COUNT.most_results + 1))
     except (TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Refusal(f"benchmark '{name}': a field has the wrong form ({error!s:.80})") from None
     results = _checked(found, name, f"{NOTHING}{_keys(documents)}")
@@ -109,8 +109,8 @@ def _keys(documents: list[Json]) -> str:
 def _checked(found: list[Bench], name: str, nothing: str) -> tuple[Bench, ...]:
     if not found:
         raise Refusal(f"benchmark '{name}': {nothing}")
-    if len(found) > MOST_RESULTS:
-        raise Refusal(f"benchmark '{name}': more than {MOST_RESULTS:,} results; split it")
+    if len(found) > COUNT.most_results:
+        raise Refusal(f"benchmark '{name}': more than {COUNT.most_results:,} results; split it")
     if not all(math.isfinite(x) and x >= 0 for b in found for stats in b.stats.values() for x in stats.values()):
         raise Refusal(f"benchmark '{name}': a time is negative or not a number")
     return tuple(found)
@@ -207,7 +207,7 @@ def _is_sweep(text: str) -> bool:
 
 def _sweep(text: str) -> Iterator[Bench]:
     """Rows of the table that ``vllm bench sweep`` writes, each a result."""
-    rows = csv.DictReader((line for line in each_line(text.lstrip()) if len(line) <= LONGEST_LINE), strict=False)
+    rows = csv.DictReader((line for line in each_line(text.lstrip()) if len(line) <= COUNT.longest_line), strict=False)
     for row in rows:
         d = {key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)}
         if any(number(d.get(column)) is not None for column in COLUMNS):

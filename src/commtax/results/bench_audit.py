@@ -10,6 +10,7 @@ from commtax import catalog
 from commtax.cost.train_kernels import forward_flops
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Cause, Claim, Finding, Section
 from commtax.evidence.identity import differing
+from commtax.evidence.thresholds import thresholds
 from commtax.results import terms
 from commtax.results.bench_record import HARDWARE, Bench
 from commtax.results.expected import Expected, Load, expected, lengths_of, load_of
@@ -17,16 +18,9 @@ from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.fitting import holds
 
-SAME = 0.03  # two degrees whose times differ by less did the same work
-WHOLE = 0.05  # TTFT this near to a multiple of ITL is the time of a whole request
-LEAST_OUTPUT = 8  # tokens below which such a multiple may be chance
-FLOOR_SLACK = 0.98
+COUNT, LEVEL = thresholds(__name__)
 RESULTS = "results"  # a fact of a file with several
-SENT_SLACK = 0.1  # of a rate that was set
-SAME_BOOKS = 0.05  # means of products are not products of means where lengths vary
-OTHER_LENGTH = 0.25  # by which answers may be shorter or longer than was asked for
 NOT_COUNTED = "the length may be the one that was asked for: no tokens are counted"
-WIDEST = 1.0  # spread of lengths where a file does not say it: from nothing to twice their mean
 TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E", "queue": "queue", "prefill": "prefill", "decode": "decode"}
 RATES = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "total_tokens_per_s": "total tokens/s"}
 BESIDE = {
@@ -52,7 +46,6 @@ TERMS = ("queue", "prefill", "decode")
 DEGREES = ("pp", "dp", "ep")
 IDENTITY = ("model", "chip", "tp", *DEGREES)
 """Codes of findings on what ran."""
-PULLED = 3.0  # times the median, from which on outliers make a mean
 SPECULATIVE = "several tokens a step under speculative decoding: the time of a step is not in it"
 
 
@@ -120,7 +113,9 @@ def _beyond(predicted: Expected) -> str:
     """That the predicted server would not keep up, where it would not: its waiting grows with every request."""
     rate, kept = predicted.load.rate, predicted.of("requests_per_s", "")
     return (
-        f": overloaded, {kept.value:.3g} of them answered a second" if rate and kept and kept.value < terms.KEPT_UP * rate else ""
+        f": overloaded, {kept.value:.3g} of them answered a second"
+        if rate and kept and kept.value < terms.LEVEL.kept_up * rate
+        else ""
     )
 
 
@@ -222,7 +217,7 @@ def _beside(result: Bench, predicted: Expected, metric: str, statistic: str) -> 
 def _why(result: Bench, finding: Finding, metric: str, statistic: str) -> str:
     """What may have made a figure another than was predicted."""
     usual = result.stats.get(metric, {}).get("median") if statistic == "mean" else None
-    if usual and finding.measured and finding.measured > PULLED * usual:
+    if usual and finding.measured and finding.measured > LEVEL.pulled * usual:
         return f"outliers pull the mean: the median is {format_seconds(usual)}"
     if ((finding.difference or 0.0) > 0) != (finding.unit == "s"):
         return FAST
@@ -243,7 +238,7 @@ def _suspicious(result: Bench, claim: Claim | None = None) -> Iterator[Finding]:
         yield Finding("conditions of the benchmark missed", 0, len(invalid), reason=str(invalid[0])).judged()
     if result.stats.get("ttft", {}).get("mean") == 0 and result.seconds("e2el", "mean"):
         yield Finding("results without a first token", 0, 1, reason=UNSTREAMED).judged()
-    elif result.stats.get("itl", {}).get("mean") == 0 and (result.output_len or 0.0) > LEAST_OUTPUT:
+    elif result.stats.get("itl", {}).get("mean") == 0 and (result.output_len or 0.0) > COUNT.least_output:
         yield Finding("results without gaps between tokens", 0, 1, reason=UNSTREAMED_GAPS).judged()
     yield from _more_than_sent(result)
     yield from _identities(result)
@@ -253,9 +248,9 @@ def _suspicious(result: Bench, claim: Claim | None = None) -> Iterator[Finding]:
 def _more_than_sent(result: Bench) -> Iterator[Finding]:
     """That more was answered than was sent, by more than chance: the rate that was set is not the one that came."""
     asked, answered, count = result.request_rate, result.requests_per_s, result.requests
-    if asked and answered and count and math.isfinite(asked) and answered > asked * (1 + SENT_SLACK + 3 / math.sqrt(count)):
+    if asked and answered and count and math.isfinite(asked) and answered > asked * (1 + LEVEL.sent_slack + 3 / math.sqrt(count)):
         why = "requests came faster than the rate that is said of them"
-        yield Finding("requests/s answered, at most those sent", asked, answered, "", SENT_SLACK, why, verdict=DISAGREE)
+        yield Finding("requests/s answered, at most those sent", asked, answered, "", LEVEL.sent_slack, why, verdict=DISAGREE)
 
 
 def _against(result: Bench, claim: Claim, baseline: Bench | None) -> Iterator[Finding]:
@@ -278,14 +273,14 @@ def _identities(result: Bench) -> Iterator[Finding]:
     output = result.output_len
     if ttft and tpot and whole and output and result.tool != "prometheus":  # whose histograms have requests of their own each
         why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
-        slack = SAME_BOOKS + (result.spread or 0.0) / 3 + _together(result)
+        slack = LEVEL.same_books + (result.spread or 0.0) / 3 + _together(result)
         found = Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", slack, why).judged()
-        near = _only_asked(result) and abs(found.difference or 0.0) <= OTHER_LENGTH
+        near = _only_asked(result) and abs(found.difference or 0.0) <= LEVEL.other_length
         yield found.undecided(NOT_COUNTED) if near and found.verdict == DISAGREE else found
     if result.output_tokens and result.duration_s and result.output_tokens_per_s:
         said = result.output_tokens_per_s * result.duration_s
         why = "the rate is not of the whole cluster and run (a rate a GPU or a user?)"
-        yield Finding("output tokens = rate x duration", said, result.output_tokens, "tokens", SAME_BOOKS, why).judged()
+        yield Finding("output tokens = rate x duration", said, result.output_tokens, "tokens", LEVEL.same_books, why).judged()
 
 
 def _only_asked(result: Bench) -> bool:
@@ -297,7 +292,7 @@ def _together(result: Bench) -> float:
     """By how much a mean of products may miss the product of means: a mean over requests counts short answers as much as long
     ones, and while load grows or falls some are decoded slower than others."""
     tpot = result.stats.get("tpot", {})
-    spread = WIDEST if result.spread is None else result.spread
+    spread = LEVEL.widest if result.spread is None else result.spread
     return tpot.get("std", 0.0) / tpot["mean"] * spread / math.sqrt(3) if tpot.get("mean") else 0.0
 
 
@@ -320,7 +315,7 @@ def _floor(result: Bench, claim: Claim) -> Iterator[Finding]:
     if each is None:
         return
     measured, least = each * result.accepted, floor_s(claim)
-    possible = measured >= least * FLOOR_SLACK
+    possible = measured >= least * LEVEL.floor_slack
     reason = "" if possible else f"{BEATS}: faster than the weights can be read: other hardware, weights, or several tokens a step"
     item, verdict = "seconds a token, at least the weight-read floor", AGREE if possible else DISAGREE
     yield Finding(item, least, measured, "s", float("inf"), reason, verdict=verdict)
@@ -342,16 +337,16 @@ def _ceiling(result: Bench, claim: Claim) -> Iterator[Finding]:
     bill = claim.bill("prefill", 1, 1024)
     each = float(forward_flops(bill.question.model, 1, True)[0])  # of the layers alone: only last tokens of prompts pass the head
     most = bill.peak_flops_per_s * float(claim.plan.all_gpus) / each
-    if rate > most / FLOOR_SLACK:
+    if rate > most / LEVEL.floor_slack:
         reason = f"{BEATS}: more tokens than its chips can multiply: a cached prefix, other hardware, or another model"
         yield Finding("total tokens/s, at most those of the peak", most, rate, "", math.inf, reason, verdict=DISAGREE)
 
 
 def _whole_request(result: Bench, output: float | None) -> Iterator[Finding]:
     ttft, gap = result.seconds("ttft", "mean"), result.seconds("itl", "mean") or result.seconds("tpot", "mean")
-    if ttft and gap and output and output >= LEAST_OUTPUT and abs(ttft / (output * gap) - 1) <= WHOLE:
+    if ttft and gap and output and output >= COUNT.least_output and abs(ttft / (output * gap) - 1) <= LEVEL.whole:
         reason = f"it is {ttft / gap:.0f} x ITL for {output:.0f} tokens: the time of a whole request, not of the first token"
-        yield Finding("TTFT", None, ttft, "s", WHOLE, reason, verdict=DISAGREE)
+        yield Finding("TTFT", None, ttft, "s", LEVEL.whole, reason, verdict=DISAGREE)
 
 
 def _not_applied(result: Bench, baseline: Bench, claim: Claim) -> Iterator[Finding]:
@@ -368,8 +363,8 @@ def _not_applied(result: Bench, baseline: Bench, claim: Claim) -> Iterator[Findi
     predicted, measured = single / ours, alone / here
     item = Note("speed-up", f"speed-up of TP {claim.tp} over TP 1")
     finding = Finding(item, predicted, measured, "", claim.tolerance, "other links, batch or library than was said").judged()
-    if abs(measured - 1) <= SAME and abs(predicted - 1) > 2 * SAME:
-        finding = replace(finding, verdict=DISAGREE, reason=f"equal within {SAME:.0%}: TP was probably not applied")
+    if abs(measured - 1) <= LEVEL.same and abs(predicted - 1) > 2 * LEVEL.same:
+        finding = replace(finding, verdict=DISAGREE, reason=f"equal within {LEVEL.same:.0%}: TP was probably not applied")
     # A host that takes longer than the kernels hides any degree, and only measured constants tell that from TP left out.
     why = f"{finding.reason}, or the host's time hides it: {claim.distrust}" if finding.reason else claim.distrust
     yield finding.undecided(why) if claim.distrust else finding

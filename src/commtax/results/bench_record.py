@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
 from typing import Any, cast
 
+from commtax.evidence.thresholds import counts
 from commtax.files import Json, table
 from commtax.records import filled
 from commtax.statement import Note
@@ -15,8 +16,7 @@ TABLE = table("results/bench.toml")
 _KEYS, _WHOLE, SECONDS, STATISTICS = (TABLE[kind] for kind in ("keys", "whole", "seconds", "statistics"))
 Stats = Mapping[str, float]
 NO_STATS: Mapping[str, Stats] = {}
-LEAST_THIRD = 3  # requests of which a median says something
-MOST_SIGNS = 80  # of a chip's name
+COUNT = counts(__name__)
 ASKED = "requests asked for"  # a fact: by the command above a result, where fewer were answered
 HARDWARE = "hardware"  # a fact: what a result calls the chips that it ran on
 NO_FACTS: Mapping[str, str] = {}
@@ -84,7 +84,7 @@ def result(tool: str, kind: str, d: Json, stats: Mapping[str, Stats] = NO_STATS,
 
 def _place(d: Json) -> dict[str, str]:
     """What a document calls its chips, and its degrees beside tp."""
-    named = (value for key in TABLE["hardware"] if isinstance(value := d.get(key), str) and 0 < len(value) <= MOST_SIGNS)
+    named = (value for key in TABLE["hardware"] if isinstance(value := d.get(key), str) and 0 < len(value) <= COUNT.most_signs)
     sizes = {axis: next((n for key in keys if (n := number(d.get(key)))), 0.0) for axis, keys in TABLE["degrees"].items()}
     told = {axis: f"{int(n)}" for axis, n in sizes.items() if n >= 1}
     return told | ({HARDWARE: name} if (name := next(named, "")) else {})
@@ -131,4 +131,4 @@ def thirds_of(seconds: Sequence[float]) -> dict[str, float]:
     ({'early': 0.1, 'late': 1.0}, {})
     """
     third = len(seconds) // 3
-    return {"early": median(seconds[:third]), "late": median(seconds[-third:])} if third >= LEAST_THIRD else {}
+    return {"early": median(seconds[:third]), "late": median(seconds[-third:])} if third >= COUNT.least_third else {}

@@ -7,6 +7,7 @@ from statistics import mean, median
 from commtax import catalog
 from commtax.evidence.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
 from commtax.evidence.identity import differing
+from commtax.evidence.thresholds import thresholds
 from commtax.readers.published.spellings import device_named
 from commtax.results.collective_tests import Begun, CollectiveTests
 from commtax.results.nccl_tests import Row, Run
@@ -15,14 +16,7 @@ from commtax.statement import Note, Refusal
 from commtax.units import format_bytes, format_rate, format_seconds, plural
 from commtax.verbs.expecting import Expectation, expect
 
-SMALL_BYTES = 65_536  # of which the time is latency
-LARGE_BYTES = 1 << 20
-MOST_BYTES = 1e15  # of a tensor that has a price
-BANDWIDTH_BYTES, FAR_BELOW = 64 << 20, 0.1  # tensors whose time is the link's, and the share of its rate below which it was another
-MOST_TOLD, MOST_NAMED = 64, 8  # rows of a test, and ranks by name
-DIP = 0.75  # of the best bandwidth of smaller tensors
-APART = 0.25  # between in place and out of place
-ROUNDED = 0.02  # the printed average holds rows that are rounded
+COUNT, LEVEL = thresholds(__name__)
 
 AVERAGE = "average bus bandwidth, GB/s"
 
@@ -106,10 +100,10 @@ def _reached(run: Run, ranks: int, place: Cluster | None) -> Iterator[Finding]:
             Note("link", f"{of}: best bus bandwidth over the link's rate"), None, best.busbw_Bps / rate, "share", reason=why
         )
     again = max((r for r in run.rows if r.in_place_s), key=_in_place_Bps, default=best)
-    if _in_place_Bps(again) > best.busbw_Bps * (1 + ROUNDED):
+    if _in_place_Bps(again) > best.busbw_Bps * (1 + LEVEL.rounded):
         why = f"at {format_bytes(again.nbytes)}"
         yield Finding(Note("peak in place", f"{of}: best in place, GB/s"), None, _in_place_Bps(again) / 1e9, reason=why)
-    small = [r.seconds for r in run.rows if r.nbytes <= SMALL_BYTES]
+    small = [r.seconds for r in run.rows if r.nbytes <= COUNT.small_bytes]
     if small:
         yield Finding(Note("latency", f"{of}: least time of small tensors"), None, min(small), "s")
 
@@ -117,11 +111,11 @@ def _reached(run: Run, ranks: int, place: Cluster | None) -> Iterator[Finding]:
 def _expected(run: Run, ranks: int, place: Cluster | None, claim: Claim | None, assumed: bool) -> Iterator[Finding]:
     """Each size against the catalogue's range for this cluster; not judged where the cluster is a guess."""
     if place is None or ranks < 2 or not run.op:
-        yield from (_timed(row, run.op) for row in run.rows[:MOST_TOLD])
+        yield from (_timed(row, run.op) for row in run.rows[: COUNT.most_told])
         return
     library = "rccl" if place.chip.vendor.lower() == "amd" else ""
     own = claim.question.profile if claim else None
-    for row in (r for r in run.rows if r.nbytes <= MOST_BYTES):
+    for row in (r for r in run.rows if r.nbytes <= LEVEL.most_bytes):
         try:
             wanted = expect(run.op, place, nbytes=row.nbytes, ranks=ranks, library=library, profile=own)
         except Refusal:
@@ -161,9 +155,9 @@ def _faults(run: Run, label: str) -> Iterator[Cause]:
         said += f" to {format_rate(at.busbw_Bps)} at {format_bytes(at.nbytes)}"
         what = "another protocol or algorithm takes over there: NCCL_DEBUG_SUBSYS=TUNING tells which"
         yield Cause("dip", said, share=1 - at.busbw_Bps / before.busbw_Bps, change=what)
-    large = [r for r in run.rows if r.nbytes >= LARGE_BYTES and r.in_place_s and r.seconds]
+    large = [r for r in run.rows if r.nbytes >= COUNT.large_bytes and r.in_place_s and r.seconds]
     ratio = median(r.in_place_s / r.seconds for r in large if r.in_place_s) if large else 1.0
-    if abs(ratio - 1) > APART:
+    if abs(ratio - 1) > LEVEL.apart:
         yield Cause("in-place", f"{label}in place takes {ratio:.2f} times as long as out of place")
 
 
@@ -177,7 +171,7 @@ def _alone(tests: CollectiveTests) -> Iterator[Cause]:
 def _doubled(tests: CollectiveTests) -> Iterator[Finding]:
     """GPUs that several ranks name: nothing of a sound test."""
     if tests.shared:
-        who = ", ".join(map(str, tests.shared[0][:MOST_NAMED]))
+        who = ", ".join(map(str, tests.shared[0][: COUNT.most_named]))
         why = f"ranks {who} name one bus id: NCCL joins them through the host or a socket"
         yield Finding("GPUs that several ranks share", 0, len(tests.shared), reason=why).judged()
 
@@ -190,9 +184,9 @@ def _sharing(tests: CollectiveTests) -> Iterator[Cause]:
 
 def _far_below(run: Run, ranks: int, place: Cluster | None, label: str) -> Iterator[Cause]:
     """Large tensors that reach only a small part of what the link between the GPUs of one host carries."""
-    best = max((r.busbw_Bps for r in run.rows if r.nbytes >= BANDWIDTH_BYTES), default=0.0)
+    best = max((r.busbw_Bps for r in run.rows if r.nbytes >= COUNT.bandwidth_bytes), default=0.0)
     share = best / place.intra.bandwidth_Bps if place and 2 <= ranks <= place.domain else 1.0
-    if not place or not 0 < share < FAR_BELOW:
+    if not place or not 0 < share < LEVEL.far_below:
         return
     said = f"{label}large tensors reach {format_rate(best)}, {share:.1%} of {place.intra.key}"
     what = "NCCL_DEBUG=INFO tells which way was taken: sockets or the host's memory instead of the link"
@@ -203,7 +197,11 @@ def _dip(rows: tuple[Row, ...]) -> tuple[Row, Row] | None:
     """The deepest fall below what smaller tensors reached; both, or None."""
     best, worst = None, None
     for row in sorted(rows, key=lambda r: r.nbytes):
-        if best and row.busbw_Bps < DIP * best.busbw_Bps and (worst is None or row.busbw_Bps / best.busbw_Bps < worst[2] * DIP):
+        if (
+            best
+            and row.busbw_Bps < LEVEL.dip * best.busbw_Bps
+            and (worst is None or row.busbw_Bps / best.busbw_Bps < worst[2] * LEVEL.dip)
+        ):
             worst = (best, row, row.busbw_Bps / best.busbw_Bps)
         if best is None or row.busbw_Bps > best.busbw_Bps:
             best = row
@@ -221,7 +219,7 @@ def _average(tests: CollectiveTests) -> Iterator[Finding]:
         ours = mean(b for r in run.rows for b in (r.busbw_Bps, *([_in_place_Bps(r)] if r.in_place_s else [])))
         ours *= len(run.rows) / (len(run.rows) + run.empty)
         item = Note(AVERAGE, f"{label}{AVERAGE}")
-        finding = Finding(item, ours / 1e9, printed / 1e9, "", ROUNDED).judged()
+        finding = Finding(item, ours / 1e9, printed / 1e9, "", LEVEL.rounded).judged()
         yield finding.undecided("rows are missing in this text") if finding.verdict == DISAGREE else finding
 
 

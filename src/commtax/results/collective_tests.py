@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from commtax.evidence import prefixes
 from commtax.evidence.short_lines import lines_with
+from commtax.evidence.thresholds import thresholds
 from commtax.results import nccl_tests
 from commtax.results.nccl_tests import Run
 
-LINE_CHARS = 1024
-MOST_DEVICES = 1 << 16
-LAST = 0.9  # of the largest size that was asked for: what is rounded down is still the last row
+COUNT, LEVEL = thresholds(__name__)
 _WITHIN = re.compile(r"\[\d{1,9}\](?=\s{2})")  # a launcher's mark inside a row that was printed in pieces
 _DEVICE = re.compile(
     r"#?\s{0,9}Rank\s{1,9}(\d{1,9})\s.{0,120}? on\s{1,40}(\S{0,120}) {0,9}device\s{1,9}\d{1,4} \[([^\]]{1,40})\] (.{1,80})"
@@ -19,7 +18,6 @@ _DEVICE = re.compile(
 _PID = re.compile(r"\bPid\s{1,20}(\d{1,12})")
 _HEADER = re.compile(r"nThread:? \d{1,9} .{0,200}?minBytes:? (\d{1,18}) maxBytes:? (\d{1,18}) step: (\d{1,18})\((factor|bytes)\)")
 _ENDED = re.compile(r"# Out of bounds values|# Avg bus bandwidth|test concluded")
-MOST_SIZES = 100_000
 _SAID = re.compile(
     r"device|Avg bus|-tests|_perf|nThread|Out of bounds|concluded|size[ \t]++count|\d[ \t]++\d"
 )  # one of which stands in every line that is read here
@@ -63,7 +61,7 @@ class Begun:
     @property
     def is_cut(self) -> bool:
         """Whether rows are missing at its end, or may be; a test that reached the largest size lacks its last lines alone."""
-        return not self.ended and (not self.asked or bool(self.half) or self.last < LAST * self.most)
+        return not self.ended and (not self.asked or bool(self.half) or self.last < LEVEL.last * self.most)
 
 
 def looks_like(text: str) -> bool:
@@ -79,7 +77,7 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
     namesakes, alone = dict[str, set[tuple[str, str]]](), 0  # since the last row
     tests = _Tests()
     for raw, line in _lines(text):
-        if "device" in line and (found := _DEVICE.search(line)) and len(devices) < MOST_DEVICES:
+        if "device" in line and (found := _DEVICE.search(line)) and len(devices) < COUNT.most_devices:
             devices[int(found[1])] = (found[2], found[4].strip())
             buses[int(found[1])] = (found[2], found[3])
             pid = _PID.search(line)
@@ -99,7 +97,7 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
         runs,
         _whole(names, text),
         hosts,
-        min(max(devices, default=-1) + 1, MOST_DEVICES),
+        min(max(devices, default=-1) + 1, COUNT.most_devices),
         _shared(buses),
         averages[-1] if averages else 0.0,
         version,
@@ -111,7 +109,7 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
     """Each line that may be read, and what a program wrote of it."""
-    return ((raw, told) for raw in lines_with(_SAID, text, LINE_CHARS) for _, told in prefixes.lines(_mended(raw)))
+    return ((raw, told) for raw in lines_with(_SAID, text, COUNT.line_chars) for _, told in prefixes.lines(_mended(raw)))
 
 
 def _mended(line: str) -> str:
@@ -128,7 +126,7 @@ class _Tests:
     @property
     def _now(self) -> Begun:
         """The test that is running; one whose beginning is missing where none is."""
-        if (not self.begun or self.begun[-1].ended) and len(self.begun) < MOST_SIZES:
+        if (not self.begun or self.begun[-1].ended) and len(self.begun) < COUNT.most_sizes:
             self.begun.append(Begun(self._op))
         return self.begun[-1]
 
@@ -137,7 +135,7 @@ class _Tests:
             self._op = nccl_tests.OPS[named[1].lower()]
         if row := _ROW.match(line) or (self.begun and self.begun[-1].rows and _HALF.match(line)):
             self._row(float(row[0].split()[0]), line)
-        elif (found := _HEADER.search(line)) and len(self.begun) < MOST_SIZES:
+        elif (found := _HEADER.search(line)) and len(self.begun) < COUNT.most_sizes:
             asked = _sizes(int(found[1]), int(found[2]), int(found[3]), found[4] == "factor")
             self.begun.append(Begun(self._op, asked, float(found[2])))
         elif nccl_tests.TITLES.match(line):
@@ -183,7 +181,7 @@ def _sizes(least: int, most: int, step: int, factor: bool) -> int:
     (5, 4, 1)
     """
     if not factor:
-        return min(MOST_SIZES, (most - least) // step + 1) if step and most >= least else 1
+        return min(COUNT.most_sizes, (most - least) // step + 1) if step and most >= least else 1
     count, size = 1, max(1, least)
     while step > 1 and (size := size * step) <= most:
         count += 1

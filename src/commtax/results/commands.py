@@ -4,13 +4,14 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
+from commtax.evidence.thresholds import counts
 from commtax.results.labels import LABELS
 
 COMMAND = LABELS["command"]
 CLIENTS, SERVERS = tuple(COMMAND["clients"]), tuple(COMMAND["programs"])
 PROGRAMS = (*SERVERS, *CLIENTS, *COMMAND["others"])
 FLAGS: Mapping[str, str] = {flag: name for name, flags in COMMAND["flags"].items() for flag in flags}
-LONGEST = 4000  # signs of a command
+COUNT = counts(__name__)
 APART = "--enable-dp-attention"  # with which a size of tp is not one of ours
 _FIRST = re.compile(r"(?:\$ |# |> |\+ )?(?:[A-Za-z_]\w{0,60}=\S{0,300} +)*[\w./~-]{1,200}(?: |$)")
 _ASSIGNED = re.compile(r"([A-Z][A-Z_]{1,40})=(\S{1,300})")
@@ -22,7 +23,7 @@ def is_command(line: str) -> bool:
     >>> is_command("$ vllm serve m -tp 2"), is_command("vllm serve was started: 3")
     (True, False)
     """
-    if len(line) > LONGEST or not (" -" in line or line.endswith("\\") or "serve " in line):
+    if len(line) > COUNT.longest or not (" -" in line or line.endswith("\\") or "serve " in line):
         return False
     return any(program in line for program in PROGRAMS) and _FIRST.match(line) is not None and ": " not in line
 

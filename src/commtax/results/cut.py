@@ -2,9 +2,10 @@
 
 import json
 
+from commtax.evidence.thresholds import counts
 from commtax.files import Json
 
-DEPTH = 8  # objects inside each other that may be open where a text ends: each is gone through once more
+COUNT = counts(__name__)
 _DECODER = json.JSONDecoder()
 _SPACE = " \n\r\t"
 
@@ -17,7 +18,7 @@ def readable(text: str) -> tuple[Json, str]:
     """
     last = [""]
     begin = _past(text, 0)
-    value, _ = _value(text, begin, last, DEPTH) if text[begin : begin + 1] in ("{", "[") else (None, -1)
+    value, _ = _value(text, begin, last, COUNT.depth) if text[begin : begin + 1] in ("{", "[") else (None, -1)
     return value, last[0]
 
 

@@ -3,31 +3,30 @@
 import re
 from collections.abc import Iterator
 
+from commtax.evidence.thresholds import counts
 from commtax.files import Json
 from commtax.results.bench_record import Bench
 from commtax.results.labels import meaning
 from commtax.results.runs import Run, built, dialect_of
 
-MOST_LEAVES, DEPTH = 2_000, 5
-LEAST = 2  # times and rates that make a result
+COUNT = counts(__name__)
 _KEY = re.compile(rb'"([A-Za-z][^"\\]{1,60})"\s{0,4}:')
-MOST_KEYS = 400
 
 
 def looks_like(head: bytes) -> bool:
     """Whether keys of JSON are such labels."""
-    keys = (match[1].decode(errors="replace") for _, match in zip(range(MOST_KEYS), _KEY.finditer(head), strict=False))
+    keys = (match[1].decode(errors="replace") for _, match in zip(range(COUNT.most_keys), _KEY.finditer(head), strict=False))
     return any(meaning(key).measured and meaning(key).field in ("ttft", "tpot", "itl") for key in set(keys))
 
 
 def from_document(d: Json) -> Iterator[Bench]:
     """The result of a document that has at least two times or rates."""
     run = Run(dialect_of(" ".join(map(str, d))), 0)
-    for _, (path, value) in zip(range(MOST_LEAVES), _leaves(d, (), DEPTH), strict=False):
+    for _, (path, value) in zip(range(COUNT.most_leaves), _leaves(d, (), COUNT.depth), strict=False):
         said = next((said for n in (1, 2, 3) if (said := meaning(" ".join(path[-n:]))).field), None)
         if said:
             run.put(said, str(value))
-    if run.measured >= LEAST:
+    if run.measured >= COUNT.least:
         yield built(run, {})
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from commtax.arrays import remembered
 from commtax.evidence.finding import Claim
+from commtax.evidence.thresholds import thresholds
 from commtax.ledger import Z80
 from commtax.question import AS_IT_IS
 from commtax.results.bench_record import Bench
@@ -18,16 +19,7 @@ from commtax.verbs import requests, serving
 from commtax.verbs.requests import Outcome
 from commtax.verbs.serving import Simulation
 
-MOST_REQUESTS = 10**12  # more is no number of requests
-MOST_SIMULATED = 10_000  # requests of a run: some seconds where each is long
-MOST_PREFILLED = 2_000_000_000  # tokens of all prompts of a run
-LEAST_RATE = 1e-9  # requests a second: one in thirty years
-MOST_TOKENS = 1e9  # of a request
-MOST_STEPS = 2_000_000  # of all answers of one client
-APART = 0.15  # by which the two predictors of a closed loop may differ before only means are judged
-RAMP = 0.1  # of a request's time, in which as many come as may be there at once: from then on each waits for an answer
-WHILE_S = 600.0  # requests that come within this long, where a result does not say how many there were …
-ROUNDS = 10  # … and of each client
+COUNT, LEVEL = thresholds(__name__)
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "queue": "queue"}
 """Of a result, as the simulation calls them."""
 LIKE = {"prefill": "ttft", "decode": "tpot"}
@@ -119,9 +111,9 @@ class Expected:
 def _at_once(result: Bench) -> bool:
     """Whether requests do not come at a rate: none is told, or all clients are there before the first answer is a part done."""
     rate, whole = result.request_rate, result.seconds("e2el", "mean") or 0.0
-    if not rate or not LEAST_RATE < rate < math.inf:
+    if not rate or not LEVEL.least_rate < rate < math.inf:
         return True
-    return bool(result.concurrency) and (result.concurrency or 0.0) / rate < RAMP * whole
+    return bool(result.concurrency) and (result.concurrency or 0.0) / rate < LEVEL.ramp * whole
 
 
 def load_of(result: Bench, claim: Claim) -> Load | str:
@@ -129,7 +121,7 @@ def load_of(result: Bench, claim: Claim) -> Load | str:
     prompt, answer = lengths_of(result, claim)
     missing = [f"{what} ({option})" for n, what, option in ((prompt, *PROMPT), (answer, *ANSWER)) if n is None]
     rate = None if _at_once(result) else result.request_rate
-    clients, asked = result.concurrency, result.requests if (result.requests or 0) < MOST_REQUESTS else None
+    clients, asked = result.concurrency, result.requests if (result.requests or 0) < COUNT.most_requests else None
     if rate is None and not clients:
         clients = (asked if result.request_rate else None) or claim.batch
     if result.kind != "latency" and not clients and rate is None:
@@ -139,7 +131,13 @@ def load_of(result: Bench, claim: Claim) -> Load | str:
     if result.kind == "latency":
         return Load(prompt, answer, batch=result.batch or claim.batch or 1)
     most = max(1, int(clients)) if clients else None
-    usual = max(requests.PROMPTS, min(MOST_SIMULATED, int(rate * WHILE_S))) if rate else ROUNDS * most if most else requests.PROMPTS
+    usual = (
+        max(requests.PROMPTS, min(COUNT.most_simulated, int(rate * LEVEL.while_s)))
+        if rate
+        else COUNT.rounds * most
+        if most
+        else requests.PROMPTS
+    )
     count = asked or (most if result.kind == "throughput" and most else usual)
     most = min(most, count) if most else None
     return Load(prompt, answer, None, most, rate, count, result.spread, result.burstiness, result.hit_rate)
@@ -158,7 +156,7 @@ def lengths_of(result: Bench, claim: Claim) -> tuple[int | None, int | None]:
 
 def _tokens(length: float | None) -> int | None:
     """A length that a request can have; None for any other."""
-    return max(1, round(length)) if length and 0 < length < MOST_TOKENS else None
+    return max(1, round(length)) if length and 0 < length < LEVEL.most_tokens else None
 
 
 def request_seconds(claim: Claim, batch: int, context: int, output: int) -> tuple[float, float]:
@@ -189,20 +187,20 @@ def expected(load: Load, claim: Claim) -> Expected:
     if claim.question.what_if != AS_IT_IS or load.hit_rate or load.clients == load.count:  # what the closed form does not know
         return Expected(load, figures, _simulated_terms(timed, load), _seqs(timed))
     means = {key: figure for key, figure in _closed(closed).items() if key in figures}  # one token has no time between tokens
-    unsure = frozenset(m for (m, s), f in means.items() if abs(figures[m, s].value / f.value - 1) > APART)
+    unsure = frozenset(m for (m, s), f in means.items() if abs(figures[m, s].value / f.value - 1) > LEVEL.apart)
     return Expected(load, figures | means, _closed_terms(closed), max(1.0, float(closed.running)), unsure)
 
 
 def _most(load: Load) -> int:
     """Requests that are simulated at most: fewer of long prompts, whose pieces are steps of their own."""
-    return max(1, min(MOST_SIMULATED, MOST_PREFILLED // load.prompt))
+    return max(1, min(COUNT.most_simulated, COUNT.most_prefilled // load.prompt))
 
 
 def _simulated(load: Load) -> int:
     """Requests of a run that are simulated: of few clients with long answers, which see the same again and again, fewer."""
     if load.rate is not None or load.clients is None:
         return min(load.count, _most(load))
-    return min(load.count, _most(load), load.clients * max(ROUNDS, MOST_STEPS // load.answer))
+    return min(load.count, _most(load), load.clients * max(COUNT.rounds, COUNT.most_steps // load.answer))
 
 
 def _growing(load: Load, grows: bool) -> None:

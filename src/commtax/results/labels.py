@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from commtax.evidence.thresholds import counts
 from commtax.files import table
 
 LABELS = table("results/labels.toml")
 _WORDS, _STATISTICS, UNITS = (LABELS[kind] for kind in ("words", "statistics", "units"))
 _FILLERS, _RATES, STRINGS = (frozenset(LABELS[kind]) for kind in ("fillers", "rates", "strings"))
-LONGEST = 120  # signs of a label
+COUNT = counts(__name__)
 MINUTE_S = 60.0
 _TOKEN = re.compile(r"p\d{1,2}(?:\.\d{1,3})?(?![a-z0-9.])|\d{1,3}(?:\.\d{1,3})?(?:%|th\b)|[a-zµ][a-z0-9µ]*|\d{1,9}(?:\.\d{1,9})?|/")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
@@ -43,7 +44,7 @@ class Meaning:
 
 def _words(label: str) -> Iterable[str]:
     """The words of a label, each in its usual spelling."""
-    plain = _REMARK.sub(" ", _CAMEL.sub(" ", label[:LONGEST]).lower().replace("_", " ").replace("-", " ").replace("–", " "))
+    plain = _REMARK.sub(" ", _CAMEL.sub(" ", label[: COUNT.longest]).lower().replace("_", " ").replace("-", " ").replace("–", " "))
     for token in _TOKEN.findall(plain):
         yield from _WORDS.get(token, token).split()
 

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator
 
 from commtax.evidence.short_lines import each_line
+from commtax.evidence.thresholds import counts
 from commtax.files import Json
 from commtax.results.bench_record import Bench, number, result
 
-LONGEST_LINE = 400
-OPTIONS_SIGNS = 8000  # of a line with all options of the command
+COUNT = counts(__name__)
 _FIGURE = r"([\d.]{1,24}+)"
 _AVERAGE = re.compile(rf"Avg latency:\s*+{_FIGURE} seconds")
 _PERCENTILE = re.compile(rf"(\d{{1,3}})% percentile latency:\s*+{_FIGURE} seconds")
@@ -35,9 +35,9 @@ def parse(text: str) -> Iterator[Bench]:
     warming = False
     asked: dict[str, int] = {}
     for line in each_line(text):
-        if "Namespace(" in line[:OPTIONS_SIGNS]:
-            asked = {name: int(figure) for name, figure in _OPTION.findall(line[:OPTIONS_SIGNS])}
-        if len(line) > LONGEST_LINE:
+        if "Namespace(" in line[: COUNT.options_signs]:
+            asked = {name: int(figure) for name, figure in _OPTION.findall(line[: COUNT.options_signs])}
+        if len(line) > COUNT.longest_line:
             continue
         if match := _AVERAGE.search(line):
             yield from _latency(latency, asked)

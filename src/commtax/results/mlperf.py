@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterator
 
 from commtax.evidence.short_lines import each_line
+from commtax.evidence.thresholds import counts
 from commtax.results.bench_record import Bench, number, result
 from commtax.statement import Note
 
 TITLE = "MLPerf Results Summary"
-LONGEST_LINE = 400
+COUNT = counts(__name__)
 NS = 1e-9
 FIRST = "SUT name : "  # the line below the title
 _PAIR = re.compile(  # of a summary, behind whatever a launcher or a logger writes before it
@@ -42,7 +43,7 @@ def parse(text: str) -> Iterator[Bench]:
             if held:
                 yield _one(held)
             held = {}
-        if held is not None and len(line) <= LONGEST_LINE and (pair := _PAIR.search(line)):
+        if held is not None and len(line) <= COUNT.longest_line and (pair := _PAIR.search(line)):
             held.setdefault(" ".join(pair[1].lower().split()), pair[2].strip())
     if held:
         yield _one(held)

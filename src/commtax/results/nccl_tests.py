@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from commtax.evidence import prefixes
 from commtax.evidence.short_lines import lines_with
+from commtax.evidence.thresholds import counts
 from commtax.files import table
 from commtax.statement import Refusal
 
@@ -34,10 +35,7 @@ _WITH_ROOT = (
 _BOTH = (6, 8, 10, 16, 18)  # figures of both columns: times and bandwidths, wrong values, differing bits, times of each iteration
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")  # of a timestamp behind a row
 _EMPTY = re.compile(r"0\s++\d{1,15}\s++[a-z]\w{1,15}\s")  # a row of 0 B: sizes that are rounded down to nothing
-MOST_RANKS = 1 << 20
-MOST_ROWS = 200_000  # of one text, and of its ranks and hosts
-LINE_CHARS = 1 << 16
-MOST_DIGITS = 18  # of a size
+COUNT = counts(__name__)
 _SAID = re.compile(r"_perf|nThread|Rank|size[ \t]++count|\d[ \t]++\d", re.I)  # one of which stands in every line that is read
 NO_FACTOR = ("send-recv", "broadcast", "reduce", "hypercube")  # whose busbw is algbw, over however many ranks
 
@@ -104,7 +102,7 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
     runs: list[Run] = []
     sources: dict[str, _Source] = {}
     op, kept = "", 0
-    for who, raw in (told for line in lines_with(_SAID, text, LINE_CHARS) for told in prefixes.lines(mended(line))):
+    for who, raw in (told for line in lines_with(_SAID, text, COUNT.line_chars) for told in prefixes.lines(mended(line))):
         line = raw.strip()
         source = sources.setdefault(who, _Source(name, op))
         named, header = NAMED.search(line), _HEADER.match(line)
@@ -130,8 +128,8 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
             source.rows.append(row)
             source.width = width
             kept += 1
-        if kept >= MOST_ROWS or len(sources) > MOST_ROWS:
-            raise Refusal(f"'{name}': more than {MOST_ROWS:,} rows, ranks or hosts, which is more than is read; split it")
+        if kept >= COUNT.most_rows or len(sources) > COUNT.most_rows:
+            raise Refusal(f"'{name}': more than {COUNT.most_rows:,} rows, ranks or hosts, which is more than is read; split it")
     runs += [source.ended() for source in sources.values() if source.rows]
     return tuple(runs)
 
@@ -154,7 +152,12 @@ def row_of(line: str) -> Row | None:
     if figures and re.fullmatch(r"-\d+" if len(figures) not in _WITH_ROOT else r"-?\d+", figures[0][1]):
         figures = figures[1:]
     numbers = [value for value, _ in figures]
-    if len(numbers) < 3 or len(cells[0]) > MOST_DIGITS or float(cells[0]) == 0 or any(math.isinf(n) or n < 0 for n in numbers):
+    if (
+        len(numbers) < 3
+        or len(cells[0]) > COUNT.most_digits
+        or float(cells[0]) == 0
+        or any(math.isinf(n) or n < 0 for n in numbers)
+    ):
         return None
     time_us, algbw, busbw = numbers[:3]
     half = len(numbers) // 2
@@ -204,9 +207,9 @@ def _possible(rows: list[Row], op: str) -> tuple[int, int]:
     """
     ratio = _ratio(rows)
     if op in NO_FACTOR or (not op and ratio == 1):
-        return 1, MOST_RANKS
+        return 1, COUNT.most_ranks
     whole = 2.0 if op == "all-reduce" or (not op and ratio > 1) else 1.0
-    low, high = 1.0, float(MOST_RANKS)
+    low, high = 1.0, float(COUNT.most_ranks)
     for row in rows:
         alg_digit, bus_digit = row.digit_Bps
         if row.algbw_Bps > max(alg_digit, 0.0):
@@ -217,4 +220,4 @@ def _possible(rows: list[Row], op: str) -> tuple[int, int]:
 
 def _size(ratio: float, whole: float) -> float:
     """n, where the ratio is whole (n-1)/n."""
-    return whole / (whole - ratio) if ratio < whole * (1 - 1 / MOST_RANKS) else float(MOST_RANKS)
+    return whole / (whole - ratio) if ratio < whole * (1 - 1 / COUNT.most_ranks) else float(COUNT.most_ranks)

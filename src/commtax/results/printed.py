@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from commtax.evidence.short_lines import each_line
+from commtax.evidence.thresholds import counts
 from commtax.results.bench_record import Bench
 from commtax.results.commands import Told, is_command
-from commtax.results.labels import LONGEST, Meaning, meaning
+from commtax.results.labels import Meaning, meaning
 from commtax.results.printed_grids import Row, row_of, runs_of
 from commtax.results.runs import STRONG, Run, built, dialect_of
 from commtax.statement import Note
@@ -23,11 +24,7 @@ INSIDE = ("Benchmark duration (s):", "Mean TTFT (ms):")  # lines that only a tab
 TOPS = "┏┌╒╔╭┡"  # with which a drawn table begins
 BOTTOMS = "└╘╚╰┗"
 FRAME = "│┃|>*#\"', \t=•-"  # what panes, quotes and lists put around a line
-LONGEST_LINE = 400
-NAMESPACE_SIGNS = 8000  # of a line with all options, in which the model shows
-MOST_ROWS = 10_000  # of one table
-LEAST = 2  # figures of a list that is a result
-FAR = 12  # lines that say nothing, after which what was said of a load is of no list any more
+COUNT = counts(__name__)
 END = "=" * 40
 _MODEL = re.compile(r"\bmodel(?:_id)?='([^']{1,200})'")
 _SEPARATED = re.compile(r"[\]>)|] | - |: |INFO |WARNING |\.py:\d{1,6} ")  # behind what a logger writes
@@ -85,12 +82,12 @@ class _Reader:
     def results(self) -> Iterator[Bench]:
         for number, line in enumerate(each_line(self.text), 1):
             if (
-                len(line) > LONGEST_LINE
-                and "Namespace(" in line[:NAMESPACE_SIGNS]
-                and (named := _MODEL.search(line[:NAMESPACE_SIGNS]))
+                len(line) > COUNT.longest_line
+                and "Namespace(" in line[: COUNT.namespace_signs]
+                and (named := _MODEL.search(line[: COUNT.namespace_signs]))
             ):
                 self.model = named[1]
-            elif len(line) <= LONGEST_LINE or self.command:
+            elif len(line) <= COUNT.longest_line or self.command:
                 yield from self._line(number, line)
         if self.grid and self.drawn and not self.text.rstrip().rpartition("\n")[2].strip().startswith(tuple(BOTTOMS)):
             self.cut = Note("partial", "the table's frame does not end: rows below are missing")
@@ -101,7 +98,7 @@ class _Reader:
 
     def _line(self, number: int, line: str) -> Iterator[Bench]:
         row = None if self.titled or self.command else row_of(line)
-        if row is not None and (row or self.grid) and len(self.grid) < MOST_ROWS:
+        if row is not None and (row or self.grid) and len(self.grid) < COUNT.most_rows:
             if not row and line.lstrip()[0] in TOPS[:-1]:  # a table begins, and what stands above was its title or another
                 self._table()
             self.drawn = self.drawn or (not row and line.lstrip()[0] in TOPS)
@@ -135,9 +132,9 @@ class _Reader:
         label, value = pair_of(line)
         if value:
             yield from self._pair(number, label, value)
-        elif label and len(label) <= LONGEST:
+        elif label and len(label) <= counts("results.labels").longest:
             self._titled_by(label.strip(FRAME + "─━ :"))
-        if self.idle > FAR and not self.titled and not self.run.measured:
+        if self.idle > COUNT.far and not self.titled and not self.run.measured:
             self.run, self.idle = Run(self.dialect), 0
 
     def _titled_by(self, label: str) -> None:
@@ -168,13 +165,13 @@ class _Reader:
         self.begun = self.begun or bool(held.measured)
         self.heads = self.heads if self.begun else self.heads | read.keys()
         other = {name for (name, s), n in read.items() if held.figures.get((name, s), n) != n}
-        return bool((self.heads & read.keys() and held.measured) or other & STRONG or (other and held.measured >= LEAST))
+        return bool((self.heads & read.keys() and held.measured) or other & STRONG or (other and held.measured >= COUNT.least))
 
     def _meant(self, label: str, value: str) -> tuple[Meaning, str]:
         """A label's meaning: below the title of a metric statistics alone, and behind whatever a logger wrote."""
-        cut = [match.end() for match in _SEPARATED.finditer(label[-LONGEST_LINE:])]
-        whole, last = label[-LONGEST_LINE:], label[-LONGEST_LINE:][cut[-1] if cut else 0 :]
-        for one in dict.fromkeys(text.strip(FRAME) for text in (whole, last) if len(text) <= LONGEST):
+        cut = [match.end() for match in _SEPARATED.finditer(label[-COUNT.longest_line :])]
+        whole, last = label[-COUNT.longest_line :], label[-COUNT.longest_line :][cut[-1] if cut else 0 :]
+        for one in dict.fromkeys(text.strip(FRAME) for text in (whole, last) if len(text) <= counts("results.labels").longest):
             said = meaning(one)
             if said.field:
                 return said, value
@@ -206,9 +203,9 @@ class _Reader:
     def _bench(self, run: Run, titled: bool = False, row: bool = False) -> Iterator[Bench]:
         """The run's result, where it is one: a titled table with any figure, another list or row with a time or a rate."""
         known = self.dialect.tool not in ("printed", "vllm")
-        least = 1 if row or run.line == 0 else LEAST
-        whole = run.strong and (run.measured >= least or len(run.figures) > LEAST)
-        if whole or (titled and run.figures) or (known and not run.measured and len(run.figures) > LEAST):
+        least = 1 if row or run.line == 0 else COUNT.least
+        whole = run.strong and (run.measured >= least or len(run.figures) > COUNT.least)
+        if whole or (titled and run.figures) or (known and not run.measured and len(run.figures) > COUNT.least):
             if not run.measured:
                 run.notes.append(Note("partial", "no time and no rate is in it: cut off before them"))
             if self.model:
@@ -222,6 +219,6 @@ class _Reader:
         """That a table is cut off: its last line is missing, or the text ends within a label."""
         if self.titled:
             return Note("partial", f"the table that begins on line {self.titled} is cut off: what it has is read")
-        last = self.text[-LONGEST_LINE:].rstrip().rpartition("\n")[2].strip(FRAME)
+        last = self.text[-COUNT.longest_line :].rstrip().rpartition("\n")[2].strip(FRAME)
         ended = self.run.measured and last.endswith(":") and meaning(last.rstrip(":")).field
         return Note("partial", "the text ends within a line: what is above it is read") if ended else None

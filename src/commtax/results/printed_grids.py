@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
+from commtax.evidence.thresholds import counts
 from commtax.results.labels import LABELS, Meaning, meaning
 from commtax.results.runs import Dialect, Run
 from commtax.statement import Note
 
-MOST_CELLS, MOST_HEADERS = 40, 5
+COUNT = counts(__name__)
 _BAR = re.compile(r"[|│┃║]")
 _RULE = re.compile(r"[\s|│┃║+:=─━═\-╇╪┼╒╤╕╞╡╘╧╛├┤┌┬┐└┴┘┏┳┓┡┩╔╗╚╝╠╣╦╩╬]{3,}")
 _LEFT_OUT = frozenset(LABELS["left_out"])
@@ -34,7 +35,7 @@ def row_of(line: str) -> Row | None:
     parts = _BAR.split(line)
     parts = parts[1:] if not parts[0] else parts
     parts = parts[:-1] if len(parts) > 1 and not parts[-1] else parts
-    return [part.strip(" \t*`") if part else "\0" for part in parts[:MOST_CELLS]] if len(parts) > 1 else None
+    return [part.strip(" \t*`") if part else "\0" for part in parts[: COUNT.most_cells]] if len(parts) > 1 else None
 
 
 def runs_of(lines: Lines, dialect: Dialect, current: Run) -> Iterator[Run]:
@@ -60,7 +61,7 @@ def _parted(lines: Lines) -> tuple[Row, list[tuple[int, Row]]]:
     last = next((at for at in range(first, len(lines)) if not lines[at][1]), first + 1)
     if width == 2 and last - first > 1 and not any(row for _, row in lines[last:]):  # a list without a header
         last = first
-    above = [_spread(row, width) for _, row in lines[first:last]][:MOST_HEADERS] or [[""] * width]
+    above = [_spread(row, width) for _, row in lines[first:last]][: COUNT.most_headers] or [[""] * width]
     labels = [" ".join(dict.fromkeys(part for part in parts if part)) for parts in zip(*above, strict=True)]
     rows: list[tuple[int, Row]] = []
     for n, row in ((n, [*(cell.strip("\0") for cell in row), *[""] * (width - len(row))]) for n, row in lines[last:] if row):

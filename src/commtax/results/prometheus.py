@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from commtax.evidence.short_lines import each_line
+from commtax.evidence.thresholds import counts
 from commtax.results.bench_record import TABLE, Bench, number, result
 from commtax.statement import Note
 
 METRICS: Mapping[str, str] = TABLE["prometheus"]
 GAUGES: Mapping[str, list[str]] = TABLE["gauges"]
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "tensorrt_llm": "trtllm"}
-LONGEST_LINE = 4000
+COUNT = counts(__name__)
 SHOWN = {"ttft": "TTFT", "e2el": "E2E", "queue": "queue"}  # whose 99th hundredth is told
 _SAMPLE = re.compile(r"(vllm|sglang|trtllm|tensorrt_llm)[:_]([A-Za-z0-9_:]{1,120}+)(?:\{([^}]*+)\})?\s++(\S{1,40})(?:\s++\S+)?\s*$")
 _LABEL = re.compile(r'([A-Za-z_]\w{0,60}+)="([^"]{0,300}+)"')
@@ -62,7 +63,7 @@ def parse(text: str) -> Iterator[Bench]:
     """One result: all that the server did since it started."""
     page = _Page()
     for line_number, line in enumerate(each_line(text), 1):
-        if len(line) > LONGEST_LINE or line.startswith("#") or not line.strip():
+        if len(line) > COUNT.longest_line or line.startswith("#") or not line.strip():
             continue
         if match := _SAMPLE.match(line):
             value = number(match[4])

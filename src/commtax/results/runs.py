@@ -5,13 +5,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from commtax.evidence.thresholds import thresholds
 from commtax.results.bench_record import ASKED, METRICS, Bench, result, spread_of
 from commtax.results.labels import LABELS, UNITS, Meaning, figures, meaning, printed_whole
 from commtax.statement import Note
 
 LOADS: Mapping[str, Mapping[str, float]] = LABELS["loads"]
-LIKE_TOKENS = 0.1  # a rate of tokens this near to requests times their lengths is that of those tokens
-MOST_DIGITS = 12  # of a count
+COUNT, LEVEL = thresholds(__name__)
 KEYS = {  # of a field, as documents call it
     "duration": "duration",
     "requests": "completed",
@@ -144,7 +144,7 @@ def built(run: Run, told: Mapping[str, str]) -> Bench:
 def _asked(answered: object, told: Mapping[str, str]) -> dict[str, str]:
     """How many requests a command asked for, where it is more than were answered."""
     count = told.get("num_prompts", "")
-    more = isinstance(answered, int | float) and count.isdecimal() and len(count) < MOST_DIGITS and int(count) > answered
+    more = isinstance(answered, int | float) and count.isdecimal() and len(count) < COUNT.most_digits and int(count) > answered
     return {ASKED: count} if more else {}
 
 
@@ -176,7 +176,7 @@ def _tokens(run: Run, lengths: tuple[float | None, float | None]) -> dict[str, o
     if run.one("output_tokens_per_s") is not None:
         return {"total_token_throughput": rate}
     for key, length in (("output_throughput", lengths[1]), ("total_token_throughput", sum(n or 0.0 for n in lengths))):
-        if requests and length and abs(rate / (requests * length) - 1) <= LIKE_TOKENS:
+        if requests and length and abs(rate / (requests * length) - 1) <= LEVEL.like_tokens:
             return {key: rate}
     return {}
 

@@ -9,26 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Cause, Claim
+from commtax.evidence.thresholds import levels
 from commtax.results.bench_record import ASKED, Bench, Stats
 from commtax.results.expected import Expected, Figure
 from commtax.units import format_seconds
 
-NEAR = 0.1  # a changed plan whose step is this near to the measured one explains it …
-MORE = 1.08  # … if it is by as much slower than the plan as it was said
-ALIKE = 1.25  # first tokens that are by little more off than steps are wait for those steps
-LARGE = 0.25  # share of a request's time that is told without a prediction, or that is waiting where a server does not keep up
-FEW = 1.5  # requests at once on average, below which hardly one waits for another
-KEPT_UP = 0.9  # of the requests that were asked for: a server that answers as many keeps up
-CHANCE = 2.0  # deviations by which arrivals may take longer than their rate says
-LONGEST = 4.0  # times as long as the usual answer, of many whose lengths vary
-GROWS = 3.0  # times as late come first tokens at the end of a run as at its beginning
-PROMPTS = 2 / 3  # share of a server's time for prompts, above which the time of a token is theirs
-PILED, UNEVEN = (
-    0.5,
-    0.25,
-)  # share of all requests that were there at once, and of a token's time by which it varies from one to another
+LEVEL = levels(__name__)
 P99 = 2.326  # deviations from the middle of a normal distribution to its p99
-SMALL = 0.5  # share of the host's time in a step, above which the host is the likely one
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +101,7 @@ def _mostly_prompts(predicted: Expected, claim: Claim) -> bool:
     load, batch = predicted.load, max(1, round(predicted.running))
     prompt = float(claim.bill("prefill", 1, load.prompt).step_s)
     answer = load.answer * float(claim.bill("decode", batch, load.prompt + load.answer // 2).step_s) / batch
-    return not load.alone and prompt > PROMPTS * (prompt + answer)
+    return not load.alone and prompt > LEVEL.prompts * (prompt + answer)
 
 
 def _whole(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None) -> Iterator[Cause]:
@@ -151,7 +138,7 @@ def _blamed(times: float, predicted: Expected, claim: Claim, baseline: Bench | N
         return replace(cause, code="communication", said=f"{cause.said}, and at TP 1 it takes what it should", change=change)
     parts = {k: float(sum(x.exposed_s for x in bill.lines if x.kind == k)) for k in ("compute", "comm", "host")}
     spent = ", ".join(f"{name} {format_seconds(s)}" for name, s in parts.items() if s > 0)
-    small = parts["host"] > SMALL * float(bill.step_s)
+    small = parts["host"] > LEVEL.small * float(bill.step_s)
     change = "a faster CPU, fewer API processes beside it, or larger batches" if small else OTHER
     said = f"{cause.said} (a decode step should be {spent})"
     return replace(cause, code="host" if small else "decode", said=said, change=change)
@@ -165,7 +152,7 @@ def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float
             slowed = float(claim.bill("decode", batch, context, **suspect.changes).step_s) / step_s
         except ValueError:  # such a plan is none here
             continue
-        if slowed >= MORE and abs(times / slowed - 1) <= NEAR:
+        if slowed >= LEVEL.more and abs(times / slowed - 1) <= LEVEL.near:
             near.append((abs(times / slowed - 1), suspect))
     return min(near, key=lambda one: one[0])[1] if near else None
 
@@ -209,7 +196,7 @@ def _first_token(result: Bench, predicted: Expected, claim: Claim) -> Iterator[C
     metric, which, step = _steps(result)
     step_figure = predicted.of(metric, which)
     times = step / step_figure.value if step and step_figure else 1.0
-    if waited is None and times > 1 + claim.tolerance and measured / figure.value <= ALIKE * times:
+    if waited is None and times > 1 + claim.tolerance and measured / figure.value <= LEVEL.alike * times:
         return  # it waits for the same slow steps
     queued = _meet(result, predicted.load.alone) if waited is None else waited - terms.get("queue", 0.0) > more / 2
     share, gain = _share(result, predicted, more), f"{format_seconds(more)} less until the first token"
@@ -226,7 +213,7 @@ def _first_token(result: Bench, predicted: Expected, claim: Claim) -> Iterator[C
 
 def _meet(result: Bench, alone: bool) -> bool:
     """Whether requests can have waited for each other: on average more than one was there."""
-    return not alone and (in_flight(result) or math.inf) > FEW
+    return not alone and (in_flight(result) or math.inf) > LEVEL.few
 
 
 def in_flight(result: Bench) -> float | None:
@@ -251,12 +238,12 @@ def told(result: Bench) -> tuple[Cause, ...]:
 def overload(result: Bench) -> tuple[Cause, ...]:
     """That more was asked than answered: the queue shows it, or the run lasts longer than its last answers explain."""
     asked, answered = result.request_rate, result.requests_per_s
-    if not asked or not math.isfinite(asked) or not answered or answered >= KEPT_UP * asked:
+    if not asked or not math.isfinite(asked) or not answered or answered >= LEVEL.kept_up * asked:
         return ()
     growth, piled = _growth(result), _piled(result)
-    if not (growth > GROWS or piled or _lasts(result, asked, answered)):
+    if not (growth > LEVEL.grows or piled or _lasts(result, asked, answered)):
         return ()
-    later = f", and first tokens came {growth:.1f} times as late at its end as at its beginning" if growth > GROWS else ""
+    later = f", and first tokens came {growth:.1f} times as late at its end as at its beginning" if growth > LEVEL.grows else ""
     most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
     said = f"overloaded: answered {answered:.3g} of {asked:.3g} requests/s{most}{later}{piled}"
     change = "more replicas or GPUs, fewer or shorter requests, or a limit on what is let in"
@@ -272,9 +259,9 @@ def _piled(result: Bench) -> str:
     if (
         result.concurrency
         or not count
-        or not _deviation_s(tpot) > UNEVEN * tpot.get("mean", math.inf)
+        or not _deviation_s(tpot) > LEVEL.uneven * tpot.get("mean", math.inf)
         or not peak
-        or float(peak) < PILED * count
+        or float(peak) < LEVEL.piled * count
     ):
         return ""
     return f", and {float(peak):,.0f} of its {count:,} requests were there at once"
@@ -293,10 +280,10 @@ def _lasts(result: Bench, asked: float, answered: float) -> bool:
         return True  # nobody says how many: the rates stand for themselves
     if result.concurrency and whole and count / asked < whole:
         return False  # a ramp for clients that then wait for answers
-    if whole and first and _least_wait_s(result, first) > LARGE * whole:
+    if whole and first and _least_wait_s(result, first) > LEVEL.large * whole:
         return True
     decode_s = whole - first if whole and first else 0.0
-    return count / answered > count / asked * (1 + CHANCE / math.sqrt(count)) + LONGEST * decode_s
+    return count / answered > count / asked * (1 + LEVEL.chance / math.sqrt(count)) + LEVEL.longest * decode_s
 
 
 def _growth(result: Bench) -> float:
@@ -312,13 +299,13 @@ def _waits(result: Bench) -> Iterator[Cause]:
         math.isinf(result.request_rate or 0.0) and not result.concurrency
     )  # of a test in which all requests wait for each other
     unstreamed = result.stats.get("itl", {}).get("mean") == 0  # its first token is its last
-    if not whole or at_once or unstreamed or (in_flight(result) or math.inf) <= FEW:
+    if not whole or at_once or unstreamed or (in_flight(result) or math.inf) <= LEVEL.few:
         return
     change = "more KV memory or replicas, or fewer requests at once"
-    if waited and waited > LARGE * whole:
+    if waited and waited > LEVEL.large * whole:
         said = f"a request waits {format_seconds(waited)} of its {format_seconds(whole)} before its first step"
         yield Cause("queue", said, waited, min(1.0, waited / whole), change, f"up to {waited / whole:.0%} of a request's time")
-    elif first and waited is None and result.kind == "serve" and (least := _least_wait_s(result, first)) > SMALL * whole:
+    elif first and waited is None and result.kind == "serve" and (least := _least_wait_s(result, first)) > LEVEL.small * whole:
         said = f"the first token takes {format_seconds(first)} of a request's {format_seconds(whole)}"
         yield Cause("queue", f"{said}, most of it waiting", least, min(1.0, least / whole), change)
 

@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterator, Mapping
 
 from commtax.evidence.short_lines import each_line
+from commtax.evidence.thresholds import thresholds
 from commtax.results.bench_record import Bench, number, result
 
-LONGEST_LINE = 400
-LIMITLESS = 1e6  # requests a second, above which no limit was set
-MOST_COLUMNS = 16
+COUNT, LEVEL = thresholds(__name__)
 MS = 1e-3
 _TITLE = re.compile(r"^=?[ \t]{0,4}PERFORMANCE OVERVIEW", re.M)
 _PAIR = re.compile(r"[\s|]{0,20}([A-Z][^:|]{1,80}?)\s{0,20}:\s{0,60}(\S.{0,200})$")
@@ -38,7 +37,7 @@ def parse(text: str) -> Iterator[Bench]:
     held: dict[str, str] = {}
     stats: dict[str, dict[str, float]] = {}
     seen = False
-    for line in (line for line in each_line(text) if len(line) <= LONGEST_LINE):
+    for line in (line for line in each_line(text) if len(line) <= COUNT.longest_line):
         if "BACKEND" in line[:80] and line.lstrip("= ").startswith(("PYTORCH", "ENGINE", "_AUTODEPLOY", "TENSORRT")) and seen:
             yield from _each(held, stats)
             held, stats, seen = {}, {}, False
@@ -55,7 +54,7 @@ def _each(held: Mapping[str, str], stats: dict[str, dict[str, float]]) -> Iterat
     """One result; of an overview whose figures stand in columns, as those of two builds beside each other, one for each column."""
     cells = {name: [cell.strip() for cell in value.strip("| ").split("|")] for name, value in held.items()}
     columns = max((len(row) for row in cells.values()), default=1)
-    for at in range(min(columns, MOST_COLUMNS)):
+    for at in range(min(columns, COUNT.most_columns)):
         column = {name: row[at] if at < len(row) else row[0] if len(row) == 1 else "" for name, row in cells.items()}
         yield _one(column, {metric: dict(kept) for metric, kept in stats.items()})
 
@@ -78,11 +77,11 @@ def _one(held: Mapping[str, str], stats: dict[str, dict[str, float]]) -> Bench:
     }
     return result(
         "trtllm",
-        "throughput" if rate is None or rate > LIMITLESS else "serve",
+        "throughput" if rate is None or rate > LEVEL.limitless else "serve",
         figures,
         stats,
         duration_s=whole * MS if whole else None,
-        request_rate=rate if rate and rate <= LIMITLESS else math.inf,
+        request_rate=rate if rate and rate <= LEVEL.limitless else math.inf,
         lengths=(said("average input length (tokens)"), said("average output length (tokens)")),
         facts={name: held[label] for label, name in _FACTS.items() if label in held and held[label] != "None"},
     )

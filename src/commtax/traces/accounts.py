@@ -13,20 +13,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from commtax.evidence.thresholds import thresholds
 from commtax.timeline import Column
 from commtax.traces.coverage import Covered, covered
 from commtax.traces.meeting import MESSAGE, Meetings, meet, spans
 from commtax.traces.repetition import REPEATED, WHOLE, between_collectives, in_steps, likeliest, repeated, whole
 from commtax.traces.trace import Step, Trace
 
-USUAL = 0.5  # of the steps that must have equally many collectives to leave the others out
-LIKE = 0.3  # of them more or fewer are as usual: a step that nobody named may begin within one
-MOST_BEATS = 40  # steps that are looked at one by one; more are put together
-SOON_S = 2e-6  # a kernel that begins so soon before a collective's end (rounding) has waited for it
-LAUNCH_S, LAUNCH_SHARE = 10e-6, 0.1  # so soon behind a collective, or so much of the pause: it was waited for
-PAIRED, CLOCKS_S = 0.8, 1e-3  # of all messages whose two ends are found, and by how much clocks of hosts that are set differ
-AWAITED = 0.5  # of a pause: whom others await for so long, they wait for
-QUICKEST = 0.1  # of messages whose other end is not here: they did not wait
+COUNT, LEVEL = thresholds(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +129,7 @@ class Job:
             messages.append(message)
             loose.append(message & np.isnan(waited) if len(self.traces) > 1 else np.zeros(len(start), dtype=bool))
         every = np.concatenate([_quick(*of_rank) for of_rank in zip(lengths, self.waiting, messages, loose, strict=True)])
-        quickest = float(np.quantile(every, QUICKEST)) if len(every) else 0.0
+        quickest = float(np.quantile(every, LEVEL.quickest)) if len(every) else 0.0
         return tuple(np.where(m, np.maximum(0.0, x - quickest), np.nan) for x, m in zip(lengths, loose, strict=True))
 
     @cached_property
@@ -162,7 +156,7 @@ class Job:
             return self.gathered
         sent = sum(c.op == MESSAGE for t in self.traces for c in t.collectives)
         paired = sum(2 for c in self.meetings.calls if c.op == MESSAGE)
-        return paired >= PAIRED * max(1, sent) and all(abs(c.offset_s) <= CLOCKS_S for c in self.meetings.clocks)
+        return paired >= LEVEL.paired * max(1, sent) and all(abs(c.offset_s) <= LEVEL.clocks_s for c in self.meetings.clocks)
 
     @cached_property
     def common(self) -> tuple[Column, ...]:
@@ -198,10 +192,10 @@ class Job:
         held = self.step_of(0, spans(self.traces[0])[0])
         counts = np.bincount(held[held >= 0], minlength=int(steps[-1]) + 1)[steps]
         values, times = np.unique(counts, return_counts=True)
-        if times.max() < USUAL * len(steps):
+        if times.max() < LEVEL.usual * len(steps):
             return np.ones(len(steps), dtype=bool)
         usual = values[np.argmax(times)]
-        return np.asarray(np.abs(counts - usual) <= max(1.0, LIKE * usual))
+        return np.asarray(np.abs(counts - usual) <= max(1.0, LEVEL.like * usual))
 
     @cached_property
     def accounts(self) -> Accounts:
@@ -270,9 +264,9 @@ class Job:
         ran = self.covered[place]
         since, length = ran.compute.gaps
         until, ordered = since + length, np.concatenate([[-np.inf], np.sort(ends)])
-        ended = ordered[np.searchsorted(ordered, until + SOON_S, side="right") - 1]
+        ended = ordered[np.searchsorted(ordered, until + LEVEL.soon_s, side="right") - 1]
         behind = until - np.clip(ended, since, until)
-        behind = np.where(behind <= np.maximum(LAUNCH_S, LAUNCH_SHARE * length), behind, length)
+        behind = np.where(behind <= np.maximum(LEVEL.launch_s, LEVEL.launch_share * length), behind, length)
         return since, until, np.maximum(behind, length - ran.comm.within(since, until))
 
     def paused_within(self, place: int) -> Column:
@@ -289,12 +283,12 @@ class Job:
         start, end = spans(self.traces[place])
         messages = np.flatnonzero([c.op == MESSAGE for c in self.traces[place].collectives])
         messages = messages[np.argsort(end[messages], kind="stable")]
-        at = np.searchsorted(end[messages], until + SOON_S, side="right") - 1
+        at = np.searchsorted(end[messages], until + LEVEL.soon_s, side="right") - 1
         if not len(messages) or self.meetings is None:
             return np.zeros(len(since), dtype=bool)
         last = messages[np.maximum(at, 0)]
-        soon = until - end[last] <= np.maximum(LAUNCH_S, LAUNCH_SHARE * (until - since))
-        awaited = self._awaited(place)[last] > AWAITED * (start[last] - since)
+        soon = until - end[last] <= np.maximum(LEVEL.launch_s, LEVEL.launch_share * (until - since))
+        awaited = self._awaited(place)[last] > LEVEL.awaited * (start[last] - since)
         return np.asarray((at >= 0) & soon & (start[last] > since) & ~awaited)
 
     def _awaited(self, place: int) -> Column:

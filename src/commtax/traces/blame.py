@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from commtax.evidence.finding import Culprit
+from commtax.evidence.thresholds import counts, levels
 from commtax.timeline import Column
-from commtax.traces.accounts import MOST_BEATS, Job
+from commtax.traces.accounts import Job
 from commtax.traces.links import slow_links
 from commtax.traces.stages import is_pipeline, slow_stages, stages, starved
 from commtax.traces.stragglers import lost_overlap, never_overlapped, stragglers
-from commtax.traces.suspects import LEAST, Suspect
+from commtax.traces.suspects import Suspect
 
-FEWEST = 3  # steps without which nothing is typical
-STRETCHES = 8  # into which repetitions are put: a layer may be one, so that what befalls a step is not in all of them
+COUNT = counts(__name__)
 
 
 def suspects(job: Job, most: int) -> list[Suspect]:
     """All that may be at fault in so many stretches of steps at most, dearest first."""
     accounts, first = job.accounts.together(most)
-    if accounts.total_s.shape[1] < FEWEST or (is_pipeline(job) and not (job.named or job.synchronised)):
+    if accounts.total_s.shape[1] < COUNT.fewest or (is_pipeline(job) and not (job.named or job.synchronised)):
         return []
     ranks = [t.rank for t in job.traces]
     found = [*lost_overlap(accounts), *never_overlapped(job, accounts), *slow_links(job, accounts, first)]
@@ -30,12 +30,12 @@ def suspects(job: Job, most: int) -> list[Suspect]:
             found += stragglers(accounts, ranks, peers)
     else:
         found += stragglers(accounts, ranks, range(len(ranks)))
-    return sorted((s for s in found if s.cost >= LEAST), key=lambda s: -s.cost)
+    return sorted((s for s in found if s.cost >= levels("traces.suspects").least), key=lambda s: -s.cost)
 
 
 def blame(job: Job) -> tuple[Culprit | None, float]:
     """The dearest suspect, with when it began on the job's clock, and what it costs a step in seconds."""
-    for most in (MOST_BEATS,) if job.named else (MOST_BEATS, STRETCHES):
+    for most in (counts("traces.accounts").most_beats,) if job.named else (counts("traces.accounts").most_beats, COUNT.stretches):
         if found := suspects(job, most):
             break
     else:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from commtax.evidence.finding import Cause, Culprit
+from commtax.evidence.thresholds import thresholds
 from commtax.timeline import Column
 from commtax.traces.accounts import Job
 from commtax.traces.fabrics import crossing, utilisation
@@ -16,14 +17,8 @@ from commtax.traces.repetition import WHOLE
 from commtax.traces.stages import is_pipeline, stages
 from commtax.units import format_seconds, plural
 
-SMALL = 0.02  # of a step: what costs less binds nothing
-SHORT_S = 50e-6  # pauses shorter than this are the host's, one for each launch
-MANY = 20  # such pauses in a step
-LAUNCH_S = 1.5e-6  # a launch takes the host longer; shorter pauses are between kernels that were launched long before
-MOSTLY = 0.6
-HARDLY = 0.2  # of what the others wait
+COUNT, LEVEL = thresholds(__name__)
 ROUNDING = 1e-9
-LATE_GATHERS = 0.5
 
 
 def causes(job: Job, culprit: Culprit | None, cost_s: float) -> tuple[Cause, ...]:
@@ -80,14 +75,14 @@ def _waiting(job: Job, culprit: Culprit | None) -> Iterator[Cause]:
     waited = job.typical.usual("wait_s")
     cost = float(np.median(waited))
     named = culprit is not None and culprit.kind in ("slow rank", "late rank", "starved stage")
-    if cost < SMALL * step_s or named or len(job.traces) < 2:
+    if cost < LEVEL.small * step_s or named or len(job.traces) < 2:
         return
     least, most = int(np.argmin(waited)), int(np.argmax(waited))
     ranks = [t.rank for t in job.traces]
     said = f"ranks wait {format_seconds(cost)} of {span_of(job)} in collectives for those that come later: rank {ranks[most]} most"
     said += f" ({format_seconds(float(waited[most]))}), rank {ranks[least]} least ({format_seconds(float(waited[least]))})"
     change = "even out the work of the ranks: nobody comes last in every step"
-    if waited[least] < HARDLY * np.median(np.delete(waited, least)):
+    if waited[least] < LEVEL.hardly * np.median(np.delete(waited, least)):
         change = f"look at what rank {ranks[least]} does before its collectives: it waits least, in too few steps to blame it"
     yield cause("waiting", said, change, cost, step_s, span_of(job))
 
@@ -96,7 +91,7 @@ def _exposed(job: Job) -> Iterator[Cause]:
     """Communication that nothing hides, but for waiting, and which kind most of it is."""
     accounts, step_s = job.typical, job.typical.usual_s
     cost = float(np.median(accounts.usual("wire_s")))
-    if cost < SMALL * step_s:
+    if cost < LEVEL.small * step_s:
         return
     by_op: dict[str, float] = {}
     trace, ran = job.traces[0], job.covered[0]
@@ -124,16 +119,18 @@ def _idle(job: Job) -> Iterator[Cause]:
     step_s, places = job.typical.usual_s, job.typical.usual("idle_s")
     place = int(np.argsort(places)[len(places) // 2])
     cost, trace = float(places[place]), job.traces[place]
-    if cost < SMALL * step_s or not trace.on_device:
+    if cost < LEVEL.small * step_s or not trace.on_device:
         return
     own = float(job.typical.usual("total_s")[place])  # ranks' steps may differ: what idles is a part of its own
     length, steps = _pauses(job, place), max(1, len(trace.steps))
     span = f"{span_of(job)} of rank {trace.rank}" if len(job.traces) > 1 else span_of(job)
-    short = length[length < SHORT_S]
+    short = length[length < LEVEL.short_s]
     whose = f"the device of rank {trace.rank}" if len(job.traces) > 1 else "the device"
     said = f"{whose} idles {format_seconds(cost)} of {span_of(job)}"
-    many = len(short) >= min(MANY * steps, MOSTLY * len(trace.timeline.start_s))  # a step may be a layer, of few kernels
-    if many and short.sum() >= MOSTLY * length.sum():
+    many = len(short) >= min(
+        COUNT.many * steps, LEVEL.mostly * len(trace.timeline.start_s)
+    )  # a step may be a layer, of few kernels
+    if many and short.sum() >= LEVEL.mostly * length.sum():
         each = float(np.median(short))
         pauses = f"{len(short) / steps:.0f} pauses of {format_seconds(each)}"
         yield cause(*_between_kernels(f"{said} in {pauses}", each, trace.replayed), cost, own, span)
@@ -154,9 +151,9 @@ def _pauses(job: Job, place: int) -> Column:
 
 def _between_kernels(said: str, each_s: float, replayed: float) -> tuple[str, str, str]:
     """Code, words and change of many short pauses: the host's, unless it launched graphs or they are a device's own."""
-    if each_s >= LAUNCH_S and replayed < MOSTLY:
+    if each_s >= LEVEL.launch_s and replayed < LEVEL.mostly:
         return "launch-bound", f"{said}: the host launches kernels too slowly", "CUDA graphs, or fewer and larger kernels"
-    why = "between the kernels of graphs" if replayed >= MOSTLY else "between kernels that were launched in time"
+    why = "between the kernels of graphs" if replayed >= LEVEL.mostly else "between kernels that were launched in time"
     return "between kernels", f"{said} {why}", "fewer and larger kernels (fusion, a larger batch)"
 
 
@@ -168,7 +165,7 @@ def _bubble(job: Job) -> Iterator[Cause]:
     share = float(np.median(1 - job.typical.usual("compute_s") / step_s))
     depth, micro = len(order), microbatches(job, order)
     least = (depth - 1) / (micro + depth - 1)
-    if share < SMALL or job.traces[0].steps[0].name == WHOLE:
+    if share < LEVEL.small or job.traces[0].steps[0].name == WHOLE:
         return
     told = f"{plural(depth, 'stage')} and {micro} {'microbatch' if micro == 1 else 'microbatches'}"
     said = f"stages do not compute {share:.0%} of a step; {told} explain up to {least:.0%} (filling and draining)"
@@ -199,9 +196,9 @@ def _late_gathers(job: Job) -> Iterator[Cause]:
         return
     waited = np.nan_to_num(job.waiting[0])
     shown = np.maximum(0.0, end - start - ran.compute.within(start, end) - waited)
-    late = gather & (shown > LATE_GATHERS * (end - start - waited)) & (ran.compute.within(start, start + 1e-6) < 0.5e-6)
+    late = gather & (shown > LEVEL.late_gathers * (end - start - waited)) & (ran.compute.within(start, start + 1e-6) < 0.5e-6)
     cost = float(shown[late].sum()) / len(trace.steps)
-    if cost >= SMALL * job.typical.usual_s:
+    if cost >= LEVEL.small * job.typical.usual_s:
         number = f"{late.sum() / len(trace.steps):.0f} of {gather.sum() / len(trace.steps):.0f}"
         said = f"{number} all-gathers of a step begin only when compute waits for them"
         yield cause("prefetch", said, "gather a layer's weights while the one before it computes", cost, job.typical.usual_s)

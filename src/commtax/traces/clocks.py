@@ -12,16 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from commtax.evidence.thresholds import thresholds
 from commtax.timeline import Column
 
 Pair = tuple[int, int]
-DRIFT_ENDS = 40  # ends that are needed to tell a drift from noise
-DRIFT_S = 20e-6  # over the whole trace: less is left alone
-COINCIDE_S = 20e-6
-FINE_S = 4e-6  # two ends of one message on one clock
-COINCIDE_SHARE = 0.5
-STAY = 0.5  # of the most ends that coincide: so many at the usual offset keep it
-MOST_ENDS = 1500  # of a rank, compared with all of another's
+COUNT, LEVEL = thresholds(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +40,13 @@ def between(ours: Column, theirs: Column) -> tuple[Clock, float]:
     clock = Clock(float(np.median(apart)), 0.0, float(theirs[0]))
     rest = float(np.median(np.abs(apart - clock.offset_s)))
     third = len(apart) // 3
-    if len(apart) < DRIFT_ENDS:
+    if len(apart) < COUNT.drift_ends:
         return clock, rest
     order = np.argsort(theirs)
     early, late = order[:third], order[-third:]
     rise = float(np.median(apart[late]) - np.median(apart[early]))
     run = float(np.median(theirs[late]) - np.median(theirs[early]))
-    if run <= 0 or abs(rise) < max(DRIFT_S, 4 * rest / np.sqrt(third)):
+    if run <= 0 or abs(rise) < max(LEVEL.drift_s, 4 * rest / np.sqrt(third)):
         return clock, rest
     at = float(np.median(theirs[early]))
     drifting = Clock(float(np.median(apart[early])), rise / run, at)
@@ -89,18 +84,18 @@ def coinciding(ours: Column, theirs: Column, usual: float = 0.0) -> float | None
 
     Microbatches repeat, so that many offsets are nearly as good: the usual one stays unless another is far better.
     """
-    a, b = ours[:MOST_ENDS], theirs[:MOST_ENDS]
+    a, b = ours[: COUNT.most_ends], theirs[: COUNT.most_ends]
     if len(a) < 4 or len(b) < 4:
         return None
     apart = np.sort((a[:, None] - b[None, :]).ravel())
-    counts = np.searchsorted(apart, apart + COINCIDE_S, side="right") - np.arange(len(apart))
+    counts = np.searchsorted(apart, apart + LEVEL.coincide_s, side="right") - np.arange(len(apart))
     most = int(counts.max())
-    finest = int((np.searchsorted(apart, apart + FINE_S, side="right") - np.arange(len(apart))).max())
-    for width, best_there in ((FINE_S, finest), (COINCIDE_S, most)):  # short messages lie closer than clocks may differ
+    finest = int((np.searchsorted(apart, apart + LEVEL.fine_s, side="right") - np.arange(len(apart))).max())
+    for width, best_there in ((LEVEL.fine_s, finest), (LEVEL.coincide_s, most)):  # short messages lie closer than clocks may differ
         near = apart[np.abs(apart - usual) <= width / 2]
-        if len(near) >= max(4, STAY * best_there):
+        if len(near) >= max(4, LEVEL.stay * best_there):
             return float(np.median(near))
-    if most < COINCIDE_SHARE * min(len(a), len(b)) or most < 4:
+    if most < LEVEL.coincide_share * min(len(a), len(b)) or most < 4:
         return None
     best = np.flatnonzero(counts >= 0.97 * most)
     at = best[np.argmin(np.abs(apart[best]))]

@@ -11,6 +11,7 @@ import numpy as np
 from commtax.catalog.hardware import MEMORY_SPREAD, is_like, recognise
 from commtax.evidence.collective_names import UNNAMED
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding
+from commtax.evidence.thresholds import thresholds
 from commtax.evidence.usage import Usage
 from commtax.statement import Note
 from commtax.traces.accounts import Job
@@ -21,14 +22,11 @@ from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.billing import StepBill, sent
 
 NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
-IDLE_SHARE = 0.10  # of a step: more than this idle on the device is worth naming
+COUNT, LEVEL = thresholds(__name__)
 TRAINING = "training (a backward pass or an optimizer ran): only serving steps are compared"
 NO_DEVICE = "the trace has no device: times are the host's, profiler included"
 GUESSED = "steps were found by repetition, and what repeats may be a layer"
-MOST_RANKS = 8  # whose waiting is told one by one
 OWN_STAGE = "a rank of a pipeline holds its own stage's only"
-UNEVEN = 3.0  # times that a mean is above or below the median: both are told
-WAITING_SHARE = 0.10  # of a step: more than this spent waiting for one rank is a straggler
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +194,7 @@ def _seconds(job: _Steps, priced: StepBill, claim: Claim) -> Iterator[Finding]:
         yield from _one(op, float(sum(x.total_s for x in lines)) / float(sum(x.item.count for x in lines)), job, claim)
     idle, step_s = job.usage[0][1].idle_share, float(priced.step_s)
     why = "profiling itself, host time, or other hardware than was said"
-    if idle > IDLE_SHARE and job.first.on_device:
+    if idle > LEVEL.idle_share and job.first.on_device:
         why = f"the device idles {idle:.0%} of it: host time, profiling included"
     measured = job.step_s
     if measured < step_s:
@@ -210,7 +208,7 @@ def _seconds(job: _Steps, priced: StepBill, claim: Claim) -> Iterator[Finding]:
 def both_means(op: str, how: str, seconds: Sequence[float]) -> tuple[Note, Finding | None]:
     """What the median of a kind of collectives is called, and their mean beside it where a few take far longer than the others."""
     mean, usual = float(np.mean(seconds or [0.0])), float(np.median(seconds or [0.0]))
-    if max(mean, usual) <= UNEVEN * min(mean, usual):
+    if max(mean, usual) <= LEVEL.uneven * min(mean, usual):
         return Note("collective", f"one {op} ({how})"), None
     return Note("collective", f"one {op}, median ({how})"), Finding(
         Note("collective mean", f"one {op}, mean ({how})"), None, mean, "s", of=op
@@ -244,16 +242,20 @@ def waiting(job: Job, chosen: Sequence[Sequence[Step]], tp: int) -> Iterator[Fin
         return
     waited = [_waited(job, place, of_rank) for place, of_rank in enumerate(chosen)]
     worst = max(waited) / sum(s.seconds for s in steps)
-    shown = sorted(zip(met.ranks, waited, strict=True), key=lambda r: -r[1])[:MOST_RANKS] if len(waited) > MOST_RANKS else None
+    shown = (
+        sorted(zip(met.ranks, waited, strict=True), key=lambda r: -r[1])[: COUNT.most_ranks]
+        if len(waited) > COUNT.most_ranks
+        else None
+    )
     each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in shown or zip(met.ranks, waited, strict=True))
     matched = f"{plural(len(met.first), 'collective')} matched by {'clock' if met.by_clock else 'order'}"
     lost = f", {met.unmatched} not" if met.unmatched else ""
     reason = f"rank {met.ranks[waited.index(min(waited))]} comes last; waited a step: {each}; {matched}{lost}"
-    verdict = AGREE if worst <= WAITING_SHARE else DISAGREE if job.traces[0].on_device else UNKNOWN
+    verdict = AGREE if worst <= LEVEL.waiting_share else DISAGREE if job.traces[0].on_device else UNKNOWN
     group = _group(job.traces[0].collectives, tp)
     if verdict == AGREE and group > len(job.traces):
         verdict, reason = UNKNOWN, f"{len(job.traces)} of {group} ranks here: others may come later still; {reason}"
-    yield Finding("waiting for the slowest rank, of the step", 0.0, worst, "share", WAITING_SHARE, reason, verdict=verdict)
+    yield Finding("waiting for the slowest rank, of the step", 0.0, worst, "share", LEVEL.waiting_share, reason, verdict=verdict)
 
 
 def _waited(job: Job, place: int, steps: Sequence[Step]) -> float:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Audit, CollectiveRow, Finding, Sent
+from commtax.evidence.thresholds import levels
 from commtax.evidence.usage import Usage
 from commtax.traces.typical import of_all
 
-TOLERANCE = 0.05
-"""Relative: runs of one machine differ by less from day to day."""
+LEVEL = levels(__name__)
 PARTS = {"compute": "compute_s", "exposed communication": "exposed_s", "copies": "copy_s", "idle": "idle_s"}
 """Of a step, each second once."""
 RATES = (
@@ -24,7 +24,6 @@ STEPS = "trace"
 """The kind of sections that tell steps one by one: other figures of theirs are parts of the step."""
 COURSE = ("steps", "algorithms", "pid", "py", "running", "waiting", "kv usage", "preemptions")
 """Facts that a run's own course decides: they are no reason for it, and what they tell is compared elsewhere."""
-NOTEWORTHY = 0.10  # of all that a step's parts moved: less is not told of
 SAME_S = 1e-9  # what a profiler's clock resolves
 
 
@@ -114,11 +113,11 @@ class Difference:
     def noteworthy(self) -> list[Change]:
         """Parts of the step that moved most, the dearest first."""
         moved = sum(abs(p.delta) for p in self.parts)
-        kept = [p for p in self.parts if abs(p.delta) >= max(SAME_S, NOTEWORTHY * moved)]
+        kept = [p for p in self.parts if abs(p.delta) >= max(SAME_S, LEVEL.noteworthy * moved)]
         return sorted(kept, key=lambda p: -abs(p.delta))
 
 
-def difference(before: Audit, after: Audit, tolerance: float = TOLERANCE) -> Difference:
+def difference(before: Audit, after: Audit, tolerance: float = LEVEL.tolerance) -> Difference:
     """The second run against the first."""
     a, b = _step(before), _step(after)
     facts = _facts(before), _facts(after)

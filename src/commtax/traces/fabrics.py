@@ -9,6 +9,7 @@ import numpy as np
 from commtax.catalog.hardware import chip, link, recognise
 from commtax.cost.collectives import ring_factor
 from commtax.evidence.finding import Cause
+from commtax.evidence.thresholds import thresholds
 from commtax.spec import Link
 from commtax.traces.accounts import Job
 from commtax.traces.layers import BUCKETS, per_step, sharded, unbucketed
@@ -16,11 +17,7 @@ from commtax.traces.meeting import spans
 from commtax.traces.trace import Collective
 from commtax.units import format_bytes, format_rate, format_seconds
 
-LARGE_BYTES = 4 * 2**20  # messages from here on are bound by bandwidth
-POOR = 0.5  # of a link's rate: less is worth a word
-USUAL = 0.8  # of a link's rate that large messages reach (busbw of nccl-tests, ``shared`` collectives)
-MANY = 8  # collectives of one group in a step: tensor parallelism waits for each of them
-SMALL = 0.02
+COUNT, LEVEL = thresholds(__name__)
 INSIDE = "keep groups that meet in every layer (tensor parallelism) inside one host"
 SHARDED = "shard weights inside one host and replicate them over hosts"
 ANOTHER = "see NCCL_DEBUG=INFO for another transport than this link, or too few channels"
@@ -52,7 +49,7 @@ def crossing(job: Job) -> Iterator[Cause]:
         size = group if isinstance(group, int) else len(group)
         places = {hosts[r] for r in group if r in hosts} if not isinstance(group, int) else set()
         crosses = len(places) > 1 or (not places and 1 < count < size)
-        if crosses and len(rows) / steps >= MANY:
+        if crosses and len(rows) / steps >= COUNT.many:
             cost = float(wire[rows].sum()) / steps
             over = f"{len(places)} hosts" if places else f"hosts of {count} devices"
             number = f"{len(rows) / steps:.0f} collectives a step"
@@ -77,18 +74,18 @@ def utilisation(job: Job) -> Iterator[Cause]:
     inside = _inside(job)
     for op in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):
         calls = trace.collectives
-        rows = [i for i, c in enumerate(calls) if c.op == op and (c.nbytes or 0) >= LARGE_BYTES and inside(c)]
+        rows = [i for i, c in enumerate(calls) if c.op == op and (c.nbytes or 0) >= COUNT.large_bytes and inside(c)]
         if not rows:
             continue
         sent = np.array([float(ring_factor(op, calls[i].ranks)) * (calls[i].nbytes or 0.0) for i in rows])
         rate = float(np.median(sent / wire[rows]))
-        lost = np.maximum(0.0, wire[rows] - sent / (USUAL * known.bandwidth_Bps))
+        lost = np.maximum(0.0, wire[rows] - sent / (LEVEL.usual * known.bandwidth_Bps))
         cost = float(lost.sum()) / max(1, len(trace.steps))
-        if rate < POOR * known.bandwidth_Bps and cost >= SMALL * step_s:
+        if rate < LEVEL.poor * known.bandwidth_Bps and cost >= LEVEL.small * step_s:
             size = format_bytes(float(np.median([calls[i].nbytes or 0.0 for i in rows])))
             reached = f"{rate / known.bandwidth_Bps:.0%} of {known.name} ({format_rate(known.bandwidth_Bps)})"
             said = f"{op} of {size} moves {format_rate(rate)} per rank, {reached}"
-            gain = f"at {USUAL:.0%} of the link a step takes {format_seconds(cost)} less on the wire (-{cost / step_s:.0%})"
+            gain = f"at {LEVEL.usual:.0%} of the link a step takes {format_seconds(cost)} less on the wire (-{cost / step_s:.0%})"
             yield Cause("link", said, cost, cost / step_s, ANOTHER, gain)
 
 

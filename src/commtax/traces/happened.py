@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtax.evidence.finding import CollectiveRow, KernelRow, Sent, StepRow
+from commtax.evidence.thresholds import counts
 from commtax.timeline import Column, Timeline
 from commtax.traces.accounts import Job
 from commtax.traces.meeting import spans
 from commtax.traces.trace import KINDS, Collective
 
-MOST_KERNELS = 300
-MOST_SIZES = 8  # of messages of one kind and group: more are told together
-MEASURED_RANKS, MEASURED_INTERVALS = 8, 5000
+COUNT = counts(__name__)
 
 
 def step_rows(job: Job) -> tuple[StepRow, ...]:
@@ -90,7 +89,7 @@ def _merged(rows: list[CollectiveRow]) -> Iterator[CollectiveRow]:
     for row in rows:
         alike.setdefault((row.op, row.algorithm, row.group, row.ranks), []).append(row)
     for key, of_kind in alike.items():
-        if len(of_kind) <= MOST_SIZES:
+        if len(of_kind) <= COUNT.most_sizes:
             yield from of_kind
             continue
         sizes = [r.nbytes for r in of_kind]
@@ -140,7 +139,7 @@ def kernel_rows(job: Job) -> tuple[KernelRow, ...]:
         for key, (count, seconds) in named_work(job, place).items():
             sums = counts.setdefault(key, [0.0, 0.0])
             sums[0], sums[1] = sums[0] + count / steps, sums[1] + seconds / steps
-    dearest = sorted(counts.items(), key=lambda item: -item[1][1])[:MOST_KERNELS]
+    dearest = sorted(counts.items(), key=lambda item: -item[1][1])[: COUNT.most_kernels]
     return tuple(KernelRow(name, KINDS[kind], *sums) for (name, kind), sums in dearest)
 
 
@@ -173,7 +172,7 @@ def typical_step(job: Job) -> Timeline | None:
     if not totals.size:
         return None
     middle = int(np.argsort(totals[0], kind="stable")[totals.shape[1] // 2])
-    cuts, lines = [], [t.timeline for t in job.traces[:MEASURED_RANKS]]
+    cuts, lines = [], [t.timeline for t in job.traces[: COUNT.measured_ranks]]
     windows = [(job.windows[p][0][job.common[p][middle]], job.windows[p][1][job.common[p][middle]]) for p in range(len(lines))]
     zero = min(float(job.job_s(p, np.array(begin))) for p, (begin, _) in enumerate(windows))
     for place, (line, (begin, end)) in enumerate(zip(lines, windows, strict=True)):
@@ -191,5 +190,5 @@ def _joined(lines: list[Timeline], cuts: list[_Cut]) -> Timeline:
     start, end = (np.concatenate([getattr(c, name) for c in cuts]) for name in ("start_s", "end_s"))
     kind = np.concatenate([line.kind[c.rows] for line, c in zip(lines, cuts, strict=True)])
     names = [line.name[i] for line, c in zip(lines, cuts, strict=True) for i in c.rows.tolist()]
-    kept = np.sort(np.argsort(start - end, kind="stable")[:MEASURED_INTERVALS])
+    kept = np.sort(np.argsort(start - end, kind="stable")[: COUNT.measured_intervals])
     return Timeline(lane[kept], start[kept], end[kept], kind[kept], tuple(names[i] for i in kept.tolist()), lanes, lines[0].kinds)

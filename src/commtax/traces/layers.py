@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from statistics import median
 
+from commtax.evidence.thresholds import thresholds
 from commtax.statement import Note
 from commtax.traces.accounts import Job
 from commtax.traces.happened import named_work
@@ -17,8 +18,7 @@ _ATTENTION = re.compile(r"flash|fmha|attention|attn|mha_", re.I)
 _NOT_ATTENTION = re.compile(r"reduce|combine|prepare|merge|schedul|metadata|gemm|elementwise", re.I)
 _NORM = re.compile(r"rms_?norm|layer_?norm", re.I)
 BUCKETS = "put gradients in buckets before they are reduced (DDP's bucket_cap_mb), and reduce them under the backward pass"
-TWICE = 1.5  # gathers for each scatter: the last layers' weights may stay from the one pass to the other
-FEW_OTHERS, OTHERS = 4, 0.02  # all-reduces of a step, or of all, that are no gradient's
+COUNT, LEVEL = thresholds(__name__)
 
 
 def layer_notes(job: Job) -> Iterator[Note]:
@@ -41,13 +41,13 @@ def layer_notes(job: Job) -> Iterator[Note]:
 def sharded(counts: Mapping[str, int]) -> bool:
     """Whether a step's collectives are those of sharded weights: gathered in both passes, gradients scattered once."""
     gathers, scatters = counts.get("all-gather", 0), counts.get("reduce-scatter", 0)
-    return bool(scatters) and gathers >= TWICE * scatters
+    return bool(scatters) and gathers >= LEVEL.twice * scatters
 
 
 def unbucketed(trace: Trace) -> bool:
     """Whether there is an all-reduce for each gradient that was accumulated, but for a few of a loss or a norm in each step."""
     reduces = sum(c.op == "all-reduce" for c in trace.collectives)
-    few, cut = FEW_OTHERS * len(trace.steps), OTHERS * trace.gradients  # a file may end within a step
+    few, cut = COUNT.few_others * len(trace.steps), LEVEL.others * trace.gradients  # a file may end within a step
     return trace.gradients > few and -cut <= reduces - trace.gradients <= max(few, cut)
 
 

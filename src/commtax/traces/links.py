@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, Job
 from commtax.traces.meeting import MESSAGE, spans
 from commtax.traces.series import rise
-from commtax.traces.suspects import LEAST, Suspect
+from commtax.traces.suspects import Suspect
 from commtax.units import format_seconds
 
-SLOWER = 1.2  # times as long as before, or as the same collective of other groups
+LEVEL = levels(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,11 @@ def slow_links(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspect]
 def _risen(wire: Wire, step_s: float) -> tuple[float, int, str] | None:
     """Cost, step and words where it takes longer than it did."""
     share = wire.exposed_s / step_s
-    found = rise(share, LEAST / 2, changed=True)
+    found = rise(share, levels("traces.suspects").least / 2, changed=True)
     if found is None:
         return None
     before, after = float(np.median(wire.wire_s[: found.since])), float(np.median(wire.wire_s[found.since :]))
-    if after < SLOWER * before:
+    if after < LEVEL.slower * before:
         return None
     grown = float(np.median(share[found.since :]) - np.median(share[: found.since]))
     return grown, found.since, f"{wire.like[0]} takes {_times(after, before)}"
@@ -73,12 +74,12 @@ def _beside(wire: Wire, wires: list[Wire], step_s: float) -> tuple[float, int, s
     if not others:
         return None
     usual = np.median([w.wire_s for w in others], axis=0) if len(others) > 1 else others[0].wire_s
-    found = rise((wire.wire_s - usual) / step_s, LEAST / 2)
-    if found is None or np.median(wire.wire_s[found.since :]) < SLOWER * np.median(usual[found.since :]):
+    found = rise((wire.wire_s - usual) / step_s, levels("traces.suspects").least / 2)
+    if found is None or np.median(wire.wire_s[found.since :]) < LEVEL.slower * np.median(usual[found.since :]):
         return None
     exposed = float(np.median(wire.exposed_s[found.since :] / np.maximum(wire.wire_s[found.since :], 1e-12)))
     said = f"{wire.like[0]} takes {_times(float(np.median(wire.wire_s[found.since :])), float(np.median(usual[found.since :])))}"
-    return (found.level * exposed, found.since, said) if found.level * exposed >= LEAST / 2 else None
+    return (found.level * exposed, found.since, said) if found.level * exposed >= levels("traces.suspects").least / 2 else None
 
 
 def _common(slow: set[tuple[int, ...]], well: set[tuple[int, ...]]) -> int | None:

@@ -13,24 +13,15 @@ from functools import cached_property
 
 import numpy as np
 
+from commtax.evidence.thresholds import thresholds
 from commtax.statement import Refusal
 from commtax.timeline import Column
 from commtax.traces.clocks import Clock, aligned
 from commtax.traces.trace import Collective, Trace
 
 MESSAGE = "send-recv"
-PAIRED_S = 5e-6  # two ends of one message
-PARTED = 0.1  # of a collective's time: ranks whose ends are farther apart than this were not in it together
-SAMPLED = 400  # ends of a list that tell who shares its collectives
-SHIFTS = 400  # most places that two lists are moved against each other
-TOGETHER = 0.9  # of two lists alike: so many pairs that overlap show that all are pairs, though a busy host ends some late
+COUNT, LEVEL = thresholds(__name__)
 TICK_S = 1e-9  # of a profiler's clock
-APART_TIMES = 20.0  # the distance of the nearest rank: ranks that are farther apart share no collectives
-APART_S = 1e-6  # of the ends of two lists: less tells no shift from another
-NOISE_S = 3e-6  # by which ends of one collective differ from rank to rank
-SHIFTED = 0.05  # of the time between two collectives: ends that differ more are of other ones
-ORDERED = 0.5  # … lists alike are believed
-LONG = 2.0  # the usual wire of a group: what lasts longer may have waited for ranks of other groups
 Key = tuple[str, str, tuple[int, ...], int, int]
 
 
@@ -172,7 +163,7 @@ def _is_exchange(traces: Sequence[Trace]) -> bool:
     ends = [np.array([c.end_s for c in t.collectives if c.op == MESSAGE]) for t in traces]
     if len(ends) < 3 or len({len(e) for e in ends}) > 1 or len(ends[0]) < 3:
         return False
-    return bool(_distances(ends).max() <= NOISE_S + SHIFTED * float(np.mean(np.abs(np.diff(ends[0])))))
+    return bool(_distances(ends).max() <= LEVEL.noise_s + LEVEL.shifted * float(np.mean(np.abs(np.diff(ends[0])))))
 
 
 def _joined(ordered: tuple[Trace, ...], lists: list[_List], matches: list[_Rows], clocks: list[Clock]) -> Meetings:
@@ -207,7 +198,7 @@ def _parted(lists: list[_List], match: _Rows, clocks: list[Clock]) -> Iterator[_
     left = list(range(len(places)))
     while left:
         apart = np.median(np.abs(ends[:, left] - ends[:, left[:1]]), axis=0)
-        group = [i for i, far in zip(left, apart.tolist(), strict=True) if far <= max(PAIRED_S, PARTED * lasted)]
+        group = [i for i, far in zip(left, apart.tolist(), strict=True) if far <= max(LEVEL.paired_s, LEVEL.parted * lasted)]
         left = [i for i in left if i not in group]
         if len(group) > 1:
             yield tuple(places[i] for i in group), rows[:, group]
@@ -229,8 +220,8 @@ def _of_all(traces: Sequence[Trace], lists: list[_List], matches: list[_Rows], c
         orders = [np.argsort(e, kind="stable") for e in ends]
         near = [order[_nearest(ends[0], e[order])] for e, order in zip(ends, orders, strict=True)]
         apart = np.max([np.abs(e[n] - ends[0]) for e, n in zip(ends, near, strict=True)], axis=0)
-        long = np.max([w[n] > LONG * np.median(w) for w, n in zip(wires, near, strict=True)], axis=0)
-        of_all = np.flatnonzero((apart <= PAIRED_S) & long)
+        long = np.max([w[n] > LEVEL.long * np.median(w) for w, n in zip(wires, near, strict=True)], axis=0)
+        of_all = np.flatnonzero((apart <= LEVEL.paired_s) & long)
         if not len(of_all) or any(len(np.unique(n[of_all])) < len(of_all) for n in near):
             continue
         together = np.column_stack([rows[n[of_all]] for (_, rows), n in zip(groups, near, strict=True)])
@@ -306,7 +297,7 @@ def _groups(lists: Sequence[_List], key: Key, places: list[int]) -> Iterable[lis
         return [places]
     apart = _distances([lists[p].end[lists[p].keyed[key]] for p in places])
     nearest = np.where(np.eye(len(places), dtype=bool), np.inf, apart).min(axis=1)
-    near = apart <= APART_TIMES * np.maximum(TICK_S, np.minimum(nearest[:, None], nearest[None, :]))
+    near = apart <= LEVEL.apart_times * np.maximum(TICK_S, np.minimum(nearest[:, None], nearest[None, :]))
     if near.all() and 0 < size < len(places):
         return [g for i in range(0, len(places), size) if len(g := places[i : i + size]) > 1]
     left, found = list(range(len(places))), []
@@ -322,7 +313,7 @@ def _distances(ends: list[Column]) -> Column:
 
     Offsets of clocks do not matter: where ranks share collectives, these times are the same.
     """
-    count = min(SAMPLED, *(len(e) for e in ends))
+    count = min(COUNT.sampled, *(len(e) for e in ends))
     steps = np.array([np.diff(e[-count:]) for e in ends]) if count > 1 else np.zeros((len(ends), 1))
     return np.array([np.abs(steps - own).mean(axis=1) for own in steps])
 
@@ -344,7 +335,7 @@ def _aligned_rows(lists: Sequence[_List], key: Key, group: list[int]) -> Column:
 def _two(a: _List, ours: Column, b: _List, theirs: Column) -> tuple[Column, Column]:
     """Positions in two lists that are the same collective."""
     alike = len(ours) == len(theirs) and bool(np.all(a.signs[ours] == b.signs[theirs]))
-    if alike and np.mean(np.maximum(a.start[ours], b.start[theirs]) < np.minimum(a.end[ours], b.end[theirs])) >= TOGETHER:
+    if alike and np.mean(np.maximum(a.start[ours], b.start[theirs]) < np.minimum(a.end[ours], b.end[theirs])) >= LEVEL.together:
         return np.arange(len(ours)), np.arange(len(ours))
     shifted = _shifted(a, ours, b, theirs, alike)
     return shifted if shifted is not None else _by_clock(a, ours, b, theirs)
@@ -356,18 +347,18 @@ def _shifted(a: _List, ours: Column, b: _List, theirs: Column, alike: bool) -> t
     least = max(1, min(m, n) // 2)
     usual = float(np.mean(np.abs(np.diff(a.end[ours])))) if m > 1 else 0.0
     found: list[tuple[float, int]] = []
-    for shift in sorted(range(-(n - least), m - least + 1), key=lambda d: (abs(d), abs(d - (m - n))))[:SHIFTS]:
+    for shift in sorted(range(-(n - least), m - least + 1), key=lambda d: (abs(d), abs(d - (m - n))))[: COUNT.shifts]:
         lo, hi = max(0, shift), min(m, n + shift)
         i, j = ours[lo:hi], theirs[lo - shift : hi - shift]
         if not np.array_equal(a.signs[i], b.signs[j]):
             continue
         spread = float(np.mean(np.abs(np.diff(a.end[i] - b.end[j])))) if len(i) > 1 else 0.0
-        if spread <= NOISE_S + usual * (ORDERED if alike and shift == 0 else SHIFTED):
+        if spread <= LEVEL.noise_s + usual * (LEVEL.ordered if alike and shift == 0 else LEVEL.shifted):
             found.append((spread, shift))
     if not found:
         return None
     best = min(found)[0]
-    shift = next(shift for spread, shift in found if spread <= 1.5 * best + APART_S)  # the least that is as good as any
+    shift = next(shift for spread, shift in found if spread <= 1.5 * best + LEVEL.apart_s)  # the least that is as good as any
     lo, hi = max(0, shift), min(m, n + shift)
     return np.arange(lo, hi), np.arange(lo - shift, hi - shift)
 
@@ -423,7 +414,7 @@ def _messages(lists: Sequence[_List], indices: Sequence[Column], clocks: Sequenc
     index = np.concatenate(list(indices)).astype(int)
     end = np.concatenate([c.job_s(x.end[i]) for x, i, c in zip(lists, indices, clocks, strict=True)])
     order = np.argsort(end, kind="stable")
-    moments = np.cumsum(np.concatenate([[0], np.diff(end[order]) > PAIRED_S]))
+    moments = np.cumsum(np.concatenate([[0], np.diff(end[order]) > LEVEL.paired_s]))
     pair = np.concatenate([told[i] for told, i in zip(where.pair, indices, strict=True)])
     stage, position = where.stage[place], where.position[place]
     order = order[np.lexsort((stage[order], position[order], pair[order], moments))]

@@ -7,16 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from commtax.evidence.thresholds import thresholds
 from commtax.timeline import Column
 from commtax.traces.trace import Step, Trace, period
 
 REPEATED = "repetition"
 WHOLE = "whole trace"
-EXACT = 20_000  # names that are compared one by one; beyond them what is rare tells the period
-LIKE = 0.9  # of all names that must come back one period later
-REGULAR = 0.8  # of a name's distances that must be equal
-RARE = 40  # names, the rarest first, that are asked
-FEWEST = 3  # steps that make a repetition more than chance
+COUNT, LEVEL = thresholds(__name__)
 
 
 def repeated(trace: Trace) -> list[list[Step]]:
@@ -38,12 +35,12 @@ def repeated(trace: Trace) -> list[list[Step]]:
 def between_collectives(trace: Trace) -> list[Step]:
     """From each collective to the next: beats by which ranks can be compared where all kernels are alike."""
     starts = np.sort([c.start_s for c in trace.collectives])
-    return _steps(starts, 1, trace.timeline.finish_s) if len(starts) >= FEWEST else []
+    return _steps(starts, 1, trace.timeline.finish_s) if len(starts) >= COUNT.fewest else []
 
 
 def likeliest(found: Sequence[list[Step]]) -> list[Step]:
     """Of several the fewest, since layers repeat as well as steps do; but not so few that chance has made them."""
-    enough = [steps for steps in found if len(steps) >= FEWEST] or list(found)
+    enough = [steps for steps in found if len(steps) >= COUNT.fewest] or list(found)
     return min(enough, key=len, default=[])
 
 
@@ -79,7 +76,7 @@ def period_of(names: Sequence[str]) -> int:
     """
     codes: dict[str, int] = {}
     signs = np.fromiter((codes.setdefault(n, len(codes)) for n in names), int, len(names))
-    if len(signs) <= EXACT and (exact := period(signs.tolist())):
+    if len(signs) <= COUNT.exact and (exact := period(signs.tolist())):
         return exact
     return _by_rare_names(signs, len(codes))
 
@@ -87,12 +84,12 @@ def period_of(names: Sequence[str]) -> int:
 def _by_rare_names(signs: Column, kinds: int) -> int:
     """The distance at which the rarest regular name comes again, if nearly all others do too."""
     counts = np.bincount(signs, minlength=kinds)
-    for code in np.argsort(counts, kind="stable")[:RARE].tolist():
-        if counts[code] < FEWEST:
+    for code in np.argsort(counts, kind="stable")[: COUNT.rare].tolist():
+        if counts[code] < COUNT.fewest:
             continue
         apart = np.diff(np.flatnonzero(signs == code))
         length = int(np.median(apart))
-        regular = float(np.mean(apart == length)) >= REGULAR
-        if regular and 1 < length <= len(signs) // 2 and float(np.mean(signs[length:] == signs[:-length])) >= LIKE:
+        regular = float(np.mean(apart == length)) >= LEVEL.regular
+        if regular and 1 < length <= len(signs) // 2 and float(np.mean(signs[length:] == signs[:-length])) >= LEVEL.like:
             return length
     return 0

@@ -6,17 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, Job, summed
 from commtax.traces.meeting import MESSAGE
 from commtax.traces.series import Rise, rise
-from commtax.traces.suspects import LEAST, Suspect, of_others
+from commtax.traces.suspects import Suspect, of_others
 
-MESSAGES = 0.3  # of all collectives: a job with fewer messages is no pipeline
-SLOWER = 0.10  # of its kernels' own time
-ALIKE = 0.06  # the other stages' kernels differ by less
-FIRST = 0.5  # of the most starved stage's waiting: the first stage that has as much is where it begins
-LONG_PAUSE = 0.3  # of the longest usual pause
+LEVEL = levels(__name__)
 
 
 def is_pipeline(job: Job) -> bool:
@@ -25,7 +22,7 @@ def is_pipeline(job: Job) -> bool:
     if met is None or any(size > 2 for size, c in zip(met.sizes.tolist(), met.calls, strict=True) if c.op == MESSAGE):
         return False
     messages = sum(c.op == MESSAGE for t in job.traces for c in t.collectives)
-    return len(job.traces) > 1 and messages > MESSAGES * sum(len(t.collectives) for t in job.traces)
+    return len(job.traces) > 1 and messages > LEVEL.messages * sum(len(t.collectives) for t in job.traces)
 
 
 def stages(job: Job) -> list[list[int]]:
@@ -49,14 +46,19 @@ def slow_stages(job: Job, accounts: Accounts) -> Iterator[Suspect]:
     relative = own - of_others(own)
     pace = _paces(job)
     for place, rank in enumerate(t.rank for t in job.traces):
-        found = rise(relative[place], SLOWER, changed=True)
+        found = rise(relative[place], LEVEL.slower, changed=True)
         if found is not None:
             computed = accounts.compute_s[place]
             cost = float(np.median(computed[found.since :]) - np.median(computed[: found.since])) / step_s
             said = f"rank {rank} computes {found.grown:.0%} longer than it did"
             yield Suspect("slow rank", place, cost, found.since, said)
         others = np.delete(pace, place)
-        if found is None and len(others) and pace[place] > 1 + SLOWER and np.all(np.abs(others - np.median(others)) < ALIKE):
+        if (
+            found is None
+            and len(others)
+            and pace[place] > 1 + LEVEL.slower
+            and np.all(np.abs(others - np.median(others)) < LEVEL.alike)
+        ):
             cost = float(np.median(accounts.compute_s[place])) * (1 - 1 / pace[place]) / step_s
             said = f"rank {rank}'s kernels take {pace[place] - 1:.0%} longer than those of the other stages"
             yield Suspect("slow rank", place, cost, 0, said)
@@ -106,12 +108,12 @@ def starved(job: Job, accounts: Accounts, first: Column, explained: bool) -> Ite
     late = list(_undelivered(job, accounts.starved_s / step_s, accounts.compute_s / step_s, changed))
     within = np.array([job.paused_within(place) for place in range(len(job.traces))])
     idle = summed(within[:, : _whole(first, within.shape[1])], first) / step_s
-    late += _fed_late(job, [rise(x, LEAST, changed) for x in idle - of_others(idle)])
+    late += _fed_late(job, [rise(x, levels("traces.suspects").least, changed) for x in idle - of_others(idle)])
     if not late and not explained:
         late = list(_handed_late(job, accounts, first))
     if not late and not explained:
         whole = accounts.host_s / step_s
-        late = list(_fed_late(job, [rise(x, LEAST, changed=True) for x in whole - of_others(whole)]))
+        late = list(_fed_late(job, [rise(x, levels("traces.suspects").least, changed=True) for x in whole - of_others(whole)]))
     yield from late
 
 
@@ -142,7 +144,7 @@ def _partner_behind_pauses(job: Job, place: int) -> int:
     met, (begin, length) = job.meetings, job.covered[place].anything.gaps
     if met is None or not len(length):
         return place
-    after = (begin + length)[length > LONG_PAUSE * np.quantile(length, 0.95)]
+    after = (begin + length)[length > LEVEL.long_pause * np.quantile(length, 0.95)]
     rows = np.flatnonzero(met.place == place)
     calls = job.traces[place].collectives
     starts = np.array([calls[i].start_s for i in met.index[rows].tolist()])
@@ -167,12 +169,16 @@ def _handed_late(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspec
     groups = stages(job)
     begun = np.array([np.mean([_first_compute(job, place) for place in group], axis=0) for group in groups])
     hops = summed(np.diff(begun[:, : _whole(first, begun.shape[1])], axis=0), first) / accounts.step_s
-    found = [(r.grown, at, r) for at, r in enumerate(rise(x, LEAST, changed=True) for x in hops) if r is not None]
+    found = [
+        (r.grown, at, r)
+        for at, r in enumerate(rise(x, levels("traces.suspects").least, changed=True) for x in hops)
+        if r is not None
+    ]
     if not found:
         return
     level, at, r = max(found, key=lambda f: f[:2])
     grown = np.median(hops[:, r.since :], axis=1) - np.median(hops[:, : r.since], axis=1)
-    if np.any(np.delete(grown, at) > FIRST * level):
+    if np.any(np.delete(grown, at) > LEVEL.first * level):
         return
     place, rank, feeder = groups[at + 1][0], job.traces[groups[at + 1][0]].rank, job.traces[groups[at][0]].rank
     said = f"rank {rank} begins {level:.0%} of a step later behind rank {feeder} than it did; that computes as fast as before"
@@ -191,11 +197,11 @@ def _beyond(job: Job, waits: Column, computed: Column, changed: bool) -> list[Ri
     """How much longer each stage waits than the one before it, beyond the microbatch that fills the pipeline."""
     messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
     ahead = np.vstack([waits[:1], (waits + computed / max(1.0, min(messages)))[:-1]])
-    return [rise(x, LEAST, changed) for x in waits - ahead]
+    return [rise(x, levels("traces.suspects").least, changed) for x in waits - ahead]
 
 
 def _first(risen: list[Rise | None]) -> list[tuple[int, Rise]]:
     """The first place in order that has at least half of what the worst has."""
     found = [(place, r) for place, r in enumerate(risen) if r is not None]
     most = max((r.grown for _, r in found), default=0.0)
-    return [(place, r) for place, r in found if r.grown >= FIRST * most][:1]
+    return [(place, r) for place, r in found if r.grown >= LEVEL.first * most][:1]

@@ -7,18 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, Job
 from commtax.traces.series import rise
-from commtax.traces.suspects import LEAST, Suspect, of_others
+from commtax.traces.suspects import Suspect, of_others
 from commtax.traces.trace import KINDS as WORK
 
-ALONE = 0.5  # of its lateness: a second rank that is as late as this, or more, shares the blame, and then it is no rank's
-LOST = 0.5  # of what is newly exposed must have been hidden before
-STEADY = 0.85  # of the steps that must show why a rank is late
-CUT = 0.8  # of a usual step: a last one that is shorter on all ranks was cut off
-NEVER, MUCH = 0.05, 0.15  # of the wire that hides, and of a step that is exposed, where sharded weights overlap with nothing
-SAME_WIRE = 0.2  # more wire than this is another link, not lost overlap
+LEVEL = levels(__name__)
 
 
 def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -> Iterator[Suspect]:
@@ -29,13 +25,13 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
         return
     wait = accounts.wait_s[chosen]
     late = (of_others(wait) - wait) / step_s
-    found = [(r.level, i, r.since) for i, r in enumerate(rise(x, LEAST) for x in late) if r is not None]
+    found = [(r.level, i, r.since) for i, r in enumerate(rise(x, levels("traces.suspects").least) for x in late) if r is not None]
     if not found:
         return
     level, at, since = max(found)
-    if any(np.median(x[since:]) > ALONE * level for i, x in enumerate(late) if i != at):
+    if any(np.median(x[since:]) > LEVEL.alone * level for i, x in enumerate(late) if i != at):
         return
-    whole = slice(-1 if np.all(accounts.total_s[:, -1] < CUT * step_s) else None)
+    whole = slice(-1 if np.all(accounts.total_s[:, -1] < LEVEL.cut * step_s) else None)
     computed, idle = (_excess(x[chosen], at, since)[whole] / step_s for x in (accounts.compute_s, accounts.host_s))
     exposed = level - np.median(computed) - np.median(idle)
     place, most = chosen[at], max(np.median(computed), np.median(idle), exposed)
@@ -59,12 +55,12 @@ def _excess(x: Column, row: int, since: int, relative: bool = False) -> Column:
 
 def _steady(excess: Column) -> bool:
     """Whether nearly every step shows it: work that moves from rank to rank strikes one of them often, but not always."""
-    return not len(excess) or bool(np.mean(excess > 0.4 * np.median(excess)) >= STEADY)
+    return not len(excess) or bool(np.mean(excess > 0.4 * np.median(excess)) >= LEVEL.steady)
 
 
 def _unhidden(accounts: Accounts, chosen: list[int], at: int, since: int, level: float, waits: str) -> Iterator[Suspect]:
     """One rank's communication that others hide: as much wire as theirs, and more of it exposed."""
-    if np.median(_excess((accounts.wire_s + accounts.hidden_s)[chosen], at, since, relative=True)) <= SAME_WIRE:
+    if np.median(_excess((accounts.wire_s + accounts.hidden_s)[chosen], at, since, relative=True)) <= LEVEL.same_wire:
         said = f"{waits}, whose communication does not hide under its compute as theirs does"
         yield Suspect("lost overlap", chosen[at], level, since, said)
 
@@ -76,7 +72,7 @@ def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
         return
     # Of the ranks the one that still hides most: where a single one has lost it, the others wait for that one.
     exposed, hidden = np.min(accounts.wire_s, axis=0) / step_s, np.max(accounts.hidden_s, axis=0) / step_s
-    risen = rise(exposed, LEAST, changed=True)
+    risen = rise(exposed, levels("traces.suspects").least, changed=True)
     if risen is None:
         return
     before, after = slice(0, risen.since), slice(risen.since, None)
@@ -84,7 +80,7 @@ def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
     fallen = float(np.median(hidden[before]) - np.median(hidden[after]))
     wire = exposed + hidden
     longer = float(np.median(wire[after]) / max(1e-9, np.median(wire[before])) - 1)
-    if fallen >= LOST * grown and longer <= SAME_WIRE:
+    if fallen >= LEVEL.lost * grown and longer <= LEVEL.same_wire:
         was, now = float(np.median(hidden[before])), float(np.median(hidden[after]))
         said = f"communication takes as long as before, but {now:.0%} of a step of it hides under compute instead of {was:.0%}"
         yield Suspect("lost overlap", None, grown, risen.since, said)
@@ -99,6 +95,6 @@ def never_overlapped(job: Job, accounts: Accounts) -> Iterator[Suspect]:
     if not (trace.training and sharded and accounts.step_s > 0) or sending & computing:
         return
     exposed, hidden = float(np.median(accounts.wire_s)), float(np.max(np.median(accounts.hidden_s, axis=1)))
-    if hidden <= NEVER * (exposed + hidden) and exposed >= MUCH * accounts.step_s:
+    if hidden <= LEVEL.never * (exposed + hidden) and exposed >= LEVEL.much * accounts.step_s:
         said = f"gathers and scatters of weights take {exposed / accounts.step_s:.0%} of a step, and none of it hides under compute"
         yield Suspect("lost overlap", None, exposed / accounts.step_s, 0, said)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 
-LEAST = 0.04
-"""Of a step: a fault that costs less is not worth a name (jitter of healthy jobs comes near it)."""
+LEVEL = levels(__name__)
 
 
 @dataclass(frozen=True, slots=True)

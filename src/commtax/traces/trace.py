@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from commtax.evidence.thresholds import levels
 from commtax.evidence.usage import Usage
 from commtax.statement import Note
 from commtax.timeline import Column, Timeline
@@ -30,7 +31,7 @@ _VLLM_OLD = re.compile(r"^execute_new_(?P<prefills>\d{1,9}+)_cached_(?P<decodes>
 _SGLANG = re.compile(r"^step\[(\w+) bs=(\d{1,9})(?: toks=(\d{1,12}))?\]")
 _BACKWARD = "autograd::engine::evaluate_function"
 _TRAINING = ("Optimizer.step", "Optimizer.zero_grad", _BACKWARD)
-STRAY_PAUSE, STRAY_TIMES = 0.5, 10.0  # of a step's kernels together, and of the kernels set apart
+LEVEL = levels(__name__)
 _SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TARGET_VERIFY": "decode"}
 
 
@@ -230,7 +231,7 @@ def without_strays(spans: Spans, host_s: Callable[[float, float], float] = lambd
     until, before = np.maximum.accumulate(end), np.cumsum(end - start)
     total = before[-1]
     pause = start[1:] - until[:-1]
-    least = np.maximum(total * STRAY_PAUSE, np.minimum(before, total - before)[:-1] * STRAY_TIMES)
+    least = np.maximum(total * LEVEL.stray_pause, np.minimum(before, total - before)[:-1] * LEVEL.stray_times)
     long = np.flatnonzero(pause > least).tolist()
     cuts = [i + 1 for i in long if pause[i] - host_s(float(until[i]), float(start[i + 1])) > least[i]]
     groups = [0, *cuts]

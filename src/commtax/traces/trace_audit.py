@@ -11,6 +11,7 @@ from statistics import median
 import numpy as np
 
 from commtax.evidence.finding import Claim, Finding, Section, Sent
+from commtax.evidence.thresholds import thresholds
 from commtax.evidence.usage import Usage
 from commtax.statement import Note
 from commtax.traces.accounts import Job
@@ -25,9 +26,7 @@ from commtax.traces.typical import of_rows
 from commtax.units import format_seconds, plural
 
 _FUSED = re.compile(r"fusion|fused|norm", re.I)
-IN_STEPS = 0.5  # of what a rank computes: where less lies in its steps, they tell little of the trace
-MOST_RANKS = 8  # that are told one by one
-SKEW_S = 1e-3  # clocks that differ by more are told
+COUNT, LEVEL = thresholds(__name__)
 
 
 def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[str]) -> Section:
@@ -82,11 +81,11 @@ def _told(job: Job, usage: Sequence[tuple[int, Usage]], sent: Mapping[tuple[str,
 
 def _outside(job: Job) -> Iterator[Finding]:
     """What each rank computes in the whole trace, where its steps hold less than half of that."""
-    for place, trace in enumerate(job.traces[:MOST_RANKS]):
+    for place, trace in enumerate(job.traces[: COUNT.most_ranks]):
         ran, (begin, end) = job.covered[place].compute, job.windows[place]
         total = float(ran.within(np.array([-math.inf]), np.array([math.inf]))[0])
         inside = float(ran.within(begin, end).sum())
-        if trace.on_device and inside < IN_STEPS * total:
+        if trace.on_device and inside < LEVEL.in_steps * total:
             item = Note("outside", f"rank {trace.rank}: compute in the whole trace")
             yield Finding(item, None, total, "s", reason=f"{format_seconds(inside)} of it in its steps")
 
@@ -124,7 +123,7 @@ def _notes(job: Job) -> Iterator[Note]:
         number = sum(bool(_FUSED.search(c.name[:300])) for c in head.collectives)
         which = ", ".join(sorted(fused)[:3])
         yield Note("fused", f"{number} collectives are fused with what follows ({which}): their time holds compute")
-    if job.meetings and (most := max(abs(o) for o in offsets(job))) > SKEW_S:
+    if job.meetings and (most := max(abs(o) for o in offsets(job))) > LEVEL.skew_s:
         yield Note("clocks", f"clocks of the ranks differ by up to {format_seconds(most)}: aligned by what ends on all of them")
     for t in job.traces:
         if t.partial:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from commtax.evidence.thresholds import thresholds
 from commtax.files import OUTPUT_BYTES, Json, Stream, parse_json
 from commtax.statement import Note, Refusal
 from commtax.timeline import PRODUCER
@@ -17,8 +18,7 @@ from commtax.traces.trace import KINDS, Step, Trace, timeline_of
 
 PHASES = {"decode": "decode", "prompts": "prefill", "both": "mixed"}
 TRAINED = ("B", "W", "BW", "F&B")  # parts of a backward pass, in a pipeline
-MOST_STEPS = 100_000  # of a lane that are told
-MOST_S = 1e10  # of a time: three centuries
+COUNT, LEVEL = thresholds(__name__)
 _CATEGORY = re.compile(rb'"cat"\s{0,9}:\s{0,9}"([^"\\]{1,40})"')
 _ALIKE = re.compile(r"(\d[\d,]{0,12}) steps?: (?:(\d[\d,]{0,12}) prompt tokens?)?(?: \+ )?(?:(\d[\d,]{0,12}) decodes?)?")
 _OVERLAP = 64  # signs that a category may take
@@ -51,10 +51,10 @@ def read_own(stream: Stream) -> list[Trace]:
 def _of_lane(lane: str, number: int, slices: Sequence[Json]) -> Trace:
     rows = [(lane, *_span(e), e["cat"] if e["cat"] in KINDS else "compute", str(e["name"])) for e in slices]
     every = (s for e in slices for s in _steps(e))
-    steps = [replace(s, index=i) for i, s in enumerate(islice(every, MOST_STEPS))]
+    steps = [replace(s, index=i) for i, s in enumerate(islice(every, COUNT.most_steps))]
     notes = [Note("simulated", f"'{lane}' of a simulation by {PRODUCER}")]
     if next(every, None):
-        notes.append(Note("partial", f"'{lane}' has more than {MOST_STEPS:,} steps: those are told"))
+        notes.append(Note("partial", f"'{lane}' has more than {COUNT.most_steps:,} steps: those are told"))
     own = re.search(r"(?:rank|stage) (\d{1,9})$", lane)
     return Trace(
         rank=int(own[1]) if own and not lane.startswith(("replica", "decode", "prompt")) else number,
@@ -72,7 +72,7 @@ def _of_lane(lane: str, number: int, slices: Sequence[Json]) -> Trace:
 
 def _span(event: Json) -> tuple[float, float]:
     start, seconds = float(event["ts"]) * 1e-6, float(event["dur"]) * 1e-6
-    if not (abs(start) < MOST_S and 0 <= seconds < MOST_S):
+    if not (abs(start) < LEVEL.most_s and 0 <= seconds < LEVEL.most_s):
         raise ValueError(f"a slice at {start:g} s of {seconds:g} s")
     return start, start + seconds
 
@@ -83,7 +83,7 @@ def _steps(event: Json) -> Iterator[Step]:
     if not match:
         return
     count, tokens, decodes = (int((part or "0").replace(",", "")) for part in match.groups())
-    (start, end), count = _span(event), min(count, MOST_STEPS)
+    (start, end), count = _span(event), min(count, COUNT.most_steps)
     phase, each = PHASES.get(event["cat"], ""), (end - start) / max(count, 1)
     for i in range(count):
         window = start + i * each, start + (i + 1) * each

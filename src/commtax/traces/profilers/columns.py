@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from commtax.evidence.collective_names import is_call, operator_op, shared_memory_op
+from commtax.evidence.thresholds import counts
 from commtax.files import Json, MiB
 from commtax.statement import Refusal
 from commtax.timeline import Column
@@ -26,7 +27,7 @@ KERNEL, COPY, LAUNCH, ANNOTATION, OPERATOR, OTHER = range(6)
 CALL, TORCH_CALL, RECORD, SHARED, OWN, WORK, STEP = range(7)
 """What a host's event is: a process group's record, torch's call around it, its metadata, shared memory, an engine's operator."""
 UNTOLD = -(2**63)  # no correlation
-MOST_ROWS = 16_000_000  # about two gigabytes when all is told
+COUNT = counts(__name__)
 MOST_NAMES = 512 * MiB
 WRONG = (TypeError, AttributeError, KeyError, IndexError, ValueError, OverflowError, RecursionError)
 """What an event of the wrong form ends in."""
@@ -231,8 +232,8 @@ class Columns:
         rows = sum(map(len, kept))
         if self.names.signs > MOST_NAMES:
             raise Refusal(f"trace '{self.file}': more than {MOST_NAMES // MiB} MiB of different names", "trace")
-        if rows > MOST_ROWS:
-            told = f"more than {MOST_ROWS:,} device events, launches and collectives"
+        if rows > COUNT.most_rows:
+            told = f"more than {COUNT.most_rows:,} device events, launches and collectives"
             raise Refusal(f"trace '{self.file}': {told}, which is more than is kept; profile fewer steps", "trace")
 
 

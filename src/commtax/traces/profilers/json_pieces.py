@@ -14,17 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, pairwise
 from typing import Generic, TypeVar
 
+from commtax.evidence.thresholds import counts
 from commtax.files import Json, MiB, parse_json
 from commtax.statement import Refusal
 
 Item = TypeVar("Item")
-PIECE_BYTES = MiB  # of objects that stay in a processor's cache
-MOST_AROUND = 32 * MiB  # of what stands before the list, of what follows it, and of one object in it
-MOST_DAMAGED = 20_000  # objects, each of which is looked at several times
-_SCANNED = 16 * MiB  # of a file, searched sign by sign for where damaged objects end
-_NEAR = 16384  # bytes at the end of a piece, in which most events would end
-_FOLLOWING = 8  # pieces behind a damaged one that are looked at
-_CANDIDATES = 8  # places that may be the list's beginning
+COUNT = counts(__name__)
 _MARK = 4
 _SPACE = b" \t\r\n"
 _NEXT = re.compile(rb'\}\s*+,\s*+(?=\{\s*+"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*+:)')  # between two events
@@ -73,17 +68,17 @@ class Listed(Generic[Item]):
         self.partial = ""
         self._broken: Refusal | None = None
         self._bare = False
-        self._budget = _SCANNED
+        self._budget = COUNT.scanned
 
     def __iter__(self) -> Iterator[list[Item]]:
         fed = self._fed()
         held, needed, tail = self._begin(fed), 0, None
         for piece in chain(fed, (b"",)):
             if tail is not None:
-                tail += piece[: max(0, MOST_AROUND - len(tail))]
+                tail += piece[: max(0, COUNT.most_around - len(tail))]
                 continue
             if not needed and (items := self._swiftly(held, piece)) is not None:
-                begin = _last_cut(piece, _NEAR)[1]
+                begin = _last_cut(piece, COUNT.near)[1]
                 self.at += len(held) + begin
                 held = piece[begin:]
                 yield items
@@ -98,11 +93,11 @@ class Listed(Generic[Item]):
             needed = 2 * len(held) if not used else 0
             if closed:
                 tail, held = held, b""
-            elif self.damaged > MOST_DAMAGED:
-                self.partial = f"damaged: more than {MOST_DAMAGED:,} events that are no JSON"
+            elif self.damaged > COUNT.most_damaged:
+                self.partial = f"damaged: more than {COUNT.most_damaged:,} events that are no JSON"
                 return
-            elif len(held) > MOST_AROUND:
-                self.partial = f"damaged: no end of an event in {MOST_AROUND // MiB} MiB"
+            elif len(held) > COUNT.most_around:
+                self.partial = f"damaged: no end of an event in {COUNT.most_around // MiB} MiB"
                 return
             if not piece:
                 break
@@ -110,7 +105,7 @@ class Listed(Generic[Item]):
 
     def _swiftly(self, held: bytes, piece: bytes) -> list[Item] | None:
         """What is whole in what is held and a piece, without a copy of either; None where that is not so simple."""
-        end, _ = _last_cut(piece, _NEAR)
+        end, _ = _last_cut(piece, COUNT.near)
         if not end:
             return None
         try:
@@ -151,8 +146,8 @@ class Listed(Generic[Item]):
                 return held[self.at :]
             if begins not in (b"", b"{"):
                 raise Refusal(f"trace '{self.name}': not valid JSON (it begins with {begins!r})", "trace")
-            places = [m for m in islice(self._key.finditer(held, searched), _CANDIDATES) if m.end() < len(held)]
-            last = not piece or len(held) > MOST_AROUND or len(places) == _CANDIDATES
+            places = [m for m in islice(self._key.finditer(held, searched), COUNT.candidates) if m.end() < len(held)]
+            last = not piece or len(held) > COUNT.most_around or len(places) == COUNT.candidates
             if self._opened(held, places, last):
                 return held[self.at :]
             searched = max(searched, len(held) - 256) if not places else searched
@@ -225,18 +220,18 @@ class Listed(Generic[Item]):
                 found.extend(items)
                 at = close
                 continue
-            if not close and not any(map(self._is_item, self._following(held, cuts[number : number + _FOLLOWING + 1]))):
+            if not close and not any(map(self._is_item, self._following(held, cuts[number : number + COUNT.following + 1]))):
                 return found, at, False  # it may end in the next piece
             self.damaged += 1
             at = after or close
-            if self.damaged > MOST_DAMAGED:
+            if self.damaged > COUNT.most_damaged:
                 return found, at, False
 
     def _following(self, held: bytes, cuts: list[tuple[int, int]]) -> Iterator[Item]:
         """What the next few pieces between cuts are, each for itself."""
         for (_, begin), (end, _) in pairwise(cuts):
             yield from self._alone(held[begin : end + 1])
-        if cuts and len(cuts) <= _FOLLOWING:  # the last one ends with its own bracket
+        if cuts and len(cuts) <= COUNT.following:  # the last one ends with its own bracket
             yield from self._alone(held[cuts[-1][1] : self._close(held, cuts[-1][1])])
 
     def _alone(self, text: bytes) -> list[Item]:
@@ -284,7 +279,7 @@ class Listed(Generic[Item]):
 def _last_cut(held: bytes, near: int = 0) -> tuple[int, int]:
     """Where the last object that may be whole ends, and where the next begins; 0 and 0 where no such place is (that near)."""
     for pattern in (_NEXT,) if near else (_NEXT, _ANY_NEXT):
-        for window in (near,) if near else (_NEAR, len(held)):
+        for window in (near,) if near else (COUNT.near, len(held)):
             last = None
             for last in pattern.finditer(held, max(0, len(held) - window)):  # noqa: B007
                 pass

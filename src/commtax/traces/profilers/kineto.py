@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from commtax.evidence.thresholds import counts
 from commtax.files import TRACE_BYTES, Json, Stream, opened
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers.columns import WRONG, Columns
-from commtax.traces.profilers.json_pieces import PIECE_BYTES, Listed
+from commtax.traces.profilers.json_pieces import Listed
 from commtax.traces.profilers.kineto_run import Groups, Run
 from commtax.traces.trace import Collective, Device, Step, Trace
 from commtax.units import plural
@@ -26,7 +27,7 @@ _RANK = tuple(
 )
 _HOST = re.compile(r"^(?P<host>[A-Za-z0-9][\w.-]*)_\d+\.\d{10,}\.pt\.trace\.json")  # torch.profiler.tensorboard_trace_handler
 _HEADS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
-_BATCH = 4096
+COUNT = counts(__name__)
 
 
 def looks_like(raw: bytes) -> bool:
@@ -53,7 +54,7 @@ def read_each(stream: Stream) -> list[Trace]:
 
 def _limited(stream: Stream) -> Iterator[bytes]:
     total = 0
-    for piece in stream.pieces(PIECE_BYTES):
+    for piece in stream.pieces(counts("traces.profilers.json_pieces").piece_bytes):
         total += len(piece)
         stream.judge(total, TRACE_BYTES)
         yield piece
@@ -90,7 +91,7 @@ def assemble(head: Json, events: Iterable[Json], name: str) -> Trace:
     columns = Columns(name)
     for number, event in enumerate(events):
         columns.take(event)
-        if number % _BATCH == 0:
+        if number % COUNT.batch == 0:
             columns.judge_size()
     return _traces(head, columns, name, "")[0]
 

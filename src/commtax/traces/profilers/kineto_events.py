@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from commtax.evidence.thresholds import counts
 from commtax.files import Json
 from commtax.timeline import Column
 from commtax.traces.profilers.columns import ANNOTATION, COPY, KIND_OF, LAUNCH, OPERATOR, OTHER, UNTOLD, WRONG, Columns
@@ -86,7 +87,7 @@ _Told = msgspec.defstruct(
     gc=False,
 )
 """What facts are made of, as text."""
-_MOST_KNOWN = 100_000
+COUNT = counts(__name__)
 Typed = Event | Exact
 _TOLD = msgspec.json.Decoder(_Told).decode
 _LAUNCHED, _RAN = msgspec.json.Decoder(_Launched).decode, msgspec.json.Decoder(_Ran).decode
@@ -129,7 +130,7 @@ class Known:
         number = self._numbers.get(key)
         if number is None:
             number = self._columns.told(name, _loads(args))
-            if len(self._numbers) < _MOST_KNOWN:
+            if len(self._numbers) < COUNT.most_known:
                 self._numbers[key] = number
         return number
 

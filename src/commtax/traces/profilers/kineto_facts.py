@@ -10,12 +10,13 @@ from functools import lru_cache
 from typing import Any
 
 from commtax.evidence.collective_names import call_op, operator_op
+from commtax.evidence.thresholds import counts
 from commtax.files import Json, table
 
 TABLE = table("traces/profilers/kineto.toml")
 _SIZES = {name: int(size) for size, names in TABLE["sizes"].items() for name in names}
 _PRODUCT = re.compile(r"matmul|gemm|linear|_mm")  # fused with a collective: what is given is not what is sent
-_MOST_MEMBERS = 1 << 20  # signs of a list of ranks
+COUNT = counts(__name__)
 KEYS = (
     *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size"),
     *("Process Group Name", "Process Group Description", "Process Group Ranks", "Input Dims", "Input type", "Concrete Inputs"),
@@ -89,7 +90,7 @@ def _members(text: str) -> tuple[int, ...]:
     >>> _members("[0, 1]"), _members("[0, 1, ..., 7]")
     ((0, 1), ())
     """
-    if "..." in text or len(text) > _MOST_MEMBERS:
+    if "..." in text or len(text) > COUNT.most_members:
         return ()
     return tuple(int(word) for word in re.findall(r"\d{1,9}", text))
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from commtax.evidence.collective_names import UNNAMED, algorithm_of, call_op, kernel_op, shared_memory_op
+from commtax.evidence.thresholds import thresholds
 from commtax.timeline import Column, Timeline, merged, pairs
 from commtax.traces import trace
 from commtax.traces.profilers.columns import (
@@ -33,8 +34,7 @@ from commtax.traces.trace import Collective, Span, Step
 
 Groups = Mapping[str, tuple[int, ...]]
 """Ranks of the process groups, by name."""
-_FAIR = 0.1  # of what the busiest device computes: one that does less is no rank of its own
-_LOOKED_AT = 8  # calls before a launch that may be around it
+COUNT, LEVEL = thresholds(__name__)
 _HOSTED = ("gloo:", "mpi:")  # libraries whose collectives are no kernels
 _COMPUTE, _COMM, _COPY, _WAIT = (trace.KINDS.index(kind) for kind in ("compute", "comm", "copy", "wait"))
 
@@ -51,7 +51,7 @@ class Issuers:
     def around(self, at: float) -> Iterator[tuple[int, int]]:
         """Names and facts of the calls around a moment, innermost first."""
         last = bisect_right(self.start_s, at)
-        for i in range(last - 1, max(0, last - _LOOKED_AT) - 1, -1):
+        for i in range(last - 1, max(0, last - COUNT.looked_at) - 1, -1):
             if at <= self.end_s[i]:
                 yield self.name[i], self.facts[i]
 
@@ -88,7 +88,7 @@ class Run:
         busy = (
             np.bincount(device[computes], (self.device["end"] - self.device["start"])[computes]) if computes.any() else np.zeros(1)
         )
-        used = np.flatnonzero(busy > _FAIR * busy.max()).tolist()
+        used = np.flatnonzero(busy > LEVEL.fair * busy.max()).tolist()
         return [(int(n), self._only(device == n)) for n in used] if len(used) > 1 else []
 
     def _only(self, rows: Column) -> Run:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from commtax.evidence.collective_names import call_op
+from commtax.evidence.thresholds import counts
 from commtax.files import Json
 from commtax.traces.profilers.nsys_database import Database
 from commtax.traces.profilers.shaped import on_host
@@ -18,7 +19,7 @@ COMMUNICATOR, RANKS, RANK, SIZE = "NCCL communicator ID", "No. of ranks", "Rank"
 HEADER = struct.Struct("<QQQQ")
 FORMATS = {5: "<i", 6: "<I", 9: "<q", 10: "<Q", 15: "<i", 16: "<I", 17: "<q", 18: "<Q", 22: "<Q"}
 """How the types of NVTX payloads lie in memory: int, unsigned, long long, and those of fixed size."""
-MOST_RANKS = 1 << 20
+COUNT = counts(__name__)
 SHARED = ("all-gather", "reduce-scatter")  # whose message is a rank's part of the whole
 Payload = dict[str, int]
 Schemas = dict[tuple[int, int], list[tuple[str, int, str]]]
@@ -86,14 +87,14 @@ def until_launched(ranges: Iterable[Range]) -> Iterator[Range]:
 def communicators(ranges: Sequence[Range]) -> dict[int, int]:
     """How many ranks each communicator has, as its making told."""
     told = (r.payload for r in ranges if COMMUNICATOR in r.payload)
-    return {p[COMMUNICATOR]: p[RANKS] for p in told if 0 < p.get(RANKS, 0) <= MOST_RANKS}
+    return {p[COMMUNICATOR]: p[RANKS] for p in told if 0 < p.get(RANKS, 0) <= COUNT.most_ranks}
 
 
 def place(ranges: Iterable[Range]) -> tuple[int, int] | None:
     """The rank and how many there are, of the largest communicator that was made."""
     made = [(r.payload.get(RANKS, 0), -r.start_ns, r.payload.get(RANK, -1)) for r in ranges]
     ranks, _, rank = max(made, default=(0, 0, -1))
-    return (rank, ranks) if 0 <= rank < ranks <= MOST_RANKS else None
+    return (rank, ranks) if 0 <= rank < ranks <= COUNT.most_ranks else None
 
 
 def events(ranges: Sequence[Range]) -> Iterator[Json]:

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from commtax.evidence.thresholds import levels
 from commtax.files import Document, Json, Stream
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import nccl_ranges
@@ -25,7 +26,7 @@ from commtax.traces.trace import Trace
 from commtax.units import plural
 
 REPORTS = (".nsys-rep", ".qdrep")
-EXPORT_S = 3600.0  # that an export may take
+LEVEL = levels(__name__)
 KERNEL, GRAPH, COPY, SET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET"))
 CALLS = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
 NVTX, SYSTEM, COPY_KINDS = "NVTX_EVENTS", "TARGET_INFO_SYSTEM_ENV", "ENUM_CUDA_MEMCPY_OPER"
@@ -56,7 +57,7 @@ def read_report(path: Path, program: str = "nsys") -> list[Trace]:
         out = Path(folder) / "export.sqlite"
         command = [found, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(out), str(path)]
         try:
-            ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=EXPORT_S, check=False)
+            ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LEVEL.export_s, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Refusal(f"trace '{path.name}': '{program}' could not be run ({error}); run: {wanted}", "nsys") from None
         if ran.returncode or not out.is_file():

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from commtax.evidence.thresholds import counts
 from commtax.files import LOG_BYTES, Document, Json, Stream, decoded, opened, parse_json
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import nccl_ranges
@@ -25,7 +26,7 @@ TOOL = "rocprofiler-sdk-tool"
 TABLES = "kernel|memory_copy|memory_allocation|scratch_memory|rccl_api|marker_api|marker|hip_api|hsa_api"
 _TABLE = re.compile(rf"(?P<run>.*?)_?(?:(?:{TABLES})_trace|agent_info)\.csv(?:\.gz)?$")
 OF_ROW = {"Kernel_Name", "Direction", "Function", "Operation"}  # one of which says what a row is of
-MOST_SIGNS = 1 << 20  # of a row
+COUNT = counts(__name__)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|["{}\[\]]', re.S)
 _CLOSED_BY = {"{": "}", "[": "]"}
 PERFETTO = (".pftrace", ".perfetto-trace")
@@ -270,7 +271,7 @@ def _lines(table: Stream) -> Iterator[str]:
     for piece in table.pieces():
         *whole, rest = (rest + piece).split(b"\n")
         yield from (decoded(line) + "\n" for line in whole)
-        if len(rest) > MOST_SIGNS:
+        if len(rest) > COUNT.most_signs:
             raise Refusal("a row has no end")
     if rest:
         yield decoded(rest)
