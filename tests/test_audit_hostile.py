@@ -156,7 +156,7 @@ def test_lines_by_any_way(text):
     """At once and line by line are the same."""
     assert prefixes.plain(text) == "\n".join(prefixes._parted(line)[1] for line in text.split("\n"))
     assert list(each_line(text)) == text.splitlines()
-    mark = training_log._STEPPED
+    mark = training_log.SAYS.stepped
     assert list(lines_with(mark, text, 99_999)) == [line for line in text.split("\n") if mark.search(line)]
 
 

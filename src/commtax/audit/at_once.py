@@ -22,7 +22,7 @@ _counted: Any = None
 
 Run = Sequence[Path]
 """Files that are read together."""
-Said = list[formats.Left] | Refusal
+Said = list[object] | Refusal
 """What they say, or why they say nothing."""
 
 

@@ -1,4 +1,4 @@
-"""Formats of what a run leaves behind: each is one reader and one entry here, recognised by what is inside a file.
+"""The registry of what a run leaves behind: each format is one entry here, which names how it is known, its reader and its audit.
 
 A file that holds data (JSON, a database) is of one format. A text may hold several: an engine's start-up, NCCL's own lines and the
 table that a benchmark printed, one below the other, and then each is read.
@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from commtax.audit import unknown
 from commtax.evidence import prefixes
+from commtax.evidence.finding import Section
 from commtax.evidence.thresholds import counts
 from commtax.files import LOG_BYTES, Stream, Watch, decoded, opened
 from commtax.logs import (
@@ -25,44 +27,26 @@ from commtax.logs import (
     trtllm_log,
     vllm_log,
 )
-from commtax.logs.crashes import Crash
-from commtax.logs.flight import Dump
-from commtax.logs.flight_text import Analysis
-from commtax.logs.llamacpp_log import Timings
-from commtax.logs.nccl_log import NcclLog
+from commtax.logs.crash_audit import audit_crash
+from commtax.logs.flight_audit import audit_analysis, audit_flight
+from commtax.logs.llamacpp_audit import audit_timings
+from commtax.logs.nccl_audit import audit_nccl
 from commtax.logs.startup import StartupLog, lines
-from commtax.logs.training_log import TrainingLog
+from commtax.logs.startup_audit import audit_log
+from commtax.logs.training_audit import audit_training
 from commtax.machines import matrices, smi, smi_query
-from commtax.machines.matrices import Matrices
-from commtax.machines.smi import Links, Monitor
-from commtax.machines.smi_query import States
+from commtax.machines.smi_audit import audit_links, audit_monitor
+from commtax.machines.state_audit import audit_states
+from commtax.machines.topology_audit import audit_topology
 from commtax.results import bench, collective_json, collective_tests
-from commtax.results.bench_record import Bench
-from commtax.results.collective_tests import CollectiveTests
+from commtax.results.bench_audit import audit_bench
+from commtax.results.collective_audit import audit_collectives
 from commtax.statement import Refusal
 from commtax.traces.profilers import chrome, kineto, nsys, rocprof
 from commtax.traces.trace import Trace
+from commtax.traces.trace_audit import audit_traces
 
 COUNT = counts(__name__)
-Left = (
-    Trace
-    | StartupLog
-    | NcclLog
-    | Dump
-    | Analysis
-    | Timings
-    | TrainingLog
-    | CollectiveTests
-    | Links
-    | Monitor
-    | Matrices
-    | States
-    | Crash
-    | tuple[Bench, ...]
-)
-"""What one format finds in a file."""
-Found = Left | list[Trace]
-"""… of which a file of several ranks holds several."""
 
 
 class Source:
@@ -77,10 +61,10 @@ class Source:
         return self.stream.head(COUNT.head_bytes)
 
     @cached_property
-    def begins(self) -> str:
-        """The first sign of the text that is no space, behind whatever a launcher wrote; "" for the bracket of a log's line."""
+    def is_json(self) -> bool:
+        """Whether its text begins as JSON does, behind whatever a launcher wrote; the bracket of a log's line is none."""
         text = prefixes.plain(prefixes.unpacked(decoded(self.head[:8192]))).lstrip()
-        return "" if text[:1] == "[" and text[1:].lstrip()[:1] not in ("{", "[", "]", "") else text[:1]
+        return text[:1] == "{" or (text[:1] == "[" and text[1:].lstrip()[:1] in ("{", "[", "]", ""))
 
     @cached_property
     def raw(self) -> str:
@@ -93,7 +77,7 @@ class Source:
         return prefixes.plain(self.raw)
 
     @cached_property
-    def crash(self) -> Crash | None:
+    def crash(self) -> crashes.Crash | None:
         """The error with which it ended, of other programs than engines, whose readers tell theirs themselves."""
         if not crashes.may(self.raw) or any(engine.looks_like(self.text) for engine in (vllm_log, sglang_log, trtllm_log)):
             return None
@@ -102,175 +86,144 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """``fits`` looks at a file, ``read`` takes what it says."""
+    """``fits`` looks at a file and ``read`` takes what it says, a ``record`` or a list of them, which ``audit`` judges.
+
+    ``together``: records of all ranks of a job are judged at once. ``by_place``: they say nothing of a model, and none is asked for.
+    """
 
     kind: str  # log | trace | flight | bench | training | collectives | links | monitor | topology | state | crash
     described: str
+    record: type
+    audit: Callable[..., Section]
     fits: Callable[[Source], bool]
-    read: Callable[[Source], Found]
+    read: Callable[[Source], object]
+    together: bool = False
+    by_place: bool = False
 
 
-def _crash(source: Source) -> Crash:
-    assert source.crash is not None  # or it would not fit
-    return source.crash
+class Reader(Protocol):
+    """A module that reads one kind of text."""
+
+    def looks_like(self, text: str, /) -> bool: ...
+    def parse(self, text: str, /) -> object: ...
+
+
+def _trace(described: str, fits: Callable[[Source], bool], read: Callable[[Source], object]) -> Format:
+    return Format("trace", described, Trace, audit_traces, fits, read, together=True)
+
+
+def _told(
+    kind: str, described: str, record: type, audit: Callable[..., Section], reader: Reader, raw: bool = False, **more: bool
+) -> Format:
+    """A format of texts: as programs wrote them, or ``raw``, with what launchers wrote before their lines."""
+
+    def text(source: Source) -> str:
+        return source.raw if raw else source.text
+
+    return Format(kind, described, record, audit, lambda s: reader.looks_like(text(s)), lambda s: reader.parse(text(s)), **more)
 
 
 DATA = (
-    Format(
-        "trace",
-        "an Nsight Systems export (.sqlite)",
-        lambda source: nsys.looks_like(source.head),
-        lambda source: nsys.read(source.stream),
-    ),
-    Format(
-        "trace",
-        "an Nsight Systems report (.nsys-rep)",
-        lambda source: nsys.is_report(source.path),
-        lambda source: nsys.read_report(source.path, source.nsys),
-    ),
-    Format(
-        "trace",
-        "rocprofv3's JSON (rocprofiler-sdk-tool)",
-        lambda source: rocprof.looks_like(source.head),
-        lambda source: rocprof.read(source.stream),
-    ),
-    Format(
-        "trace",
-        "a table of rocprofv3 (_kernel_trace.csv, _rccl_api_trace.csv)",
-        lambda source: rocprof.looks_like_table(source.head),
-        lambda source: rocprof.read_streams([source.stream]),
-    ),
-    Format(
-        "trace",
-        "a Perfetto trace (.pftrace, which is refused)",
-        lambda source: rocprof.is_perfetto(source.path),
-        lambda source: rocprof.refuse_perfetto(source.path),
-    ),
-    Format(
-        "trace",
-        "a trace of ours (simulate --timeline, pipeline --chrome-trace)",
-        lambda source: chrome.is_own(source.head),
-        lambda source: chrome.read_own(source.stream),
-    ),
-    Format(
-        "trace",
-        "a PyTorch profiler trace (traceEvents)",
-        lambda source: kineto.looks_like(source.head),
-        lambda source: chrome.read(source.stream),
-    ),
+    _trace("an Nsight Systems export (.sqlite)", lambda s: nsys.looks_like(s.head), lambda s: nsys.read(s.stream)),
+    _trace("an Nsight Systems report (.nsys-rep)", lambda s: nsys.is_report(s.path), lambda s: nsys.read_report(s.path, s.nsys)),
+    _trace("rocprofv3's JSON", lambda s: rocprof.looks_like(s.head), lambda s: rocprof.read(s.stream)),
+    _trace("a table of rocprofv3", lambda s: rocprof.looks_like_table(s.head), lambda s: rocprof.read_streams([s.stream])),
+    _trace("a Perfetto trace", lambda s: rocprof.is_perfetto(s.path), lambda s: rocprof.refuse_perfetto(s.path)),
+    _trace("a trace of ours", lambda s: chrome.is_own(s.head), lambda s: chrome.read_own(s.stream)),
+    _trace("a PyTorch profiler trace", lambda s: kineto.looks_like(s.head), lambda s: chrome.read(s.stream)),
     Format(
         "flight",
-        "a flight recorder's dump (nccl_trace_rank_N, or its JSON)",
-        lambda source: flight.looks_like(source.head),
-        lambda source: flight.read(source.stream),
+        "a flight recorder's dump",
+        flight.Dump,
+        audit_flight,
+        lambda s: flight.looks_like(s.head),
+        lambda s: flight.read(s.stream),
+        together=True,
     ),
     Format(
         "collectives",
         "the JSON of nccl-tests or rccl-tests",
-        lambda source: source.begins in ("{", "[") and collective_json.looks_like(source.head),
-        lambda source: collective_tests.parse(collective_json.as_text(source.text, source.path.name), source.path.name),
+        collective_tests.CollectiveTests,
+        audit_collectives,
+        lambda s: s.is_json and collective_json.looks_like(s.head),
+        lambda s: collective_tests.parse(collective_json.as_text(s.text, s.path.name), s.path.name),
+        by_place=True,
     ),
     Format(
         "bench",
-        "a benchmark result (vllm bench, sglang.bench_serving, AIPerf, GenAI-Perf, GuideLLM, InferenceX)",
-        lambda source: source.begins in ("{", "[") and bench.looks_like_data(source.head),
-        lambda source: bench.parse(source.text, str(source.path)),
+        "a benchmark result",
+        tuple,
+        audit_bench,
+        lambda s: s.is_json and bench.looks_like_data(s.head),
+        lambda s: bench.parse(s.text, str(s.path)),
     ),
 )
 """Of which a file has one, the first that fits."""
 TEXTS = (
-    Format(
-        "log",
-        "a vLLM log (model weights, KV cache size, rank lines, throughput)",
-        lambda source: vllm_log.looks_like(source.text),
-        lambda source: vllm_log.parse(source.text),
-    ),
-    Format(
-        "log",
-        "an SGLang log (ServerArgs, weights, KV cache, batches)",
-        lambda source: sglang_log.looks_like(source.text),
-        lambda source: sglang_log.parse(source.text),
-    ),
-    Format(
-        "log",
-        "a TensorRT-LLM log",
-        lambda source: trtllm_log.looks_like(source.text),
-        lambda source: trtllm_log.parse(source.text),
-    ),
+    _told("log", "a vLLM log", StartupLog, audit_log, vllm_log),
+    _told("log", "an SGLang log", StartupLog, audit_log, sglang_log),
+    _told("log", "a TensorRT-LLM log", StartupLog, audit_log, trtllm_log),
     Format(
         "log",
         "a start of Text Generation Inference",
-        lambda source: tgi_log.looks_like(source.text) and source.crash is None,
-        lambda source: tgi_log.parse(source.text),
+        StartupLog,
+        audit_log,
+        lambda s: tgi_log.looks_like(s.text) and s.crash is None,
+        lambda s: tgi_log.parse(s.text),
     ),
-    Format(
-        "log",
-        "a log of llama.cpp (timings, buffers)",
-        lambda source: llamacpp_log.looks_like(source.raw),
-        lambda source: llamacpp_log.parse(source.raw),
-    ),
-    Format(
-        "log",
-        "a log of NCCL or RCCL (NCCL_DEBUG=INFO, or PyTorch's watchdog)",
-        lambda source: nccl_log.looks_like(source.text),
-        lambda source: nccl_log.parse(source.text),
-    ),
-    Format(
-        "flight",
-        "an analysis of flight recorders (torchfrtrace, a table with missing_ranks)",
-        lambda source: flight_text.looks_like(source.raw),
-        lambda source: flight_text.parse(source.raw),
-    ),
+    _told("log", "a log of llama.cpp", llamacpp_log.Timings, audit_timings, llamacpp_log, raw=True),
+    _told("log", "a log of NCCL, RCCL or PyTorch's watchdog", nccl_log.NcclLog, audit_nccl, nccl_log, together=True),
+    _told("flight", "an analysis of flight recorders", flight_text.Analysis, audit_analysis, flight_text, raw=True),
     Format(
         "bench",
-        "a printed benchmark result, an MLPerf summary or a server's metrics",
-        lambda source: bench.looks_like_text(source.raw),
-        lambda source: bench.parse_text(source.raw, str(source.path)),
+        "a printed benchmark result",
+        tuple,
+        audit_bench,
+        lambda s: bench.looks_like_text(s.raw),
+        lambda s: bench.parse_text(s.raw, str(s.path)),
     ),
-    Format(
-        "training",
-        "a training log (Megatron, NeMo, torchtitan, MaxText, DeepSpeed, Composer)",
-        lambda source: training_log.looks_like(source.text),
-        lambda source: training_log.parse(source.text),
-    ),
+    _told("training", "a training log", training_log.TrainingLog, audit_training, training_log),
     Format(
         "collectives",
         "nccl-tests or rccl-tests output",
-        lambda source: collective_tests.looks_like(source.text),
-        lambda source: collective_tests.parse(source.raw, source.path.name),
+        collective_tests.CollectiveTests,
+        audit_collectives,
+        lambda s: collective_tests.looks_like(s.text),
+        lambda s: collective_tests.parse(s.raw, s.path.name),
+        by_place=True,
     ),
     Format(
         "links",
-        "nvidia-smi nvlink counters or states",
-        lambda source: smi.looks_like_links(source.text),
-        lambda source: smi.parse_links(source.text),
+        "nvidia-smi nvlink",
+        smi.Links,
+        audit_links,
+        lambda s: smi.looks_like_links(s.text),
+        lambda s: smi.parse_links(s.text),
+        by_place=True,
     ),
     Format(
         "monitor",
-        "an nvidia-smi dmon table",
-        lambda source: smi.looks_like_monitor(source.text),
-        lambda source: smi.parse_monitor(source.text),
+        "nvidia-smi dmon",
+        smi.Monitor,
+        audit_monitor,
+        lambda s: smi.looks_like_monitor(s.text),
+        lambda s: smi.parse_monitor(s.text),
+        by_place=True,
     ),
     Format(
         "crash",
-        "a log that ends in an error (a traceback, a signal, an exit code)",
-        lambda source: source.crash is not None,
-        _crash,
+        "a log that ends in an error",
+        crashes.Crash,
+        audit_crash,
+        lambda s: s.crash is not None,
+        lambda s: s.crash,
+        by_place=True,
     ),
-    Format(
-        "state",
-        "states of GPUs (nvidia-smi and its -q, -q -x and --query-gpu; amd-smi, rocm-smi)",
-        lambda source: smi_query.looks_like(source.text),
-        lambda source: smi_query.parse(source.text),
-    ),
-    Format(
-        "topology",
-        "a matrix of GPUs (nvidia-smi topo -m, topo -p2p; rocm-smi --showtopo)",
-        lambda source: matrices.looks_like(source.text),
-        lambda source: matrices.parse(source.text),
-    ),
+    _told("state", "states of GPUs", smi_query.States, audit_states, smi_query, by_place=True),
+    _told("topology", "a matrix of GPUs", matrices.Matrices, audit_topology, matrices, by_place=True),
 )
 """Of which a text has all that fit."""
+BY_RECORD = {one.record: one for one in (*DATA, *TEXTS)}
 
 
 def formats_of(source: Source) -> list[Format]:
@@ -278,8 +231,9 @@ def formats_of(source: Source) -> list[Format]:
     texts = TEXTS if unknown.is_text(source.head) else ()
     fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in texts if f.fits(source)]
     if not fitting:
-        *others, last = (f.described for f in (*TEXTS, *DATA))
-        raise Refusal(f"'{source.path}' is not recognised: {unknown.found(source.head)}; looked for {', '.join(others)} and {last}")
+        raise Refusal(
+            f"'{source.path}' is not recognised: {unknown.found(source.head)}; {unknown.LOOKED_FOR}{unknown.hint(source.head)}"
+        )
     return fitting
 
 
@@ -297,14 +251,14 @@ def runs(files: Iterable[Path]) -> list[list[Path]]:
     return list(found.values())
 
 
-def read_run(paths: Sequence[Path], program: str = "nsys", watch: Watch | None = None) -> list[Left]:
+def read_run(paths: Sequence[Path], program: str = "nsys", watch: Watch | None = None) -> list[object]:
     """What files say that belong together; ``program`` opens reports of Nsight Systems, ``watch`` is told of bytes read."""
     return read(paths[0], program, watch) if len(paths) == 1 else list(rocprof.read_tables(paths))
 
 
-def read(path: Path, program: str = "nsys", watch: Watch | None = None) -> list[Left]:
+def read(path: Path, program: str = "nsys", watch: Watch | None = None) -> list[object]:
     """What a file says, unpacked where it is packed; of a text all that any format can read."""
-    said: list[Left] = []
+    said: list[object] = []
     refused: list[Refusal] = []
     with opened(path, watch=watch) as stream:
         source = Source(stream, program)

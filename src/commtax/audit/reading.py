@@ -27,7 +27,7 @@ class Read:
     ``jobs`` are the traces and the flight recorders' dumps of ``left``, those of one job together.
     """
 
-    left: tuple[tuple[str, formats.Left], ...]
+    left: tuple[tuple[str, object], ...]
     notes: tuple[Note, ...] = ()
     jobs: tuple[Sequence[tuple[str, Trace | Dump]], ...] = ()
 
@@ -45,7 +45,7 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
         raise Refusal("file: at least one log, trace or benchmark result is needed")
     named = dict(_files(given))
     runs = formats.runs(named)
-    left: list[tuple[str, formats.Left]] = []
+    left: list[tuple[str, object]] = []
     passed: list[str] = []
     for paths, said in zip(runs, read_runs(runs, nsys, watch, processes), strict=True):
         if not isinstance(said, Refusal):
@@ -66,7 +66,7 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
     return Read((*others, *(one for job in jobs for one in job)), tuple(_passed_over(passed)), (*jobs, *recorded))
 
 
-def _joined(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Left]]:
+def _joined(left: list[tuple[str, object]]) -> list[tuple[str, object]]:
     """Counters of links that several files hold, first to last, as one record: their difference is what was carried."""
     counters = [(name, said) for name, said in left if isinstance(said, Links)]
     if len(counters) < 2:

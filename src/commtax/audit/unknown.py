@@ -3,10 +3,27 @@
 import re
 
 from commtax.evidence.thresholds import counts
-from commtax.files import decoded
+from commtax.files import decoded, table
 
 COUNT = counts(__name__)
 _TOKEN = re.compile(r'"((?:[^"\\]|\\.){0,200}+)"|[{}\[\]:]')
+
+
+LOOKED_FOR = (
+    "looked for traces of profilers (PyTorch, Nsight Systems, rocprofv3), logs (engines, NCCL, training, crashes), results "
+    "(of benchmarks, nccl-tests) and what nvidia-smi, amd-smi or rocm-smi print"
+)
+
+
+def hint(head: bytes) -> str:
+    """What such a file most likely is, and where it belongs; "" where nothing is known.
+
+    >>> hint(b"<!DOCTYPE html><html>"), hint(b"hello")
+    ('; it seems to be a web page: save the file itself', '')
+    """
+    text = decoded(head)
+    likely = next((row["is"] for row in table("audit/hints.toml")["hint"] if all(sign in text for sign in row["signs"])), "")
+    return f"; it seems to be {likely}" if likely else ""
 
 
 def found(head: bytes) -> str:

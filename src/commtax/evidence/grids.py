@@ -11,18 +11,13 @@ from itertools import takewhile
 
 from commtax.evidence.short_lines import lines_with
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 
 COUNT = counts(__name__)
 SELF, UNTOLD = "X", "?"
 _NODE = r"(?:GPU|NPU|DCU|HCU)(?:\[\d{1,4}\]|\d{1,4})|[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d"
-_CODES = re.compile(r"\x1b?\[[0-9;]{0,9}m")  # a terminal's, with or without their first sign
-_BEGINS = re.compile(rf"^[ \t]{{0,80}}(?:\x1b?\[[0-9;]{{0,9}}m)?[ \t]{{0,80}}(?:{_NODE})", re.M)
-_FIRST = re.compile(rf"\s*({_NODE})(?=\s|$)")
-_COLUMN = re.compile(rf"{_NODE}|NIC\d{{1,4}}|mlx\d{{1,4}}_(?:bond_)?\d{{1,4}}|[\w.-]+")  # heads may touch each other: NIC7NIC8
-_HEAD = re.compile(rf"\s*(?:{_NODE})(?:\s+(?:{_NODE}|NIC\d|mlx|CPU\b|hfi|bnxt|efa|irdma|rocep)|\s*$)")
-_TAIL = re.compile(r"\bCPU Affinity|\bNUMA|\bGPU NUMA")
+SAYS = patterns(__name__)
 _MARKS = "NV\\d{1,3}|NODE|NS|PHB|PIX|PXB|PCIE|PSB|SYS|SOC|SELF|XGMI|HCCS(?:_SW)?|SIO|CNS|GNS|TNS|DR|OK|ENABLED|DISABLED|U|X|0"
-_CELL = re.compile(rf"\s*({_MARKS})(?=[\sA-Z]|$)")  # cells may touch each other like heads do: SYSSYS
 _ALIKE = {"SOC": "SYS", "SELF": SELF, "0": SELF, "PSB": "PIX"}  # of other versions and tools
 
 
@@ -63,12 +58,12 @@ def grids(text: str) -> Iterator[Grid]:
     """All tables of a text in which marks stand; those of numbers (weights, hops, bandwidths) are none."""
     columns: list[str] = []
     rows: dict[str, tuple[str, ...]] = {}
-    for raw in lines_with(_BEGINS, text, COUNT.line_chars):
-        line = _CODES.sub("", raw)
-        first = _FIRST.match(line)
-        if _HEAD.match(line):
+    for raw in lines_with(SAYS.begins, text, COUNT.line_chars):
+        line = SAYS.codes.sub("", raw)
+        first = SAYS.first.match(line)
+        if SAYS.head.match(line):
             yield from _ended(columns, rows)
-            columns, rows = _COLUMN.findall(_TAIL.split(line)[0])[: COUNT.most_nodes], {}
+            columns, rows = SAYS.column.findall(SAYS.tail.split(line)[0])[: COUNT.most_nodes], {}
         elif first and (cells := _cells(line[first.end() :])):
             if first[1] in rows:
                 yield from _ended(columns, rows)
@@ -80,7 +75,7 @@ def grids(text: str) -> Iterator[Grid]:
 def _cells(text: str) -> tuple[str, ...]:
     """The marks of a row up to what is none, as one wording has them."""
     found, at = list[str](), 0
-    while (cell := _CELL.match(text.upper(), at)) and len(found) < COUNT.most_nodes:
+    while (cell := SAYS.cell.match(text.upper(), at)) and len(found) < COUNT.most_nodes:
         found.append(_ALIKE.get(cell[1], cell[1]))
         at = cell.end()
     return tuple(found)

@@ -10,36 +10,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.files import table
 
 _TABLE = table("logs/crashes.toml")
 COUNT = counts(__name__)
 UNTOLD = "what it wrote itself is not in this text"
-_FRAME = re.compile(r'(?:  )?File "([^"\n]{1,400})", line (\d{1,9})(?:, in |$)')
+SAYS = patterns(__name__)
 _NAME = (
     r"(?:[A-Za-z_]\w{0,60}\.){0,12}(?:[A-Za-z]\w{0,80})?(?:Error|Exception|Interrupt|Exit|Failure|Failed|Timeout|Expired|NotFound)"
 )
-_ERROR = re.compile(rf"({_NAME}(?:\([\w.]{{1,80}}\))?)(?:: ?(.{{0,2000}}))?$")
-_BARE = re.compile(rf"(?:^|[\])]:? |ERROR:? |(?<=: ))({_NAME}): (\S.{{0,2000}})")
-_TIME = re.compile(r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?")
-_WHO = re.compile(
-    r"\(((?:\w{0,40}Worker|EngineCore|APIServer)[^()]{0,60})\)|\[(rank\d{1,7})\]"
-    r"|\b((?:TP|DP|PP|EP)\d{1,5}(?: (?:TP|DP|PP|EP)\d{1,5}){0,3})\]"
-)
-_RECOVERED = re.compile(r"\bWARN(?:ING)?\b")
 _BEGINS = "Traceback (most recent call last)"
 _FIRST = "Root Cause (first observed failure)"  # in the summary of torchrun
-_SUMMARY = re.compile(r"\s{0,20}(rank|exitcode)\s{1,20}: (-?\d{1,9})")
-_CHILD = re.compile(r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,7})")  # as torchrun says it
 _CAUSED = "The above exception was the direct cause"
 _MEANWHILE = "During handling of the above exception"
 _PLAIN = [(what, re.compile(wording)) for what, wordings in _TABLE["plain"].items() for wording in wordings]
 _SIGNALS = [(what, re.compile(wording)) for what, wordings in _TABLE["signals"].items() for wording in wordings]
 _ENDINGS = [re.compile(wording) for wording in _TABLE["endings"]]
-_SPEAKS = re.compile(
-    r'File "|Error|Exception|F[Aa][Tt][Aa][Ll]|what\(\)|memory|fail|[Ss]ignal|exit|fault|ERROR|exception|died|dead'
-    r"|A[Bb][Oo][Rr][Tt]|terminate|Watchdog timeout|sigquit|Kill|panicked|ASSERT|dumped|oom|OOM|\(\): |corrupt|error"
-)
 
 
 @dataclass(slots=True)
@@ -116,16 +103,16 @@ class _Reader:
             return
         if _FIRST in line:
             self.first = {"rank": ""}
-        elif self.first and (told := _SUMMARY.match(line)) and not self.first.get(told[1]):
+        elif self.first and (told := SAYS.summary.match(line)) and not self.first.get(told[1]):
             self.first[told[1]] = told[2]
-        if not self.open and not _SPEAKS.search(line):
+        if not self.open and not SAYS.speaks.search(line):
             self.quiet += 1
             return
         if any(sign in line for sign in _TABLE["fatal"]):
             self._end(line)
         if _BEGINS in line:
             self.header = _spoken(line)
-        if 'File "' in line and (found := _FRAME.search(line)):
+        if 'File "' in line and (found := SAYS.frame.search(line)):
             self._frame(found, line)
         elif not self._ends(line):
             self._alone(line)
@@ -135,14 +122,14 @@ class _Reader:
         self.fatal = True
         if self.ended_in < 0:
             self.ended_in = self.episode + (self.quiet > COUNT.quiet)
-        if not self.child[0] and (gone := _CHILD.search(line)):
+        if not self.child[0] and (gone := SAYS.child.search(line)):
             self.child = f"local rank {gone[2]} exited with {gone[1]} ({gone[0]})", self.filled
         found = next(filter(None, (pattern.search(line) for pattern in _ENDINGS)), None)
         if found and len(self.endings) < COUNT.most_endings:
             self.endings.setdefault(found[1], _spoken(line))
 
     def _frame(self, found: re.Match[str], line: str) -> None:
-        key = found.start(), _TIME.sub("", line[: found.start()])
+        key = found.start(), SAYS.time.sub("", line[: found.start()])
         where = f"{os.path.basename(found[1])}:{found[2]}"
         if key in self.open:
             self.open[key].where, self.open[key].last = where, self.filled
@@ -154,9 +141,9 @@ class _Reader:
         for key, traceback in list(self.open.items()):
             if self.filled - traceback.since > COUNT.most_lines:
                 del self.open[key]
-            elif _TIME.sub("", line[: key[0]]) == key[1] and len(line) > key[0]:
+            elif SAYS.time.sub("", line[: key[0]]) == key[1] and len(line) > key[0]:
                 rest = line[key[0] :]
-                if found := _ERROR.match(rest):
+                if found := SAYS.error.match(rest):
                     del self.open[key]
                     self._raise(key, found[1], found[2] or "", traceback, line)
                 else:
@@ -174,7 +161,7 @@ class _Reader:
             traceback.where,
             before,
             meanwhile,
-            bool(_RECOVERED.search(key[1])),
+            bool(SAYS.recovered.search(key[1])),
         )
         self._keep(raised)
         self.last[key] = raised
@@ -214,8 +201,8 @@ class _Reader:
                     _Raised(f"{found[1].strip()}{f' ({what})' if what else ''}"[: COUNT.most_text], _spoken(line), self.filled)
                 )
                 return
-        if found := _BARE.search(line[:3000]):
-            recovered = bool(_RECOVERED.search(line[: found.start() + 1]))
+        if found := SAYS.bare.search(line[:3000]):
+            recovered = bool(SAYS.recovered.search(line[: found.start() + 1]))
             self._keep(
                 _Raised(
                     f"{found[1]}: {found[2]}"[: COUNT.most_text].strip(), _spoken(line), self.filled, recovered=recovered, bare=True
@@ -224,7 +211,7 @@ class _Reader:
 
 
 def _spoken(line: str) -> str:
-    found = _WHO.search(line[:200])
+    found = SAYS.who.search(line[:200])
     return next(filter(None, found.groups()), "") if found else ""
 
 
@@ -258,7 +245,7 @@ def find(lines: Iterable[str]) -> Crash | None:
 
 def _cut_off(reader: _Reader) -> Crash | None:
     """An end without an error: a process says that it ended, or the text ends in a traceback."""
-    opened = [o for key, o in reader.open.items() if not _RECOVERED.search(key[1])]
+    opened = [o for key, o in reader.open.items() if not SAYS.recovered.search(key[1])]
     where = opened[-1].where if opened else ""
     if reader.endings:
         who = next(filter(None, reader.endings.values()), "")

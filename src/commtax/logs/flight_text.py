@@ -1,29 +1,16 @@
 """What an analyser of flight recorders printed: ``torchfrtrace`` in its wordings, and tables with ``missing_ranks``."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from commtax.evidence.collective_names import call_op
 from commtax.evidence.short_lines import each_line
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 
 COUNT = counts(__name__)
-_BEGINS = re.compile(
-    r"Not all ranks joining collective|[Mm]ismatch in the collective|Collective sequence number: \d{1,15} has errors"
-)
-_NUMBER = re.compile(r"(?:sequence number:|collective) (\d{1,15})")
-_GROUP = re.compile(r"for group (\S{1,120}) collective (\S{1,120})")
-_AMONG = re.compile(r"Missing ranks are \{([\d, ]{1,2000})\}")  # in the same line, or below it
-_SAID = re.compile(
-    r"\b(group info|collective|[Mm]issing ranks|expected ranks|world size|collective state|error msg)(?:: ?| are )(.{0,2000})"
-)
-_FRAME = re.compile(r"\s{0,40}(\S{1,200}) at (\S{1,400}:\d{1,9})\s{0,9}$")
+SAYS = patterns(__name__)
 _OWN = "torch/distributed/"  # frames of the library itself
-_CULPRIT = re.compile(r"Culprit rank (\d{1,7})")
-_WHY = re.compile(r"\b([A-Z]{3,20}(?:_[A-Z]{2,20}){1,5})\b")
-_CELLS = re.compile(r"\s{2,400}")
-_RANKS = re.compile(r"\d{1,7}")
 _NAMED = ("collective_seq_id", "missing_ranks")  # columns of such a table
 
 
@@ -76,14 +63,14 @@ def _blocks(text: str) -> Iterator[Fault]:
     fault: Fault | None = None
     for full in each_line(text):
         line = full[: COUNT.most_line]
-        if _BEGINS.search(line):
+        if SAYS.begins.search(line):
             if fault:
                 yield fault
-            number, group = _NUMBER.search(line), _GROUP.search(line)
+            number, group = SAYS.number.search(line), SAYS.group.search(line)
             fault = Fault(int(number[1]) if number else -1)
             if group:
                 fault.group, fault.op = group[1], _op(group[2])
-            fault.missing = _ranks(among[1]) if (among := _AMONG.search(line)) else ()
+            fault.missing = _ranks(among[1]) if (among := SAYS.among.search(line)) else ()
         elif fault:
             _take(fault, line)
     if fault:
@@ -91,7 +78,7 @@ def _blocks(text: str) -> Iterator[Fault]:
 
 
 def _take(fault: Fault, line: str) -> None:
-    if said := _SAID.search(line):
+    if said := SAYS.said.search(line):
         key, value = said[1].lower(), said[2].strip()
         if key == "missing ranks":
             fault.missing = _ranks(value.partition("}")[0])
@@ -100,15 +87,15 @@ def _take(fault: Fault, line: str) -> None:
         elif key == "world size" and value.isdecimal():
             fault.size = int(value)
         elif key == "error msg":
-            fault.culprits = tuple(dict.fromkeys(int(r) for r in _CULPRIT.findall(value)))
-            fault.why = ", ".join(dict.fromkeys(_WHY.findall(value)))
+            fault.culprits = tuple(dict.fromkeys(int(r) for r in SAYS.culprit.findall(value)))
+            fault.why = ", ".join(dict.fromkeys(SAYS.why.findall(value)))
         elif key == "group info":
             fault.group = value[:120]
         elif key == "collective":
             fault.op = _op(value)
         else:
             fault.state = value[:60]
-    elif not fault.where and (frame := _FRAME.match(line)) and _OWN not in frame[2]:
+    elif not fault.where and (frame := SAYS.frame.match(line)) and _OWN not in frame[2]:
         fault.where = frame[2]
 
 
@@ -136,7 +123,7 @@ def _row(row: dict[str, str]) -> Fault:
 
 
 def _cells(line: str) -> list[str]:
-    parts = line.strip().strip("|").split("|") if "|" in line else _CELLS.split(line.strip())
+    parts = line.strip().strip("|").split("|") if "|" in line else SAYS.cells.split(line.strip())
     return [part.strip() for part in parts]
 
 
@@ -145,4 +132,4 @@ def _op(name: str) -> str:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    return tuple(int(rank) for rank in _RANKS.findall(text)[: COUNT.most_ranks])
+    return tuple(int(rank) for rank in SAYS.ranks.findall(text)[: COUNT.most_ranks])

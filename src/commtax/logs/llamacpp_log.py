@@ -1,21 +1,15 @@
 """Logs of llama.cpp: how fast prompts were read and tokens written, and the memory that its buffers take."""
 
-import re
 from dataclasses import dataclass, field
 
 from commtax.evidence.short_lines import each_line
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 
 COUNT = counts(__name__)
 _N = r"(\d{1,12}(?:\.\d{1,12})?)"
-_TIMED = re.compile(
-    rf"(prompt eval|(?<!prompt )\beval) time = {{1,20}}{_N} ms / {{1,20}}\d{{1,12}} \w{{1,12}} .{{0,60}}?{_N} tokens per second"
-)
-_WRITES = re.compile(rf"\bn_decoded = {{1,20}}\d{{1,12}},.{{0,60}}?\btg = {{1,20}}{_N} t/s")
-_READS = re.compile(rf"prompt processing.{{0,160}}?\b{_N} (?:tokens per second|t/s)")
-_BUFFER = re.compile(rf"(\S{{1,40}}) {{1,20}}(model|KV|compute) buffer size = {{1,20}}{_N} MiB")
+SAYS = patterns(__name__)
 _SIGNS = (" tokens per second", " t/s", " buffer size = ")
-_OWN = re.compile(r"\b(?:llama_\w{2,40}|slot \w{4,30}|load_tensors|llm_load_\w{2,30}|srv {1,9}\w{3,30}):|print_timing")
 
 
 @dataclass(slots=True)
@@ -33,7 +27,7 @@ class Timings:
 
 def looks_like(text: str) -> bool:
     """Whether a text holds such lines with a figure in them."""
-    return any(sign in text for sign in _SIGNS) and bool(_OWN.search(text)) and parse(text).told
+    return any(sign in text for sign in _SIGNS) and bool(SAYS.own.search(text)) and parse(text).told
 
 
 def parse(text: str) -> Timings:
@@ -47,12 +41,12 @@ def parse(text: str) -> Timings:
         line = full[: COUNT.most_line]
         if not any(sign in line for sign in _SIGNS) or len(found.reads) + len(found.writes) >= COUNT.most_rows:
             continue
-        if match := _TIMED.search(line):
+        if match := SAYS.timed.search(line):
             (found.reads if match[1].startswith("prompt") else found.writes).append(float(match[3]))
-        elif match := _WRITES.search(line):
+        elif match := SAYS.writes.search(line):
             found.writes.append(float(match[1]))
-        elif match := _READS.search(line):
+        elif match := SAYS.reads.search(line):
             found.reads.append(float(match[1]))
-        elif match := _BUFFER.search(line):
+        elif match := SAYS.buffer.search(line):
             found.buffers.setdefault(match[2], {})[match[1]] = float(match[3])
     return found

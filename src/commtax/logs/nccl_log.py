@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.files import table
 from commtax.logs.startup import lines
 
@@ -19,38 +20,7 @@ COUNT = counts(__name__)
 ELEMENT_BYTES: tuple[int, ...] = tuple(_TABLE["element_bytes"])
 OPS: dict[str, str] = _TABLE["ops"]
 GATHERED = ("all-gather", "reduce-scatter")  # whose count is of one rank's part
-_SPOKEN = re.compile(r"([\w.<>-]{1,255}+):(\d{1,10}):(\d{1,10}) \[(\d{1,5})\](?: \S{1,120}+)? ?$")
-_VERSION = re.compile(r"\b([NR]CCL) version ?:? ?(\d[\w.+-]{0,40})")
-_COMM = re.compile(r"\bcomm (0x[0-9a-fA-F]{1,16}) rank (\d{1,7}) n[Rr]anks (\d{1,7})\b")
-_COMM_ID, _NODES = re.compile(r"commId (0x[0-9a-fA-F]{1,16})"), re.compile(r"nNodes (\d{1,7})")
-_CHANNEL = re.compile(
-    r"(?:Channel|Ring) (\d{1,4})(?:/(\d{1,4}))? : (\d{1,7})\[\w{1,16}\] -> (\d{1,7})\[\w{1,16}\](?: \[\w{4,7}\])? via (.{1,200})"
-)
-_RING = re.compile(r"Channel \d{1,4}/\d{1,4} : ([\d ]{1,60000}+)")
-_TREE = re.compile(r"\[(\d{1,4})\] -?\d{1,7}/-?\d{1,7}/-?\d{1,7}->(\d{1,7})->(-?\d{1,7})")
-_WIDTH = re.compile(r"(\d{1,4}) coll channels, (?:\d{1,4} collnet channels, )?(?:(\d{1,4}) nvls channels, )?(\d{1,4}) p2p channels")
-_ENVIRONMENT = re.compile(r"\b([NR]CCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (.{1,200})")
-_NIC = re.compile(r"\[\d{1,3}\]([\w.-]{1,40}(?::\d{1,3}/(?:IB|RoCE))?)")
-_TUNED = re.compile(r"(\d{1,18}) Bytes -> Algo (\w{1,20}) proto (\w{1,20})")
-_INIT = re.compile(r"Init timings\b.{0,60}? rank \d{1,7} nranks (\d{1,7}) total (\d{1,9}(?:\.\d{1,9})?)")
-_CALL = re.compile(
-    r"(\w{4,20}): opCount ([0-9a-f]{1,16}) sendbuff \S{1,20} recvbuff \S{1,20} (?:acc \S{1,20} )?"
-    r"count (\d{1,15}) datatype (\d{1,3}) op \d{1,5} root \d{1,7} comm (0x[0-9a-fA-F]{1,16}) \[nranks=(\d{1,7})\]"
-)
-_TIMEOUT = re.compile(
-    r"\[Rank (\d{1,7})\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d{1,15}), OpType=(\w{1,60})"
-    r"(?:, NumelIn=(\d{1,15}), NumelOut=(\d{1,15}))?, Timeout\(ms\)=(\d{1,12})\)(?: ran for (\d{1,12}) milliseconds)?"
-)
-_PROGRESS = re.compile(
-    r"\[PG (?:ID )?(\S{1,60})(?: PG GUID \S{1,80})?(?: \([^()]{1,80}\))? Rank (\d{1,7})\]"
-    r".{0,120}?\bwork(?: sequence id)?: (\d{1,15})"
-    r".{0,60}?last enqueued (?:NCCL )?work: (-?\d{1,15}), last completed (?:NCCL )?work: (-?\d{1,15})"
-)
-_RETURNED = re.compile(
-    r"(?:\S{0,80}/)?(?:init|group|enqueue|channel)\.cc:\d{1,6} -> [1-6]\b"
-)  # an error that goes up to the caller
-_NOT_DONE = re.compile(r"Failed to execute operation \w{1,40} from rank \d{1,7}, retcode [1-9]")  # for a peer, by its own thread
-_HEARD = re.compile(r"\[rank(\d{1,7})\]:|\bRank (\d{1,7})\]")
+SAYS = patterns(__name__)
 _COUNTED = [(name, re.compile(wording)) for name, wordings in _TABLE["counted"].items() for wording in wordings]
 _FAILED = [re.compile(wording) for wording in _TABLE["failed"]]
 
@@ -163,7 +133,7 @@ def parse(text: str) -> NcclLog:
         for sign in ("NCCL INFO ", "NCCL WARN "):
             at = line.find(sign)
             if at > 0 or line.startswith(sign):
-                spoken = _SPOKEN.search(line[max(0, at - 500) : at].rstrip())
+                spoken = SAYS.spoken.search(line[max(0, at - 500) : at].rstrip())
                 host, process = (spoken[1], f"{spoken[1]}:{spoken[2]}:{spoken[4]}") if spoken else ("", "")
                 _said(log, host, process, line[at + len(sign) :], sign == "NCCL WARN ")
                 break
@@ -173,8 +143,8 @@ def parse(text: str) -> NcclLog:
 
 
 def _version(log: NcclLog, line: str) -> None:
-    if len(log.versions) < COUNT.most and (match := _VERSION.search(line)):
-        spoken = _SPOKEN.search(line[:500].split(" NCCL ")[0])
+    if len(log.versions) < COUNT.most and (match := SAYS.version.search(line)):
+        spoken = SAYS.spoken.search(line[:500].split(" NCCL ")[0])
         log.versions[f"{spoken[1]}:{spoken[2]}" if spoken else ""] = f"{match[1]} {match[2]}"
 
 
@@ -182,32 +152,32 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
     """One line of NCCL itself."""
     if warning and (len(log.warnings) < COUNT.most_warnings or message[: COUNT.most_text] in log.warnings):
         log.warnings[message[: COUNT.most_text].strip()] += 1
-    if warning and process not in log.returned and len(log.returned) < COUNT.most and _NOT_DONE.search(message):
+    if warning and process not in log.returned and len(log.returned) < COUNT.most and SAYS.not_done.search(message):
         log.returned[process] = log.warned.get(process, message[: COUNT.most_text].strip())
     if warning and len(log.warned) < COUNT.most:
         log.warned[process] = message[: COUNT.most_text].strip()
-    if " -> " in message and process in log.warned and _RETURNED.match(message):
+    if " -> " in message and process in log.warned and SAYS.returned.match(message):
         log.returned[process] = log.warned[process]
     if message.startswith(("Channel ", "Ring ", "Trees ")):
         _paths(log, message)
         return
-    if "comm 0x" in message and (match := _COMM.search(message)):
+    if "comm 0x" in message and (match := SAYS.comm.search(message)):
         _communicator(log, host, process, match, message)
-    if "opCount " in message and (match := _CALL.search(message)):
+    if "opCount " in message and (match := SAYS.call.search(message)):
         _called(log, process, match)
-    if " Bytes -> Algo " in message and (match := _TUNED.search(message)):
+    if " Bytes -> Algo " in message and (match := SAYS.tuned.search(message)):
         _tuned(log, _named("algorithms", match[2]), _named("protocols", match[3]), int(match[1]))
-    if "coll channels" in message and (match := _WIDTH.search(message)):
+    if "coll channels" in message and (match := SAYS.width.search(message)):
         log.widths.add((int(match[1]), int(match[2] or 0), int(match[3])))
         _went_on(log, process)
-    if "Init timings" in message and len(log.init_s) < COUNT.most and (match := _INIT.search(message)):
+    if "Init timings" in message and len(log.init_s) < COUNT.most and (match := SAYS.init.search(message)):
         log.init_s[int(match[1])] = max(float(match[2]), log.init_s.get(int(match[1]), 0.0))
     if message.startswith("Using network "):
         log.networks[message[14:80].strip()] += 1
-    if " set " in message and (match := _ENVIRONMENT.search(message)):
+    if " set " in message and (match := SAYS.environment.search(message)):
         log.environment.setdefault(match[1], set()).add(match[2].strip().rstrip("."))
     if message.startswith(("NET/IB : Using ", "NET/Socket : Using ")):
-        log.nics |= dict.fromkeys(_NIC.findall(message[:4000]))
+        log.nics |= dict.fromkeys(SAYS.nic.findall(message[:4000]))
     if any(word in message for word in _TABLE["counted_words"]):
         log.counted.update(name for name, pattern in _COUNTED if pattern.search(message))
     if ("NET" in message or "libibverbs" in message) and len(log.failures) < COUNT.most_warnings:
@@ -231,16 +201,16 @@ def _named(kind: str, word: str) -> str:
 def _paths(log: NcclLog, message: str) -> None:
     """The way of one channel between two ranks, a ring, or trees."""
     if message.startswith("Trees "):
-        for tree, rank, parent in _TREE.findall(message[:200]):
+        for tree, rank, parent in SAYS.tree.findall(message[:200]):
             if tree == "0" and len(log.parents) < COUNT.most:
                 log.parents[int(rank)] = int(parent)
-    elif match := _CHANNEL.match(message):
+    elif match := SAYS.channel.match(message):
         transport, direct = _transport(match[5])
         route = Route(int(match[3]), int(match[4]), transport, direct)
         if len(log.routes) >= COUNT.most and route not in log.routes:
             return
         log.routes[route] = log.routes.get(route, 0) | 1 << (int(match[1]) * 4 + min(3, int(match[2] or 0)))
-    elif (match := _RING.match(message)) and len(log.rings) < COUNT.most_rings:
+    elif (match := SAYS.ring.match(message)) and len(log.rings) < COUNT.most_rings:
         ring = tuple(int(rank) for rank in match[1].split() if len(rank) < 10)
         log.rings[ring] = log.rings.get(ring, 0) + 1
 
@@ -265,12 +235,12 @@ def _communicator(log: NcclLog, host: str, process: str, match: re.Match[str], m
     rank, size, who = int(match[2]), int(match[3]), (process, match[1])
     if len(log.members) >= COUNT.most and who not in log.members:
         return
-    known = _COMM_ID.search(message)
+    known = SAYS.comm_id.search(message)
     key = known[1] if known else log.members.get(who, (f"{size} ranks", 0))[0]
     log.members[who] = (key, rank)
     comm = log.comms.setdefault(key, Communicator(size))
     comm.hosts[rank] = host
-    if nodes := _NODES.search(message):
+    if nodes := SAYS.nodes.search(message):
         comm.nodes = int(nodes[1])
     if "Init COMPLETE" in message:
         comm.complete.add(rank)
@@ -317,13 +287,13 @@ def _members(op: str, entering: int, leaving: int) -> int:
 
 def _watched(log: NcclLog, line: str) -> None:
     """PyTorch's watchdog."""
-    if "ank" in line and len(log.heard) < COUNT.most and (match := _HEARD.search(line)):
+    if "ank" in line and len(log.heard) < COUNT.most and (match := SAYS.heard.search(line)):
         log.heard.add(int(match[1] or match[2]))
-    if "Watchdog caught" in line and len(log.timeouts) < COUNT.most_timeouts and (match := _TIMEOUT.search(line)):
+    if "Watchdog caught" in line and len(log.timeouts) < COUNT.most_timeouts and (match := SAYS.timeout.search(line)):
         elements, members = (int(match[4]), _members(match[3], int(match[4]), int(match[5]))) if match[4] else (None, 0)
         limit_s, ran_s = int(match[6]) / 1e3, int(match[7] or match[6]) / 1e3
         log.timeouts.append(Timeout(int(match[1]), int(match[2]), match[3], elements, limit_s, ran_s, members))
-    elif "last enqueued" in line and len(log.progress) < COUNT.most and (match := _PROGRESS.search(line)):
+    elif "last enqueued" in line and len(log.progress) < COUNT.most and (match := SAYS.progress.search(line)):
         log.progress[match[1], int(match[2])] = Progress(int(match[3]), int(match[4]), int(match[5]))
 
 

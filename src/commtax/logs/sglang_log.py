@@ -9,16 +9,13 @@ from collections.abc import Iterator
 from itertools import islice
 
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.logs import crashes
 from commtax.logs.startup import Heard, Moment, Rank, StartupLog, Wordings, axes_of, lines, number, since_last
 from commtax.units import GiB
 
-_WORKER = re.compile(r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?((?: [A-Z]{2,5}\d{1,6}){1,8})\]")
+SAYS = patterns(__name__)
 _START = "server_args=ServerArgs("
-_NODE = re.compile(r"\bnode_rank=(\d{1,9})")
-_CACHE = re.compile(r"KV Cache is allocated\. (?:dtype: [\w.]{1,60}+, )?#tokens: (\d{1,15}+), (.{0,200})")
-_SIZE = re.compile(r"\b(?:K|V|KV) (?:size: )?(\d{1,9}\.\d{1,9}) GB")
-_BATCH = re.compile(r"(Decode|Prefill) batch(?: \[\d{1,12}\])?[.,]")
 _COUNT = re.compile(r"(#[a-z-]{1,30}(?: token)?|token usage|cuda graph|(?:gen|input) throughput \(token/s\)): ([\w.]{1,30}+)")
 _IDLE = "#running-req: 0,"  # in a line of prompts: nothing else ran
 _WORDINGS = Wordings("logs/sglang_log.toml")
@@ -41,7 +38,7 @@ def parse(text: str) -> StartupLog:
     for line in islice(lines(text), first, None):
         if not _WORDINGS.says(line):
             continue
-        match = _WORKER.match(line)
+        match = SAYS.worker.match(line)
         worker = match[1].strip().replace(" ", "_") if match else "rank 0"
         if "Load weight" in line and any(worker == who for who, _ in heard.figures.get("weights_bytes", ())):
             continue  # a drafter is loaded after the model that it helps
@@ -56,14 +53,14 @@ def parse(text: str) -> StartupLog:
 def _introduced(text: str) -> Iterator[tuple[str, str, bool]]:
     """Which host's server printed its arguments: that it did so again is another start."""
     for at, line in enumerate(lines(text)):
-        node = _NODE.search(line) if _START in line else None
+        node = SAYS.node.search(line) if _START in line else None
         yield (node[1] if node else "0"), str(at), _START in line
 
 
 def _cache(pools: dict[str, dict[int, float]], worker: str, line: str) -> None:
     """A pool of the cache by its tokens; the first of as many tokens is the model's own."""
-    if match := _CACHE.search(line):
-        nbytes = sum(float(size) for size in _SIZE.findall(match[2])) * GiB
+    if match := SAYS.cache.search(line):
+        nbytes = sum(float(size) for size in SAYS.size.findall(match[2])) * GiB
         pools.setdefault(worker, {}).setdefault(int(match[1]), nbytes)
 
 
@@ -83,7 +80,7 @@ def _summed(heard: Heard, pools: dict[str, dict[int, float]]) -> None:
 
 def _served(heard: Heard, line: str, worker: str, resumed: set[str]) -> None:
     """A batch as the scheduler counts it; the first decode line after nothing ran counts the pause too, and says nothing."""
-    match = _BATCH.search(line)
+    match = SAYS.batch.search(line)
     if not match or len(heard.moments) >= counts("logs.startup").most_moments:
         return
     said: dict[str, str] = dict(reversed(_COUNT.findall(line, match.end())))  # of a full cache before that of windows

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.files import table
 from commtax.logs import crashes
 from commtax.records import filled
@@ -20,11 +21,8 @@ STALLED = "stalled_s"  # a figure: how long a process has waited for others when
 STAGE, ENDED = "stage", "ended"  # … the last step of a start that it names, and that its process was ended
 SAY_READY = ("vllm", "sglang", "tgi")  # engines with a line that ends their start
 COUNT = counts(__name__)
-_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
+SAYS = patterns(__name__)
 _NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
-_SETTING = re.compile(r"(?:['\"]([a-z][a-z_]{1,60})['\"]\s{0,4}:|\b([a-z][a-z_]{1,60})=)\s{0,4}('[^']*+'|\"[^\"]*+\"|[\w./+-]++)")
-_DRAFTER = re.compile(r"['\"]?speculative_config['\"]?\s{0,4}[:=]\s{0,4}(?:\w{1,60}\(|\{)[^(){}]{0,4000}")  # another model's
-_PLAIN_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +237,10 @@ class Wordings:
 
     def _settings(self, heard: Heard, line: str) -> None:
         """A printed configuration; the first value of a key counts, and the last is kept to compare runs by."""
-        for quoted, bare, raw in _SETTING.findall(_DRAFTER.sub("", line)):
+        for quoted, bare, raw in SAYS.setting.findall(SAYS.drafter.sub("", line)):
             key = quoted or bare
             value = raw.strip("'\"").rstrip(".").removeprefix("torch.")[: COUNT.most_value]
-            if (name := self.table["numbers"].get(key)) and _PLAIN_NUMBER.fullmatch(value):
+            if (name := self.table["numbers"].get(key)) and SAYS.plain_number.fullmatch(value):
                 number = float(value)
                 heard.facts.setdefault(name, int(number) if number.is_integer() and name != "gpu_memory_utilization" else number)
             elif key == "disable_custom_all_reduce" and value == "True":
@@ -281,7 +279,7 @@ def lines(text: str) -> Iterator[str]:
         end = text.find("\n", at)
         end = len(text) if end < 0 else end
         line = text[at : min(end, at + COUNT.most_signs)].rstrip("\r")
-        yield _COLOUR.sub("", line) if "\x1b" in line else line
+        yield SAYS.colour.sub("", line) if "\x1b" in line else line
         at = end + 1
 
 

@@ -15,6 +15,7 @@ from statistics import median
 
 from commtax.evidence.short_lines import lines_with, short_lines
 from commtax.evidence.thresholds import thresholds
+from commtax.evidence.wordings import patterns
 from commtax.files import table
 from commtax.spec import AXES, SIZES
 from commtax.statement import Note
@@ -22,35 +23,8 @@ from commtax.units import GiB
 
 COUNT, LEVEL = thresholds(__name__)
 _NUMBER = r"[-+]?\d{1,15}+(?:,\d{3}){0,6}+(?:\.\d{0,20})?+(?:[eE][-+]?\d{1,3})?+"
-_VALUE = re.compile(rf"\s*+({_NUMBER})")
-_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
-_WHEN = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)[.,]?(\d{0,6})")
-_ITERATION = re.compile(r"\biteration\s{1,20}(\d{1,12})\s?/\s{0,20}(\d{1,12})\s{0,20}\|")
-_GOES_ON = re.compile(rf"\s{{0,40}}[A-Za-z][\w ()/.-]{{1,80}}:\s{{0,20}}{_NUMBER}[/\d.]{{0,20}}\s{{0,9}}(?:\||$)")
-_OTHERS = re.compile(r"time \(ms\) \||memory \(MB\)")  # lines of clocks and memory, which have bars too
-_TITAN = re.compile(r"\bstep:\s{0,20}(\d{1,12})\s{1,9}(?=(?:[a-z_/]{1,40}:\s{0,20}\S{1,40}\s{1,9}){0,12}(?:tps|wps|mfu|memory):)")
-_PAIR = re.compile(r"([a-z_/]{1,40}):\s{0,20}(\S{1,40})")
-_DEEPSPEED = re.compile(r"\b(?:global_step=|\d{1,9}/)(\d{1,12}), (?:RunningAvg)?SamplesPerSec=(\d{1,15}(?:\.\d{1,15})?)")
-_CURRENT = re.compile(r"CurrSamplesPerSec=(\d{1,15}(?:\.\d{1,15})?)")
-_ALLOCATED = re.compile(r"MaxMemAllocated=(\d{1,15}(?:\.\d{1,15})?)\s?GB")
-_MAXTEXT = re.compile(r"\bcompleted step: (\d{1,12}), ")
-_BAR = re.compile(r"\bEpoch \d{1,9}:[^\[]{0,600}?\b(\d{1,12})/(\d{1,12}) \[([^\]]{1,2000})\]")
-_GLOBAL = re.compile(r"\bglobal_step=([\d.e+]{1,20})")
-_EACH = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)(s/it|it/s)")
-_BRIDGE = re.compile(r"\bStep Time : (\d{1,15}(?:\.\d{1,15})?)s GPU utilization: (\d{1,15}(?:\.\d{1,15})?) ?(?:MODEL_)?TFLOP/s/GPU")
-_CLOCKS = re.compile(r"\btime \(ms\) \|(?= (?:forward|fwd)_microstep: )")
-_MICRO = re.compile(r"\b(\w{1,40})_microstep: (\d{1,15}(?:\.\d{1,15})?)")
+SAYS = patterns(__name__)
 _PARTS = ("forward", "backward", "fwd", "bwd", "step")  # of a micro-step; all else is inside of these
-_BATCH = re.compile(r"^\[batch=(\d{1,12})(?:/(\d{1,12}))?\]:")
-_STEPPED = re.compile(
-    r"iteration|step|SamplesPerSec=|\[batch=|train_runtime|Epoch \d|Step Time|_microstep"
-)  # one of which stands in every line of a step
-_COMPOSER = re.compile(r"^\s{1,20}(?:Train )?([a-z_/]{1,60}): (\S{1,40})")
-_SUMMARY = re.compile(r"['\"](train_\w{1,40})['\"]: ['\"]?([\d.eE+-]{1,30})")
-_ARGUMENT = re.compile(r"^(?:.{0,200}\] {1,9})?[ \t]{0,9}([A-Za-z]\w{1,80}+) (\.{2,120}+) ?(.{0,200})")
-_WHENCE = re.compile(r"\.{4,120}(?:default|updated)$")  # GPT-NeoX says behind a value who set it
-_TIMES = re.compile(r"^\s{1,20}([a-z][\w/-]{1,80}+) (\.{1,120}+): \((\d{1,15}(?:\.\d{1,15})?), (\d{1,15}(?:\.\d{1,15})?)\)")
-_MEMORY = re.compile(r"\[Rank (\d{1,9})\] .{0,80}memory \(MB\) \|.{0,200}max allocated: (\d{1,15}(?:\.\d{1,15})?)")
 _FACTS = {
     "device": ("capacity:", re.compile(r"(?:CUDA|GPU|HIP) capacity: (.{1,80}?) with (\d{1,12}(?:\.\d{1,12})?)\s?GiB memory")),
     "model": ("size:", re.compile(r"\bModel (.{1,80}?) size: (\d[\d,]{0,25}) total parameters")),
@@ -137,8 +111,8 @@ class TrainingLog:
 
 def looks_like(text: str) -> bool:
     """Whether a line of a training step stands in a text."""
-    stepped = (_COLOUR.sub("", line) for line in lines_with(_STEPPED, text, COUNT.line_chars))
-    return any(_stepped(line) or ("consumed samples:" in line and _ITERATION.search(line)) for line in stepped)
+    stepped = (SAYS.colour.sub("", line) for line in lines_with(SAYS.stepped, text, COUNT.line_chars))
+    return any(_stepped(line) or ("consumed samples:" in line and SAYS.iteration.search(line)) for line in stepped)
 
 
 def parse(text: str) -> TrainingLog:
@@ -151,7 +125,7 @@ def parse(text: str) -> TrainingLog:
 
 def _lines(text: str) -> Iterator[str]:
     """Lines without colours; those that a terminal or a page broke off are one again."""
-    plain = (_COLOUR.sub("", line) if "\x1b" in line else line for line in short_lines(text, COUNT.line_chars))
+    plain = (SAYS.colour.sub("", line) if "\x1b" in line else line for line in short_lines(text, COUNT.line_chars))
     begun: list[str] = []  # of an iteration
     for line in plain:
         if begun and _continues(begun, line):
@@ -160,7 +134,7 @@ def _lines(text: str) -> Iterator[str]:
         if begun:
             yield _whole(begun)
             begun = []
-        if "iteration" in line and _ITERATION.search(line):
+        if "iteration" in line and SAYS.iteration.search(line):
             begun = [line]
         else:
             yield line
@@ -174,11 +148,11 @@ def _continues(begun: list[str], line: str) -> bool:
         len(begun) >= COUNT.most_wrapped
         or "|" not in line
         or line.startswith("[")
-        or _OTHERS.search(line)
-        or _ITERATION.search(line)
+        or SAYS.others.search(line)
+        or SAYS.iteration.search(line)
     ):
         return False
-    return not begun[-1].rstrip().endswith("|") or _GOES_ON.match(line) is not None
+    return not begun[-1].rstrip().endswith("|") or SAYS.goes_on.match(line) is not None
 
 
 def _whole(parts: list[str]) -> str:
@@ -191,36 +165,36 @@ def _whole(parts: list[str]) -> str:
 
 def _stepped(line: str) -> tuple[str, int, int, Figures] | None:
     """The program of a step's line, its iteration, the last one, and its figures."""
-    if "iteration" in line and (match := _ITERATION.search(line)):
+    if "iteration" in line and (match := SAYS.iteration.search(line)):
         parts = (part.rpartition(": ") for part in (line[: match.start()] + line[match.end() :]).split("|")[:60])
         figures = _figures((name.rpartition("]")[2], value) for name, _, value in parts)
         return ("megatron", int(match[1]), int(match[2]), figures) if figures else None
-    if "step" in line and (match := _TITAN.search(line)):
-        return "torchtitan", int(match[1]), 0, _figures(_PAIR.findall(line, match.end()))
-    if "SamplesPerSec=" in line and (match := _DEEPSPEED.search(line)):
-        now, held = _CURRENT.search(line), _ALLOCATED.search(line)
+    if "step" in line and (match := SAYS.titan.search(line)):
+        return "torchtitan", int(match[1]), 0, _figures(SAYS.pair.findall(line, match.end()))
+    if "SamplesPerSec=" in line and (match := SAYS.deepspeed.search(line)):
+        now, held = SAYS.current.search(line), SAYS.allocated.search(line)
         figures = {"samples_per_s": _float((now or match)[1 if now else 2])}
         return "deepspeed", int(match[1]), 0, figures | ({"memory_bytes": _float(held[1]) * GiB} if held else {})
-    if "_microstep: " in line and (match := _CLOCKS.search(line)):
-        clocks = {name: _float(ms) * 1e-3 for name, ms in _MICRO.findall(line, match.end())}
+    if "_microstep: " in line and (match := SAYS.clocks.search(line)):
+        clocks = {name: _float(ms) * 1e-3 for name, ms in SAYS.micro.findall(line, match.end())}
         return "deepspeed clocks", 0, 0, {"step_s": sum(clocks.get(name, 0.0) for name in _PARTS)}
-    if "Step Time" in line and (match := _BRIDGE.search(line)):
+    if "Step Time" in line and (match := SAYS.bridge.search(line)):
         return "bridge", 0, 0, {"step_s": _float(match[1]), "flops_per_s": _float(match[2]) * 1e12}
-    if "completed step: " in line and (match := _MAXTEXT.search(line)):
+    if "completed step: " in line and (match := SAYS.maxtext.search(line)):
         return "maxtext", int(match[1]), 0, _figures([p.partition(": ")[::2] for p in line[match.end() :].split(", ")[:60]])
-    if "Epoch " in line and "=" in line and (match := _BAR.search(line)):
+    if "Epoch " in line and "=" in line and (match := SAYS.bar.search(line)):
         return _bar(match)
-    if "[batch=" in line and (match := _BATCH.match(line)):
+    if "[batch=" in line and (match := SAYS.batch.match(line)):
         return "composer", int(match[1]), int(match[2] or 0), {}
     if "train_" in line and "train_runtime" in line:
-        figures = _figures(_SUMMARY.findall(line))
+        figures = _figures(SAYS.summary.findall(line))
         return ("trainer", 0, 0, figures) if figures else None
     return None
 
 
 def _bar(match: re.Match[str]) -> tuple[str, int, int, Figures] | None:
     """A progress bar of Lightning: its own clock where it has one, else the mean that the bar shows."""
-    at, each = _GLOBAL.search(match[3]), _EACH.search(match[3])
+    at, each = SAYS.global_.search(match[3]), SAYS.each.search(match[3])
     figures = _figures([part.partition("=")[::2] for part in match[3].split(", ")[:60]])
     if each and (rate := _float(each[1])):
         figures.setdefault("step_s", rate if each[2] == "s/it" else 1 / rate)
@@ -232,7 +206,7 @@ def _figures(pairs: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> Figure
     found: Figures = {}
     for name, value in pairs:
         figure, scaled = _NAMES.get(name.lower().replace(" ", "").strip(), ("", None))
-        match = _VALUE.match(value) if scaled else None
+        match = SAYS.value.match(value) if scaled else None
         if scaled and match and figure not in found and 0 <= (said := scaled(_float(match[1]))) <= LEVEL.most_figure:
             found[figure] = said
     return found
@@ -267,7 +241,7 @@ class _Reading:
         self.number = 0
 
     def take(self, line: str) -> None:
-        if self.open is not None and (match := _COMPOSER.match(line)):
+        if self.open is not None and (match := SAYS.composer.match(line)):
             self.open.update(_figures([(match[1], match[2])]))
             return
         self._close()
@@ -292,7 +266,7 @@ class _Reading:
             self._argued(line)
         elif "time (ms) |" in line:
             self._timed([(*part.rpartition(": ")[::2], "") for part in line.split("|")[1:200]])
-        elif "memory (MB)" in line and (held := _MEMORY.search(line)) and len(self.memory) < COUNT.most_names:
+        elif "memory (MB)" in line and (held := SAYS.memory.search(line)) and len(self.memory) < COUNT.most_names:
             rank = int(held[1])
             self.memory[rank] = max(self.memory.get(rank, 0.0), _float(held[2]) * 2**20)
         for name, (mark, pattern) in _FACTS.items():
@@ -323,10 +297,10 @@ class _Reading:
 
     def _argued(self, line: str) -> None:
         """An argument, or a clock's range over the ranks."""
-        if times := _TIMES.match(line):
+        if times := SAYS.times.match(line):
             self._timed([(times[1], times[3], times[4])])
-        elif (argument := _ARGUMENT.match(line)) and len(self.arguments) < COUNT.most_names:
-            self.arguments.setdefault(argument[1], _WHENCE.sub("", argument[3].strip()))
+        elif (argument := SAYS.argument.match(line)) and len(self.arguments) < COUNT.most_names:
+            self.arguments.setdefault(argument[1], SAYS.whence.sub("", argument[3].strip()))
 
     def _timed(self, clocks: list[tuple[str, str, str]]) -> None:
         for name, low, high in clocks:
@@ -366,7 +340,7 @@ class _Reading:
 
 def _clock(line: str) -> float | None:
     """Seconds of the clock that a line says, in the log's own zone."""
-    found = _WHEN.search(line[:200])
+    found = SAYS.when.search(line[:200])
     if not found:
         return None
     try:

@@ -3,22 +3,17 @@
 The cache is allocated twice, small while memory is profiled and then for good: the last allocation counts. GB is GiB here too.
 """
 
-import re
 from itertools import islice
 
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.logs import crashes
 from commtax.logs.startup import Heard, Moment, StartupLog, Wordings, lines, number, since_last
 from commtax.units import GiB
 
-_RANK = re.compile(r"\[RANK (\d{1,9})\]|\bRank (\d{1,9}) uses ")
+SAYS = patterns(__name__)
 _START = "TensorRT-LLM version: "
 _ENGINE = "Loaded engine size: "  # which each rank says once, without its number
-_ALLOCATED = re.compile(r"Allocated (\d{1,15}(?:\.\d{1,15})?) GiB for max tokens(?: in paged KV cache)? \((\d{1,15})\)")
-_WORLD = re.compile(r"MPI size: (\d{1,9})")
-_STEP = re.compile(r"\biter = \d{1,15}.{0,300}? host_step_time = (\d{1,15}(?:\.\d{1,15})?)ms")
-_STATES = re.compile(r"'num_ctx_requests': (\d{1,9}).{0,80}? 'num_generation_tokens': (\d{1,9})")
-_SCHEDULED = re.compile(r"num_scheduled_requests: (\d{1,9})")
 _WORDINGS = Wordings("logs/trtllm_log.toml")
 
 
@@ -38,13 +33,13 @@ def parse(text: str) -> StartupLog:
     for line in islice(lines(text), first, None):
         if not _WORDINGS.says(line):
             continue
-        match = _RANK.search(line)
+        match = SAYS.rank.search(line)
         worker = f"rank {match[1] or match[2]}" if match else _next(heard) if _ENGINE in line else "rank 0"
         _WORDINGS.hear(heard, worker, line)
-        if match := _ALLOCATED.search(line):
+        if match := SAYS.allocated.search(line):
             heard.figures["available_kv_bytes"] = [("", number(match[1]) * GiB)]
             heard.figures["kv_tokens"] = [("", int(match[2]))]
-        if match := _WORLD.search(line):
+        if match := SAYS.world.search(line):
             heard.facts["world_size"] = int(match[1])
         _served(heard, line)
     heard.fail(islice(lines(text), first, None) if crashes.may(text) else ())
@@ -62,7 +57,7 @@ def _last_start(text: str) -> int:
 
     def introduced(line: str) -> tuple[str, str, bool]:
         nonlocal run
-        run += bool(_ALLOCATED.search(line))
+        run += bool(SAYS.allocated.search(line))
         return "", str(run), _START in line
 
     return since_last(lambda: map(introduced, lines(text)))
@@ -70,9 +65,9 @@ def _last_start(text: str) -> int:
 
 def _served(heard: Heard, line: str) -> None:
     """An iteration that decodes alone."""
-    step = _STEP.search(line) if len(heard.moments) < counts("logs.startup").most_moments else None
-    states = _STATES.search(line, step.end()) if step else None
+    step = SAYS.step.search(line) if len(heard.moments) < counts("logs.startup").most_moments else None
+    states = SAYS.states.search(line, step.end()) if step else None
     if not step or not states or int(states[1]) or not int(states[2]) or number(step[1]) <= 0:
         return
-    tokens, scheduled = int(states[2]), _SCHEDULED.search(line)
+    tokens, scheduled = int(states[2]), SAYS.scheduled.search(line)
     heard.moments.append(Moment(int(scheduled[1]) if scheduled else tokens, 0, tokens / number(step[1]) * 1e3))

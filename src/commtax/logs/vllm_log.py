@@ -8,28 +8,12 @@ import re
 from itertools import islice
 
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.logs import crashes
 from commtax.logs.startup import STALLED, Claimed, Heard, Moment, Rank, StartupLog, Wordings, axes_of, lines, number, since_last
 from commtax.units import GiB
 
-_BRACKETS = re.compile(r"\(([^()]{0,200}+)\)")
-_WORKER = re.compile(r"\w*Worker|EngineCore|APIServer|MainProcess")
-_PID = re.compile(r"\bpid=(\d+)")
-_CONCURRENCY = re.compile(r"Maximum concurrency for (\d[\d,]{0,30}) tokens per request: (\d[\d,]{0,30}(?:\.\d{1,15})?)x")
-_RANK = re.compile(r"rank (\d{1,9}) in world size (\d{1,9}) is assigned as (DP rank .*)")
-_WORLD = re.compile(r"world_size=(\d{1,9}) rank=(\d{1,9}) ")
-_BACKEND = re.compile(r"backend=(\w{1,60}+)")
-_BACKENDS = re.compile(r"Using \[([^\[\]]{0,2000}+)\] all-reduce backends ")
-_GROUP = re.compile(r" for group '(\w{1,60}+):")
-_START = re.compile(r"Initializing an? (?:V[01] )?LLM engine|vLLM API server version")
-_MOMENT = re.compile(  # keys of such a line, each for itself: versions put others between them, and lines are cut
-    r"Avg (prompt|generation) throughput: (\d{1,15}(?:\.\d{1,15})?) tokens/s|(Running|Waiting|Pending): (\d{1,9}) req"
-    r"|(KV cache usage|Prefix cache hit rate): (?:GPU: )?(\d{1,15}(?:\.\d{1,15})?)%"
-)
-_CLAIM = re.compile(
-    r"set \([\d.]{1,15}/([\d.]{1,15})\) GiB for KV cache on node (\d{1,6}), with ([\d.]{1,15}) GiB requested memory for the worker"
-)
-_STALLED = re.compile(r"No available (?:shared memory broadcast )?block found in (\d{1,6}) second")
+SAYS = patterns(__name__)
 _WORDINGS = Wordings("logs/vllm_log.toml")
 
 
@@ -76,15 +60,15 @@ def _completed(heard: Heard, workers: set[tuple[str, int]]) -> None:
 
 def _introduced(line: str) -> tuple[str, str, bool]:
     """Which process begins with a line, if one does."""
-    starts = (" LLM engine" in line or "vLLM API server" in line) and bool(_START.search(line))
+    starts = (" LLM engine" in line or "vLLM API server" in line) and bool(SAYS.start.search(line))
     return (*_process(line), True) if starts else ("", "", False)
 
 
 def _process(line: str) -> tuple[str, str]:
     """Name and pid of the process that wrote a line, where it says them."""
-    named = [inside for inside in _BRACKETS.findall(line[:2000]) if _WORKER.match(inside)]
+    named = [inside for inside in SAYS.brackets.findall(line[:2000]) if SAYS.worker.match(inside)]
     worker = next((name for name in named if "Worker" in name), named[0] if named else "")  # Ray's stand behind their engine
-    match = _PID.search(worker)
+    match = SAYS.pid.search(worker)
     return worker.split(" pid=")[0].split(",")[0], match[1] if match else ""
 
 
@@ -102,21 +86,21 @@ def _layout(heard: Heard, line: str) -> None:
     facts = heard.facts
     if max(len(heard.ranks), len(heard.concurrency)) >= counts("logs.startup").most_moments:
         return
-    if match := _CONCURRENCY.search(line):
+    if match := SAYS.concurrency.search(line):
         heard.concurrency.append((int(number(match[1])), number(match[2])))
-    if match := _RANK.search(line):
+    if match := SAYS.rank.search(line):
         heard.ranks[int(match[1])] = Rank(int(match[1]), **axes_of(match[3]))
         facts["world_size"] = int(match[2])
-    if (match := _WORLD.search(line)) and (backend := _BACKEND.search(line, match.end())):
+    if (match := SAYS.world.search(line)) and (backend := SAYS.backend.search(line, match.end())):
         heard.ranks.setdefault(int(match[2]), Rank(int(match[2])))
         facts |= {"world_size": int(match[1]), "backend": backend[1]}
-    if (match := _BACKENDS.search(line)) and (group := _GROUP.search(line, match.end() - 1)) and group[1] == "tp":
+    if (match := SAYS.backends.search(line)) and (group := SAYS.group.search(line, match.end() - 1)) and group[1] == "tp":
         facts["allreduce_backends"] = tuple(re.findall(r"[\w.]+", match[1]))
 
 
 def _claimed(heard: Heard, worker: str, line: str) -> None:
     """What a CPU's worker takes of its node, each for itself."""
-    if "requested memory" in line and (match := _CLAIM.search(line)) and all(x.count(".") < 2 for x in match.group(1, 3)):
+    if "requested memory" in line and (match := SAYS.claim.search(line)) and all(x.count(".") < 2 for x in match.group(1, 3)):
         claims = heard.facts.setdefault("claims", {})
         if len(claims) < counts("logs.startup").most_moments:
             claims[worker] = Claimed(int(match[2]), float(match[3]) * GiB, float(match[1]) * GiB)
@@ -124,11 +108,11 @@ def _claimed(heard: Heard, worker: str, line: str) -> None:
 
 def _stalled(heard: Heard, worker: str, line: str) -> None:
     """How long processes have waited for others by the end of the log: what is done or ready after it was worth the wait."""
-    if match := _STALLED.search(line):
+    if match := SAYS.stalled.search(line):
         waited = dict(heard.figures.get(STALLED, ()))
         heard.figures[STALLED] = [*(waited | {worker: waited.get(worker, 0.0) + float(match[1])}).items()]
     elif STALLED in heard.figures and (
-        "startup complete" in line or ("generation throughput: 0.0 " not in line and _MOMENT.search(line))
+        "startup complete" in line or ("generation throughput: 0.0 " not in line and SAYS.moment.search(line))
     ):
         del heard.figures[STALLED]
 
@@ -138,7 +122,7 @@ def _served(heard: Heard, line: str) -> None:
     if "generation throughput" not in line or len(heard.moments) >= counts("logs.startup").most_moments:
         return
     keys = dict[str, float]()
-    for found in _MOMENT.finditer(line):
+    for found in SAYS.moment.finditer(line):
         key, value = filter(None, found.groups())
         keys.setdefault("Waiting" if key == "Pending" else key, float(value))  # of the GPU's cache before the host's
     rate, running, waiting = (keys.get(key) for key in ("generation", "Running", "Waiting"))

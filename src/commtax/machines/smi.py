@@ -6,18 +6,13 @@ from dataclasses import dataclass, field
 
 from commtax.evidence.short_lines import lines_with, short_lines
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.units import GiB
 
 COUNT = counts(__name__)
-_GPU = re.compile(r"^\s{0,20}GPU (\d{1,4}): (.{1,120}?)(?: \(UUID: (.{0,60}?)\))?\s{0,20}$")
-_LINK = re.compile(r"^\s{0,40}Link (\d{1,3}): (.{1,120}?)\s{0,20}$")
+SAYS = patterns(__name__)
 _COUNTED = re.compile(r"^(?:Data |Raw )?(Tx|Rx)\d?: (\d{1,20}) (KiB|MiB|GiB|B)$")
-_SPEED = re.compile(r"^(\d{1,6}(?:\.\d{1,6})?) GB/s$")
-_ERRORS = re.compile(r"^(.{1,60}? Errors?): (\d{1,20})$", re.I)
 _UNITS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": float(GiB)}
-_NONE = re.compile(r"NVLink information as all links are in-?active", re.I)  # instead of a list of them
-_NAMED = re.compile(r"(?:GPU|Link)[ \t]\d|as all links are")
-_HEADER = re.compile(r"^[ \t]{0,40}#[^\n]{0,80}?gpu", re.M | re.I)
 Pair = tuple[float, float]
 
 
@@ -78,16 +73,16 @@ class Monitor:
 def looks_like_links(text: str) -> bool:
     """Whether a GPU and a link of it stand in a text."""
     named = False
-    for line in (found.replace("\t", " ").rstrip("\r") for found in lines_with(_NAMED, text, COUNT.line_chars)):
-        if line.lstrip(" ").startswith("GPU ") and _GPU.match(line):
+    for line in (found.replace("\t", " ").rstrip("\r") for found in lines_with(SAYS.named, text, COUNT.line_chars)):
+        if line.lstrip(" ").startswith("GPU ") and SAYS.gpu.match(line):
             named = True
-        elif named and (((found := _LINK.match(line)) and _said(found[2])) or _NONE.search(line)):
+        elif named and (((found := SAYS.link.match(line)) and _said(found[2])) or SAYS.none.search(line)):
             return True
     return False
 
 
 def looks_like_monitor(text: str) -> bool:
-    return any(_columns(line) for line in lines_with(_HEADER, text, COUNT.line_chars))
+    return any(_columns(line) for line in lines_with(SAYS.header, text, COUNT.line_chars))
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -95,7 +90,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _said(words: str) -> bool:
-    return bool(words == "<inactive>" or _COUNTED.match(words) or _SPEED.match(words) or _ERRORS.match(words))
+    return bool(words == "<inactive>" or _COUNTED.match(words) or SAYS.speed.match(words) or SAYS.errors.match(words))
 
 
 def parse_links(text: str) -> Links:
@@ -106,20 +101,20 @@ def parse_links(text: str) -> Links:
     errors: dict[int, dict[int, dict[str, int]]] = {}
     gpu = -1
     for line in _lines(text):
-        if (found := _GPU.match(line)) and len(names) < COUNT.most_gpus:
+        if (found := SAYS.gpu.match(line)) and len(names) < COUNT.most_gpus:
             gpu = int(found[1])
             names[gpu] = found[2]
-        elif gpu >= 0 and _NONE.search(line):
+        elif gpu >= 0 and SAYS.none.search(line):
             speeds.setdefault(gpu, {})
-        elif gpu >= 0 and (found := _LINK.match(line)) and int(found[1]) < COUNT.most_links:
+        elif gpu >= 0 and (found := SAYS.link.match(line)) and int(found[1]) < COUNT.most_links:
             link, words = int(found[1]), found[2]
             if bytes_of := _COUNTED.match(words):
                 if bytes_of[1] in counted[-1].get(gpu, {}).get(link, {}) and len(counted) < COUNT.most_samples:
                     counted.append({})
                 counted[-1].setdefault(gpu, {}).setdefault(link, {})[bytes_of[1]] = float(bytes_of[2]) * _UNITS[bytes_of[3]]
-            elif words == "<inactive>" or _SPEED.match(words):
+            elif words == "<inactive>" or SAYS.speed.match(words):
                 speeds.setdefault(gpu, {})[link] = 0.0 if words == "<inactive>" else float(words.partition(" ")[0]) * 1e9
-            elif wrong := _ERRORS.match(words):
+            elif wrong := SAYS.errors.match(words):
                 errors.setdefault(gpu, {}).setdefault(link, {})[wrong[1]] = int(wrong[2])
     made = [{g: {n: (c.get("Tx", 0.0), c.get("Rx", 0.0)) for n, c in of.items()} for g, of in s.items()} for s in counted if s]
     return Links(names, tuple(made), speeds, errors)

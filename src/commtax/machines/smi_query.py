@@ -1,16 +1,16 @@
 """``nvidia-smi -q``: what the driver says of each GPU, line by line, as often as it was printed; other outputs in its words."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from commtax.evidence.short_lines import short_lines
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.machines import smi_tables
 
 COUNT = counts(__name__)
 INDENT = 4  # signs by which each level stands further in
-_GPU = re.compile(r"^GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s{0,9}$", re.M)
+SAYS = patterns(__name__)
 KNOWN = (
     "Performance State",
     "Clocks Throttle Reasons",
@@ -27,10 +27,6 @@ KNOWN = (
     "Product Name",
 )
 """Lines of each GPU in this output, and hardly in any other."""
-_WORDS = re.compile(rf"^[ ]{{0,8}}({'|'.join(KNOWN)})\s{{0,40}}(?::.{{0,80}})?$", re.M)
-_ATTACHED = re.compile(r"^Attached GPUs\s{1,80}: (\d{1,4})\s{0,9}$", re.M)
-_LINE = re.compile(r"^( {4,40})(\S.{0,120}?)(?:\s{0,80}: (.{0,200}))?\s{0,40}$")
-_NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,6})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +45,11 @@ class States:
 
 def looks_like(text: str) -> bool:
     """Whether a GPU's heading stands in a text, with something below it; or lines of one whose heading is cut off; or a table."""
-    found = _GPU.search(text)
-    if found and _LINE.match(text[found.end() :].lstrip("\r\n")[: COUNT.line_chars].split("\n")[0]):
+    found = SAYS.gpu.search(text)
+    if found and SAYS.line.match(text[found.end() :].lstrip("\r\n")[: COUNT.line_chars].split("\n")[0]):
         return True
     known = sum(word in text for word in KNOWN) >= COUNT.least_words
-    return (known and len({m[1] for m in _WORDS.finditer(text)}) >= COUNT.least_words) or smi_tables.looks_like(text)
+    return (known and len({m[1] for m in SAYS.words.finditer(text)}) >= COUNT.least_words) or smi_tables.looks_like(text)
 
 
 def parse(text: str) -> States:
@@ -64,11 +60,11 @@ def parse(text: str) -> States:
     '345 MHz'
     """
     samples: dict[str, list[dict[str, str]]] = {}
-    for name, said in _listed(text) if _GPU.search(text) or _WORDS.search(text) else smi_tables.samples(text):
+    for name, said in _listed(text) if SAYS.gpu.search(text) or SAYS.words.search(text) else smi_tables.samples(text):
         if name in samples or len(samples) < COUNT.most_gpus:
             mine = samples.setdefault(name, [])
             mine += [said] if len(mine) < COUNT.most_samples else []
-    attached = _ATTACHED.search(text)
+    attached = SAYS.attached.search(text)
     return States({at: tuple(mine) for at, mine in enumerate(samples.values()) if mine}, int(attached[1]) if attached else 0)
 
 
@@ -78,12 +74,12 @@ def _listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     above: list[str] = []
     shift = _shift(text)
     for line in short_lines(text, COUNT.line_chars):
-        if found := _GPU.match(line):
+        if found := SAYS.gpu.match(line):
             if name or _told(now):
                 yield name, now
             name, now, above = found[1], {"PCI/Bus Id": found[1]}, []
             shift = 0
-        elif found := _LINE.match(" " * shift + line.rstrip("\r")):
+        elif found := SAYS.line.match(" " * shift + line.rstrip("\r")):
             above = [*above[: len(found[1]) // INDENT - 1], found[2]]
             if found[3] is not None and len(now) < COUNT.most_lines:
                 now["/".join(above)] = found[3].strip()
@@ -98,7 +94,7 @@ def _told(said: Mapping[str, str]) -> bool:
 
 def _shift(text: str) -> int:
     """By how much an excerpt was moved to the left: its known words stand four signs in."""
-    return INDENT if any(len(m[0]) == len(m[0].lstrip(" ")) for m in _WORDS.finditer(text)) else 0
+    return INDENT if any(len(m[0]) == len(m[0].lstrip(" ")) for m in SAYS.words.finditer(text)) else 0
 
 
 def figure(said: Mapping[str, str], *paths: str) -> float | None:
@@ -108,7 +104,7 @@ def figure(said: Mapping[str, str], *paths: str) -> float | None:
     345.0
     """
     for path in paths:
-        if found := _NUMBER.match(said.get(path, "")):
+        if found := SAYS.number.match(said.get(path, "")):
             return float(found[0])
     return None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from commtax.evidence.short_lines import short_lines
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.files import table
 
 COUNT = counts(__name__)
@@ -15,33 +16,7 @@ _FIELDS: Mapping[str, Mapping[str, str]] = table("machines/smi_fields.toml")
 Sample = tuple[str, dict[str, str]]
 """A GPU as it is called, and what is said of it."""
 LOST = "Readings/Lost"  # where the driver prints ERR! instead of a figure
-_BOX = re.compile(
-    r"^[ \t]{0,40}\|\s{0,9}(\d{1,3})\s{1,9}(\S.{0,60}?)\s{1,40}(?:On|Off|N/A)\s{0,9}\|\s{0,9}"
-    r"([0-9A-F]{4,8}:[0-9A-F]{2}:[0-9A-F]{2}\.\d)\s.{0,12}\|\s{0,40}(\S{1,12}).{0,20}\|",
-    re.M | re.I,
-)
-_USED = re.compile(
-    r"^[ \t]{0,40}\|\s{0,9}(?:\S{1,5})\s{1,9}(\d{1,3}C|N/A|ERR!)\s{1,9}(P\d{1,2}|N/A|ERR!)\s{1,40}"
-    r"(\S{1,9})\s{0,9}/\s{0,9}(\S{1,9})\s{0,9}\|"
-    r"\s{0,40}(\d{1,9})MiB\s{0,9}/\s{0,9}(\d{1,9})MiB\s{0,9}\|\s{0,40}(\d{1,3}%|N/A|ERR!)"
-)
-_AMD = re.compile(
-    r"^[ \t]{0,40}\|\s{0,9}([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)\s{1,40}(\S.{0,60}?)\s{0,40}\|"
-    r"\s{0,9}\S{1,9}(?: %)?\s{1,20}(?:(\S{1,9}) °C|N/A)\s{1,20}(\S{1,12})\s{1,30}([\d.]{1,9}|N/A)/([\d.]{1,9}|N/A) W\s{0,9}\|",
-    re.M,
-)
-_AMD_USED = re.compile(
-    r"^[ \t]{0,40}\|\s{0,9}(\d{1,3})\s.{0,60}?\|\s{0,9}(?:(\d{1,3}) %|N/A).{0,40}?([\d.]{1,9})/([\d.]{1,9}) MB\s{0,9}\|"
-)
-_CONCISE_ROW = re.compile(r"^\s{0,9}(\d{1,3})\s{1,20}(?=.{0,300}\d ?[°]?[cC]\b)")
-_MONITOR = re.compile(
-    r"^[ \t]{0,40}(?:TIMESTAMP\s{1,20})?GPU\s{1,20}(?:XCP\s{1,20})?[A-Z_%]{3,20}(?:\s{1,20}[A-Z_%]{3,20}){0,40}\s{0,40}$", re.M
-)
-_FIGURE = re.compile(r"(N/A|-?\d{1,12}(?:\.\d{1,6})?)(?:\s?(?:°C|%|[A-Za-z/]{1,5})(?=\s|$))?")
-_QUERY = re.compile(
-    r"^[^\n|]{0,400}\b(?:utilization\.gpu|memory\.used|temperature\.gpu|power\.draw|clocks[._]\w)[^\n|]{0,2000}$", re.M
-)
-_XML = re.compile(r"<(/?)([a-z_][a-z0-9_]{0,60})(?:\s[^<>]{0,200})?>([^<]{0,300})")
+SAYS = patterns(__name__)
 
 
 def looks_like(text: str) -> bool:
@@ -65,11 +40,11 @@ def _boxes(text: str) -> Iterator[Sample]:
     """The table of nvidia-smi: two lines a GPU."""
     first: re.Match[str] | None = None
     for line in short_lines(text, COUNT.line_chars):
-        if found := _BOX.match(line):
+        if found := SAYS.box.match(line):
             if first:
                 yield first[1], _boxed(first, None)
             first = found
-        elif first and (found := _USED.match(line)):
+        elif first and (found := SAYS.used.match(line)):
             yield first[1], _boxed(first, found)
             first = None
     if first:
@@ -92,9 +67,9 @@ def _amd_boxes(text: str) -> Iterator[Sample]:
     """The table of amd-smi: two lines a GPU."""
     first: re.Match[str] | None = None
     for line in short_lines(text, COUNT.line_chars):
-        if found := _AMD.match(line):
+        if found := SAYS.amd.match(line):
             first = found
-        elif first and (found := _AMD_USED.match(line)):
+        elif first and (found := SAYS.amd_used.match(line)):
             bus, name, heat, wrong, watts, limit = first.groups()
             said = {"Product Name": name.lstrip("."), "PCI/Bus Id": bus, "Temperature/GPU Current Temp": heat or ""}
             said |= {
@@ -112,7 +87,7 @@ def _concise(text: str) -> Iterator[Sample]:
     headed = False
     for line in short_lines(text, COUNT.line_chars):
         headed = headed or "GPU%" in line
-        if not headed or not (row := _CONCISE_ROW.match(line)):
+        if not headed or not (row := SAYS.concise_row.match(line)):
             continue
         heat = re.search(r"(\d{1,4}(?:\.\d)?) ?°?[cC]\b", line)
         watts, clocks = re.findall(r"(\d{1,6}(?:\.\d{1,6})?)W\b", line), re.findall(r"(\d{1,6})Mhz", line, re.I)
@@ -127,9 +102,9 @@ def _monitor(text: str) -> Iterator[Sample]:
     """amd-smi monitor: a row a GPU, figures with their units behind them."""
     names: list[str] = []
     for line in short_lines(text, COUNT.line_chars):
-        if _MONITOR.match(line):
+        if SAYS.monitor.match(line):
             names = line.split()
-        elif names and len(figures := _FIGURE.findall(line)) == len(names):
+        elif names and len(figures := SAYS.figure.findall(line)) == len(names):
             row = dict(zip(names, figures, strict=True))
             said = {path: row[name] for name, path in _FIELDS["monitor"].items() if name in row}
             memory = {path: f"{words} MB" for path, words in said.items() if path.startswith("FB") and words != "N/A"}
@@ -142,7 +117,7 @@ def _query(text: str) -> Iterator[Sample]:
     count = 0
     for line in short_lines(text, COUNT.line_chars):
         cells = [cell.strip() for cell in line.lstrip("# ").split(",")]
-        if _QUERY.match(line) and "--" not in line and all(re.fullmatch(r"[\w.]+(?: \[[^]]{1,9}\])?", cell) for cell in cells):
+        if SAYS.query.match(line) and "--" not in line and all(re.fullmatch(r"[\w.]+(?: \[[^]]{1,9}\])?", cell) for cell in cells):
             fields, count = [cell.split()[0].lower() for cell in cells], 0
         elif fields and len(cells) == len(fields):
             row = dict(zip(fields, cells, strict=True))
@@ -165,7 +140,7 @@ def _xml(text: str) -> Iterator[Sample]:
     above: list[str] = []
     said: dict[str, str] = {}
     number = -1
-    for match in _XML.finditer(text):
+    for match in SAYS.xml.finditer(text):
         closes, name, words = match[1], match[2], match[3].strip()
         if closes:
             if name == "gpu" and number >= 0:

@@ -1,32 +1,17 @@
 """A text of nccl-tests or rccl-tests: its runs, on which devices and hosts, and the average that it prints itself."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from commtax.evidence import prefixes
 from commtax.evidence.short_lines import lines_with
 from commtax.evidence.thresholds import thresholds
+from commtax.evidence.wordings import patterns
 from commtax.results import nccl_tests
 from commtax.results.nccl_tests import Run
 
 COUNT, LEVEL = thresholds(__name__)
-_WITHIN = re.compile(r"\[\d{1,9}\](?=\s{2})")  # a launcher's mark inside a row that was printed in pieces
-_DEVICE = re.compile(
-    r"#?\s{0,9}Rank\s{1,9}(\d{1,9})\s.{0,120}? on\s{1,40}(\S{0,120}) {0,9}device\s{1,9}\d{1,4} \[([^\]]{1,40})\] (.{1,80})"
-)
-_PID = re.compile(r"\bPid\s{1,20}(\d{1,12})")
-_HEADER = re.compile(r"nThread:? \d{1,9} .{0,200}?minBytes:? (\d{1,18}) maxBytes:? (\d{1,18}) step: (\d{1,18})\((factor|bytes)\)")
-_ENDED = re.compile(r"# Out of bounds values|# Avg bus bandwidth|test concluded")
-_SAID = re.compile(
-    r"device|Avg bus|-tests|_perf|nThread|Out of bounds|concluded|size[ \t]++count|\d[ \t]++\d"
-)  # one of which stands in every line that is read here
-_ROW = re.compile(r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}[ \t]{1,20}(?:float|half|bfloat16|double|u?int\d{1,2})[ \t]", re.M)
-_HALF = re.compile(
-    r"^[ \t]{0,40}\d{1,15}[ \t]{1,20}\d{1,15}(?:[ \t]{1,20}\w{0,9})?$"
-)  # of a row that breaks off in its first cells
-_AVERAGE = re.compile(r"Avg bus bandwidth\s{0,20}:\s{0,9}(\d{1,15}(?:\.\d{1,15})?)")
-_VERSION = re.compile(r"((?:nccl|rccl)-tests:? [vV]ersion \S{1,60})")
+SAYS = patterns(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,7 @@ class Begun:
 
 def looks_like(text: str) -> bool:
     """Whether a text holds the table of a collective's test."""
-    return ("busbw" in text and "algbw" in text) or ("nThread" in text and "nGpus" in text) or _ROW.search(text) is not None
+    return ("busbw" in text and "algbw" in text) or ("nThread" in text and "nGpus" in text) or SAYS.row.search(text) is not None
 
 
 def parse(text: str, name: str = "output") -> CollectiveTests:
@@ -77,17 +62,17 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
     namesakes, alone = dict[str, set[tuple[str, str]]](), 0  # since the last row
     tests = _Tests()
     for raw, line in _lines(text):
-        if "device" in line and (found := _DEVICE.search(line)) and len(devices) < COUNT.most_devices:
+        if "device" in line and (found := SAYS.device.search(line)) and len(devices) < COUNT.most_devices:
             devices[int(found[1])] = (found[2], found[4].strip())
             buses[int(found[1])] = (found[2], found[3])
-            pid = _PID.search(line)
+            pid = SAYS.pid.search(line)
             namesakes.setdefault(found[1], set()).add((found[2], pid[1] if pid else ""))
             alone = max(alone, len(namesakes[found[1]]))
-        elif _ROW.match(line):
+        elif SAYS.row.match(line):
             namesakes.clear()
-        elif "Avg bus" in line and (found := _AVERAGE.search(line)):
+        elif "Avg bus" in line and (found := SAYS.average.search(line)):
             averages.append(float(found[1]) * 1e9)
-        elif not version and "-tests" in raw and (found := _VERSION.search(raw)):
+        elif not version and "-tests" in raw and (found := SAYS.version.search(raw)):
             version = found[1]
         tests.take(line)
     runs = nccl_tests.parse_all(text, name, _mended)
@@ -109,11 +94,11 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
     """Each line that may be read, and what a program wrote of it."""
-    return ((raw, told) for raw in lines_with(_SAID, text, COUNT.line_chars) for _, told in prefixes.lines(_mended(raw)))
+    return ((raw, told) for raw in lines_with(SAYS.said, text, COUNT.line_chars) for _, told in prefixes.lines(_mended(raw)))
 
 
 def _mended(line: str) -> str:
-    return _WITHIN.sub(" ", line)
+    return SAYS.within.sub(" ", line)
 
 
 class _Tests:
@@ -133,16 +118,16 @@ class _Tests:
     def take(self, line: str) -> None:
         if named := nccl_tests.NAMED.search(line):
             self._op = nccl_tests.OPS[named[1].lower()]
-        if row := _ROW.match(line) or (self.begun and self.begun[-1].rows and _HALF.match(line)):
+        if row := SAYS.row.match(line) or (self.begun and self.begun[-1].rows and SAYS.half.match(line)):
             self._row(float(row[0].split()[0]), line)
-        elif (found := _HEADER.search(line)) and len(self.begun) < COUNT.most_sizes:
+        elif (found := SAYS.header.search(line)) and len(self.begun) < COUNT.most_sizes:
             asked = _sizes(int(found[1]), int(found[2]), int(found[3]), found[4] == "factor")
             self.begun.append(Begun(self._op, asked, float(found[2])))
         elif nccl_tests.TITLES.match(line):
             if self._now.rows:  # another table of a text without its headers
                 self.begun.append(Begun(self._op))
             self._now.titled = True
-        elif _ENDED.search(line) and self.begun:
+        elif SAYS.ended.search(line) and self.begun:
             self.begun[-1].ended = True
 
     def _row(self, size: float, line: str) -> None:

@@ -1,10 +1,10 @@
 """What the command lines above a result say: the server's model and degrees, and the load that its client sent."""
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.results.labels import LABELS
 
 COMMAND = LABELS["command"]
@@ -13,9 +13,7 @@ PROGRAMS = (*SERVERS, *CLIENTS, *COMMAND["others"])
 FLAGS: Mapping[str, str] = {flag: name for name, flags in COMMAND["flags"].items() for flag in flags}
 COUNT = counts(__name__)
 APART = "--enable-dp-attention"  # with which a size of tp is not one of ours
-_FIRST = re.compile(r"(?:\$ |# |> |\+ )?(?:[A-Za-z_]\w{0,60}=\S{0,300} +)*[\w./~-]{1,200}(?: |$)")
-_ASSIGNED = re.compile(r"([A-Z][A-Z_]{1,40})=(\S{1,300})")
-_SERVED = re.compile(r"\bserve +[\"']?([^-\s\"'][^\s\"']{2,200})")
+SAYS = patterns(__name__)
 
 
 def is_command(line: str) -> bool:
@@ -25,7 +23,7 @@ def is_command(line: str) -> bool:
     """
     if len(line) > COUNT.longest or not (" -" in line or line.endswith("\\") or "serve " in line):
         return False
-    return any(program in line for program in PROGRAMS) and _FIRST.match(line) is not None and ": " not in line
+    return any(program in line for program in PROGRAMS) and SAYS.first.match(line) is not None and ": " not in line
 
 
 def told(command: str) -> dict[str, str]:
@@ -35,7 +33,7 @@ def told(command: str) -> dict[str, str]:
     {'tp': '4', 'model': 'org/m'}
     """
     said = dict(_flags(command))
-    if "model" not in said and (served := _SERVED.search(command)):
+    if "model" not in said and (served := SAYS.served.search(command)):
         said["model"] = served[1]
     if any(client in command for client in CLIENTS):
         said = {name: value for name, value in said.items() if name not in ("tp", "pp")}
@@ -46,7 +44,7 @@ def told(command: str) -> dict[str, str]:
 
 
 def _flags(command: str) -> Iterator[tuple[str, str]]:
-    for name, value in _ASSIGNED.findall(command):
+    for name, value in SAYS.assigned.findall(command):
         if name in FLAGS:
             yield FLAGS[name], value.strip("\"'")
     try:

@@ -3,12 +3,12 @@
 A label that is not known means nothing: "peak output throughput" is no output throughput. A time without a unit is none either.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.files import table
 
 LABELS = table("results/labels.toml")
@@ -16,15 +16,7 @@ _WORDS, _STATISTICS, UNITS = (LABELS[kind] for kind in ("words", "statistics", "
 _FILLERS, _RATES, STRINGS = (frozenset(LABELS[kind]) for kind in ("fillers", "rates", "strings"))
 COUNT = counts(__name__)
 MINUTE_S = 60.0
-_TOKEN = re.compile(r"p\d{1,2}(?:\.\d{1,3})?(?![a-z0-9.])|\d{1,3}(?:\.\d{1,3})?(?:%|th\b)|[a-zµ][a-z0-9µ]*|\d{1,9}(?:\.\d{1,9})?|/")
-_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
-_REMARK = re.compile(r"\((?:incl|excl|lower|higher)[^()]{0,80}\)")
-_VALUE = re.compile(
-    r"[*`~<≈\[(\s]{0,9}(-?\d[\d,]{0,20}(?:\.\d{0,20})?(?:e[+-]?\d{1,3})?)(?:\s{0,4}(?:±|\+/-)\s{0,4}\d[\d,]{0,20}(?:\.\d{0,20})?)?\s{0,4}(.{0,60})",
-    re.I,
-)
-_UNIT = re.compile(r"[a-zµ]{1,12}")
-_NO_FIGURE = re.compile(r"[%x×:](?![a-z])")
+SAYS = patterns(__name__)
 _PATHS = frozenset(frozenset(path.split()) for path in LABELS["paths"])
 
 
@@ -44,8 +36,9 @@ class Meaning:
 
 def _words(label: str) -> Iterable[str]:
     """The words of a label, each in its usual spelling."""
-    plain = _REMARK.sub(" ", _CAMEL.sub(" ", label[: COUNT.longest]).lower().replace("_", " ").replace("-", " ").replace("–", " "))
-    for token in _TOKEN.findall(plain):
+    split = SAYS.camel.sub(" ", label[: COUNT.longest]).lower()
+    plain = SAYS.remark.sub(" ", split.translate(str.maketrans("_-–", "   ")))
+    for token in SAYS.token.findall(plain):
         yield from _WORDS.get(token, token).split()
 
 
@@ -130,11 +123,11 @@ def figures(value: str, said: Meaning, usual_s: float | None = None) -> list[tup
 
 
 def _figure(value: str, said: Meaning, usual_s: float | None) -> float | None:
-    match = _VALUE.match(value)
-    if match is None or _NO_FIGURE.match(match[2]):
+    match = SAYS.value.match(value)
+    if match is None or SAYS.no_figure.match(match[2]):
         return None
     number, beside = float(match[1].replace(",", "")), match[2].lower()
-    unit = _UNIT.match(beside)
+    unit = SAYS.unit.match(beside)
     own = UNITS.get(unit[0]) if unit and "/" not in beside[:12] else None
     if said.kind == "time":
         unit_s = own or said.unit_s or usual_s
@@ -147,5 +140,5 @@ def _figure(value: str, said: Meaning, usual_s: float | None) -> float | None:
 
 def printed_whole(value: str) -> bool:
     """Whether a number has no decimal point: one that was set, not measured."""
-    match = _VALUE.match(value)
+    match = SAYS.value.match(value)
     return match is not None and "." not in match[1]

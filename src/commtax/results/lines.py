@@ -1,30 +1,21 @@
 """What benchmarks of one batch print: ``vllm bench latency`` and ``throughput``, and ``sglang.bench_one_batch``."""
 
-import re
 from collections.abc import Iterator
 
 from commtax.evidence.short_lines import each_line
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.files import Json
 from commtax.results.bench_record import Bench, number, result
 
 COUNT = counts(__name__)
 _FIGURE = r"([\d.]{1,24}+)"
-_AVERAGE = re.compile(rf"Avg latency:\s*+{_FIGURE} seconds")
-_PERCENTILE = re.compile(rf"(\d{{1,3}})% percentile latency:\s*+{_FIGURE} seconds")
-_THROUGHPUT = re.compile(
-    rf"Throughput:\s*+{_FIGURE} requests/s, {_FIGURE} (?:total )?tokens/s(?:, {_FIGURE} output tokens/s)?",
-)
-_TOTAL = re.compile(r"Total num (prompt|output) tokens:\s*+(\d{1,15})")
-_PART = re.compile(
-    rf"(Prefill|Decode|Total)\.\s*+(?:median )?latency:\s*+{_FIGURE} s, (?:median )?throughput:\s*+{_FIGURE} token/s"
-)
-_OPTION = re.compile(r"\b(batch_size|input_len|output_len|num_prompts|tensor_parallel_size)=(\d{1,9})\b")
+SAYS = patterns(__name__)
 _BATCH_KEYS, _BATCH_TIMES = ("batch_size", "input_len", "output_len"), ("latency", "total_latency", "prefill_latency")
 
 
 def looks_like(text: str) -> bool:
-    return any(pattern.search(text) for pattern in (_AVERAGE, _THROUGHPUT, _PART))
+    return any(pattern.search(text) for pattern in (SAYS.average, SAYS.throughput, SAYS.part))
 
 
 def parse(text: str) -> Iterator[Bench]:
@@ -36,20 +27,20 @@ def parse(text: str) -> Iterator[Bench]:
     asked: dict[str, int] = {}
     for line in each_line(text):
         if "Namespace(" in line[: COUNT.options_signs]:
-            asked = {name: int(figure) for name, figure in _OPTION.findall(line[: COUNT.options_signs])}
+            asked = {name: int(figure) for name, figure in SAYS.option.findall(line[: COUNT.options_signs])}
         if len(line) > COUNT.longest_line:
             continue
-        if match := _AVERAGE.search(line):
+        if match := SAYS.average.search(line):
             yield from _latency(latency, asked)
             latency = {"mean": _seen(match[1])}
-        elif latency and (match := _PERCENTILE.search(line)):
+        elif latency and (match := SAYS.percentile.search(line)):
             latency["median" if match[1] == "50" else f"p{match[1]}"] = _seen(match[2])
-        elif match := _THROUGHPUT.search(line):
+        elif match := SAYS.throughput.search(line):
             yield from _throughput(rates, asked)
             rates = {k: _seen(v) for k, v in zip(("requests", "total", "output"), match.groups(), strict=True) if v}
-        elif rates and (match := _TOTAL.search(line)):
+        elif rates and (match := SAYS.total.search(line)):
             rates[f"{match[1]} tokens"] = _seen(match[2])
-        elif match := _PART.search(line):
+        elif match := SAYS.part.search(line):
             parts[match[1]] = _seen(match[2]), _seen(match[3])
             if match[1] == "Total":
                 yield from () if warming else _batch(parts)

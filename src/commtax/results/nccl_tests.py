@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from commtax.evidence import prefixes
 from commtax.evidence.short_lines import lines_with
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.files import table
 from commtax.statement import Refusal
 
@@ -21,8 +22,7 @@ OPS: dict[str, str] = table("evidence/collective_names.toml")["programs"]
 NAMED = re.compile(rf"(?<!\w)({'|'.join(OPS)})_perf\b", re.I)
 TITLES = re.compile(r"#?\s*+size\s++count\b")  # above each table
 _CONCLUDED = "test concluded:"
-_HEADER = re.compile(r"#\s*+nThread\b")
-_RANK = re.compile(r"#\s*+Rank\s++(\d{1,9})(?:\s++Group\s++(\d{1,9}))?")
+SAYS = patterns(__name__)
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
 _WITH_ROOT = (
     5,
@@ -33,10 +33,7 @@ _WITH_ROOT = (
     19,
 )  # figures of a row that has the root's: three or more follow for one column, twice as many for both
 _BOTH = (6, 8, 10, 16, 18)  # figures of both columns: times and bandwidths, wrong values, differing bits, times of each iteration
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")  # of a timestamp behind a row
-_EMPTY = re.compile(r"0\s++\d{1,15}\s++[a-z]\w{1,15}\s")  # a row of 0 B: sizes that are rounded down to nothing
 COUNT = counts(__name__)
-_SAID = re.compile(r"_perf|nThread|Rank|size[ \t]++count|\d[ \t]++\d", re.I)  # one of which stands in every line that is read
 NO_FACTOR = ("send-recv", "broadcast", "reduce", "hypercube")  # whose busbw is algbw, over however many ranks
 
 
@@ -102,10 +99,10 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
     runs: list[Run] = []
     sources: dict[str, _Source] = {}
     op, kept = "", 0
-    for who, raw in (told for line in lines_with(_SAID, text, COUNT.line_chars) for told in prefixes.lines(mended(line))):
+    for who, raw in (told for line in lines_with(SAYS.said, text, COUNT.line_chars) for told in prefixes.lines(mended(line))):
         line = raw.strip()
         source = sources.setdefault(who, _Source(name, op))
-        named, header = NAMED.search(line), _HEADER.match(line)
+        named, header = NAMED.search(line), SAYS.header.match(line)
         concluded = bool(named) and _CONCLUDED in line  # newer versions name a table below it
         if named and concluded:
             source.op = OPS[named[1].lower()]
@@ -117,10 +114,10 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
             op = OPS[named[1].lower()]
         if header or (named and not concluded):
             source.op = op
-        if rank := _RANK.match(line):
+        if rank := SAYS.rank.match(line):
             kept += 1
             source.listed[int(rank[1])] = int(rank[2] or 0)
-        source.empty += bool(_EMPTY.match(line))
+        source.empty += bool(SAYS.empty.match(line))
         row = None if line.startswith("#") else row_of(line)
         width = len(line.split())
         if row and (not source.rows or width >= source.width):
@@ -141,7 +138,7 @@ def row_of(line: str) -> Row | None:
         return None
     figures: list[tuple[float, str]] = []
     for cell in cells[2:]:
-        if figures and _DATE.match(cell):
+        if figures and SAYS.date.match(cell):
             break
         try:
             figures.append((float(cell), cell))

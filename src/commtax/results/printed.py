@@ -5,13 +5,13 @@ metric its statistics may stand alone. A list whose first labels come again is t
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
 from commtax.evidence.short_lines import each_line
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.results.bench_record import Bench
 from commtax.results.commands import Told, is_command
 from commtax.results.labels import Meaning, meaning
@@ -26,19 +26,12 @@ BOTTOMS = "└╘╚╰┗"
 FRAME = "│┃|>*#\"', \t=•-"  # what panes, quotes and lists put around a line
 COUNT = counts(__name__)
 END = "=" * 40
-_MODEL = re.compile(r"\bmodel(?:_id)?='([^']{1,200})'")
-_SEPARATED = re.compile(r"[\]>)|] | - |: |INFO |WARNING |\.py:\d{1,6} ")  # behind what a logger writes
-_FIGURE = re.compile(r"[\s\[(*`~<≈]{0,9}(?:-?\d|inf)", re.I)
+SAYS = patterns(__name__)
 _NAMES = ("model", "backend", "engine", "path", "gpu", "hardware")  # labels of what is no figure
-_METRIC = re.compile(r"ttft|tpot|itl|latency|token|e2e|queue|time", re.I)
-_HINT = re.compile(
-    r"ttft|tpot|first.token|output.tok|inter.?token|per.output.token|e2e|throughput|tok(?:en)?s?\s?(?:/|per)\s?(?:s|m)|req(?:uest)?s?\s?/\s?(?:s|m)|\brps\b|\btps\b|\bt/s\b|\|\s*prefill",
-    re.I,
-)
 
 
 def looks_like(text: str) -> bool:
-    return _HINT.search(text) is not None and bool(parse(text))
+    return SAYS.hint.search(text) is not None and bool(parse(text))
 
 
 @lru_cache(maxsize=1)
@@ -58,7 +51,7 @@ def pair_of(line: str) -> tuple[str, str]:
         label, found, value = line.rpartition(sign)
         if found and (value := value.strip()):
             named = label[-12:].lower().rstrip(' "*`').endswith(_NAMES)
-            return (label.rstrip(), value) if (_FIGURE.match(value) and value[-1] != "%") or named else ("", "")
+            return (label.rstrip(), value) if (SAYS.figure.match(value) and value[-1] != "%") or named else ("", "")
     return line, ""
 
 
@@ -84,7 +77,7 @@ class _Reader:
             if (
                 len(line) > COUNT.longest_line
                 and "Namespace(" in line[: COUNT.namespace_signs]
-                and (named := _MODEL.search(line[: COUNT.namespace_signs]))
+                and (named := SAYS.model.search(line[: COUNT.namespace_signs]))
             ):
                 self.model = named[1]
             elif len(line) <= COUNT.longest_line or self.command:
@@ -126,7 +119,7 @@ class _Reader:
 
     def _plain(self, number: int, line: str) -> Iterator[Bench]:
         """A pair, or the title of a metric."""
-        if "Namespace(" in line and (named := _MODEL.search(line)):
+        if "Namespace(" in line and (named := SAYS.model.search(line)):
             self.model = named[1]
             return
         label, value = pair_of(line)
@@ -139,7 +132,7 @@ class _Reader:
 
     def _titled_by(self, label: str) -> None:
         """A line that may be the title of a metric; what is none ends the one above."""
-        said = meaning(label) if self.section.field or _METRIC.search(label) else Meaning()
+        said = meaning(label) if self.section.field or SAYS.metric.search(label) else Meaning()
         if said.kind:
             self.section = said if said.kind in ("time", "count") and not said.statistics else Meaning()
         self.idle += not said.field
@@ -169,7 +162,7 @@ class _Reader:
 
     def _meant(self, label: str, value: str) -> tuple[Meaning, str]:
         """A label's meaning: below the title of a metric statistics alone, and behind whatever a logger wrote."""
-        cut = [match.end() for match in _SEPARATED.finditer(label[-COUNT.longest_line :])]
+        cut = [match.end() for match in SAYS.separated.finditer(label[-COUNT.longest_line :])]
         whole, last = label[-COUNT.longest_line :], label[-COUNT.longest_line :][cut[-1] if cut else 0 :]
         for one in dict.fromkeys(text.strip(FRAME) for text in (whole, last) if len(text) <= counts("results.labels").longest):
             said = meaning(one)

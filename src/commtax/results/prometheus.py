@@ -4,12 +4,12 @@ Sums over counts are exact means. Quantiles lie somewhere in a bucket, and are t
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from commtax.evidence.short_lines import each_line
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.results.bench_record import TABLE, Bench, number, result
 from commtax.statement import Note
 
@@ -18,15 +18,13 @@ GAUGES: Mapping[str, list[str]] = TABLE["gauges"]
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "tensorrt_llm": "trtllm"}
 COUNT = counts(__name__)
 SHOWN = {"ttft": "TTFT", "e2el": "E2E", "queue": "queue"}  # whose 99th hundredth is told
-_SAMPLE = re.compile(r"(vllm|sglang|trtllm|tensorrt_llm)[:_]([A-Za-z0-9_:]{1,120}+)(?:\{([^}]*+)\})?\s++(\S{1,40})(?:\s++\S+)?\s*$")
-_LABEL = re.compile(r'([A-Za-z_]\w{0,60}+)="([^"]{0,300}+)"')
+SAYS = patterns(__name__)
 _NAMED = r"(?:vllm|sglang|trtllm|tensorrt_llm)[:_]\w"
-_TOLD = re.compile(rf"^(?:# (?:HELP|TYPE) {_NAMED}|{_NAMED}{{1,120}}+\{{)", re.M)
 
 
 def looks_like(text: str) -> bool:
     """Whether lines begin with a metric of an engine."""
-    return len(list(islice(_TOLD.finditer(text), 2))) == 2
+    return len(list(islice(SAYS.told.finditer(text), 2))) == 2
 
 
 class _Page:
@@ -65,10 +63,10 @@ def parse(text: str) -> Iterator[Bench]:
     for line_number, line in enumerate(each_line(text), 1):
         if len(line) > COUNT.longest_line or line.startswith("#") or not line.strip():
             continue
-        if match := _SAMPLE.match(line):
+        if match := SAYS.sample.match(line):
             value = number(match[4])
             if value is not None:
-                page.add(match[1], match[2], dict(_LABEL.findall(match[3] or "")), value)
+                page.add(match[1], match[2], dict(SAYS.label.findall(match[3] or "")), value)
         elif line.startswith(tuple(ENGINES)):
             page.broken = page.broken or line_number
     if page.values or page.buckets:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from commtax.evidence.thresholds import thresholds
+from commtax.evidence.wordings import patterns
 from commtax.results.bench_record import ASKED, METRICS, Bench, result, spread_of
 from commtax.results.labels import LABELS, UNITS, Meaning, figures, meaning, printed_whole
 from commtax.statement import Note
@@ -34,9 +35,7 @@ FACTS = {
     "tokens_per_s": "tokens/s",
 }
 STRONG = frozenset({*METRICS, "requests_per_s", "output_tokens_per_s", "total_tokens_per_s"})
-_TESTED = re.compile(r"(pp|tg)(\d{1,6})")  # of llama-bench
-_AT = re.compile(r"@([\d.]{1,12})$")
-_NAMED = re.compile(r"[/=]([A-Za-z][\w.-]{3,100})(?=/|$)")
+SAYS = patterns(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ def built(run: Run, told: Mapping[str, str]) -> Bench:
     facts.pop("tokens/s" if told_apart else "", "")
     facts |= _asked(d["completed"], told) if run.one("failed") is None else {}
     backend = run.strings.get("backend") or run.strings.get("engine", "")
-    if tested := _TESTED.fullmatch(run.strings.get("test", "")):
+    if tested := SAYS.tested.fullmatch(run.strings.get("test", "")):
         return _tested(run, tested[1], int(tested[2]), str(model))
     facts |= ({"backend": backend} if backend else {}) | ({"run": run.name} if run.name else {})
     spread = spread_of(lengths[1], run.figures.get(("output_length", "std")))
@@ -183,7 +182,7 @@ def _tokens(run: Run, lengths: tuple[float | None, float | None]) -> dict[str, o
 
 def _load(run: Run) -> dict[str, object]:
     """A load that the run's name says."""
-    at = _AT.search(run.name)
+    at = SAYS.at.search(run.name)
     known = LOADS.get(run.name.lower(), {})
     named: dict[str, object] = {"max_concurrency": known["concurrency"]} if "concurrency" in known else {}
     named |= {"request_rate": known["request_rate"]} if "request_rate" in known else {}
@@ -193,5 +192,5 @@ def _load(run: Run) -> dict[str, object]:
 def _in_path(path: str) -> str:
     """The folder of a result that is called as a model may be: with a size or a hyphen in it."""
     return next(
-        (name for name in _NAMED.findall(path[:400]) if "-" in name and re.search(r"\d", name) and "." not in name[-4:]), ""
+        (name for name in SAYS.named.findall(path[:400]) if "-" in name and re.search(r"\d", name) and "." not in name[-4:]), ""
     )

@@ -4,20 +4,16 @@ All requests are sent at once unless their rate was limited; a rate beyond any s
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 
 from commtax.evidence.short_lines import each_line
 from commtax.evidence.thresholds import thresholds
+from commtax.evidence.wordings import patterns
 from commtax.results.bench_record import Bench, number, result
 
 COUNT, LEVEL = thresholds(__name__)
 MS = 1e-3
-_TITLE = re.compile(r"^=?[ \t]{0,4}PERFORMANCE OVERVIEW", re.M)
-_PAIR = re.compile(r"[\s|]{0,20}([A-Z][^:|]{1,80}?)\s{0,20}:\s{0,60}(\S.{0,200})$")
-_PART = re.compile(
-    r"\[(TTFT|TPOT|ITL|Latency|Request Latency)\]\s{1,9}(P\d{2}|AVERAGE|MINIMUM|MAXIMUM)\s{0,9}:\s{0,9}([\d.]{1,24})", re.I
-)
+SAYS = patterns(__name__)
 _METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl"}  # else: of a request
 _MEANS = {
     "average request latency (ms)": "e2el",
@@ -29,7 +25,7 @@ _FACTS |= {"kv cache dtype": "kv_cache_dtype", "pp size": "pp", "ep size": "ep",
 
 
 def looks_like(text: str) -> bool:
-    return _TITLE.search(text) is not None
+    return SAYS.title.search(text) is not None
 
 
 def parse(text: str) -> Iterator[Bench]:
@@ -41,10 +37,10 @@ def parse(text: str) -> Iterator[Bench]:
         if "BACKEND" in line[:80] and line.lstrip("= ").startswith(("PYTORCH", "ENGINE", "_AUTODEPLOY", "TENSORRT")) and seen:
             yield from _each(held, stats)
             held, stats, seen = {}, {}, False
-        seen = seen or _TITLE.match(line) is not None
-        if part := _PART.search(line):
+        seen = seen or SAYS.title.match(line) is not None
+        if part := SAYS.part.search(line):
             stats.setdefault(_METRICS.get(part[1].lower(), "e2el"), {})[_statistic(part[2].lower())] = (number(part[3]) or 0.0) * MS
-        elif pair := _PAIR.match(line):
+        elif pair := SAYS.pair.match(line):
             held.setdefault(" ".join(pair[1].lower().split()), pair[2].strip())
     if seen:
         yield from _each(held, stats)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from statistics import median
 
 from commtax.evidence.thresholds import thresholds
+from commtax.evidence.wordings import patterns
 from commtax.statement import Note
 from commtax.traces.accounts import Job
 from commtax.traces.happened import named_work
@@ -14,9 +14,7 @@ from commtax.traces.repetition import WHOLE
 from commtax.traces.trace import Trace
 from commtax.units import plural
 
-_ATTENTION = re.compile(r"flash|fmha|attention|attn|mha_", re.I)
-_NOT_ATTENTION = re.compile(r"reduce|combine|prepare|merge|schedul|metadata|gemm|elementwise", re.I)
-_NORM = re.compile(r"rms_?norm|layer_?norm", re.I)
+SAYS = patterns(__name__)
 BUCKETS = "put gradients in buckets before they are reduced (DDP's bucket_cap_mb), and reduce them under the backward pass"
 COUNT, LEVEL = thresholds(__name__)
 
@@ -96,8 +94,8 @@ def _attention_layers(job: Job) -> int:
     """Layers by the attention kernels of a step (one a layer), where norms do not contradict them; 0: not told."""
     steps = len(job.traces[0].steps)
     work = {name: count / steps for (name, kind), (count, _) in named_work(job, 0).items() if kind == 0}
-    counts = [n for name, n in work.items() if _ATTENTION.search(name[:200]) and not _NOT_ATTENTION.search(name[:200])]
+    counts = [n for name, n in work.items() if SAYS.attention.search(name[:200]) and not SAYS.not_attention.search(name[:200])]
     layers = max(counts, default=0.0)
-    norms = sum(n for name, n in work.items() if _NORM.search(name[:200]))
+    norms = sum(n for name, n in work.items() if SAYS.norm.search(name[:200]))
     sound = layers >= 1 and abs(layers - round(layers)) < 0.01 and (not norms or norms >= layers)
     return round(layers) if sound else 0

@@ -15,6 +15,7 @@ import numpy as np
 
 from commtax.evidence.thresholds import levels
 from commtax.evidence.usage import Usage
+from commtax.evidence.wordings import patterns
 from commtax.statement import Note
 from commtax.timeline import Column, Timeline
 from commtax.traces.coverage import covered
@@ -25,10 +26,7 @@ Span = tuple[float, float]
 Spans = Sequence[Span] | Column
 """Starts and ends, as tuples or as rows of two."""
 EVER: Span = (-math.inf, math.inf)
-_PROFILER = re.compile(r"^ProfilerStep#\d+")
-_VLLM = re.compile(r"^execute_(?:\d+_)?context_(?P<prefills>\d{1,9})\((?P<tokens>\w+)\)_generation_(?P<decodes>\d{1,9})\(\w+\)")
-_VLLM_OLD = re.compile(r"^execute_new_(?P<prefills>\d{1,9}+)_cached_(?P<decodes>\d{1,9}+)(?!\d)")
-_SGLANG = re.compile(r"^step\[(\w+) bs=(\d{1,9})(?: toks=(\d{1,12}))?\]")
+SAYS = patterns(__name__)
 _BACKWARD = "autograd::engine::evaluate_function"
 _TRAINING = ("Optimizer.step", "Optimizer.zero_grad", _BACKWARD)
 LEVEL = levels(__name__)
@@ -172,7 +170,7 @@ def named_steps(annotations: Sequence[tuple[str, float, float]]) -> list[Step]:
     >>> step.phase, step.decode_seqs
     ('decode', 4)
     """
-    for pattern in (_PROFILER, _VLLM, _VLLM_OLD, _SGLANG):
+    for pattern in (SAYS.profiler, SAYS.vllm, SAYS.vllm_old, SAYS.sglang):
         named = sorted((a for a in annotations if pattern.match(a[0])), key=lambda a: a[1])
         if named:
             return numbered(until_the_next([_described(Step(0, name, start, end, (start, end))) for name, start, end in named]))
@@ -185,7 +183,7 @@ def names_step(name: str) -> bool:
     >>> names_step("ProfilerStep#3"), names_step("forward")
     (True, False)
     """
-    return any(pattern.match(name) for pattern in (_PROFILER, _VLLM, _VLLM_OLD, _SGLANG))
+    return any(pattern.match(name) for pattern in (SAYS.profiler, SAYS.vllm, SAYS.vllm_old, SAYS.sglang))
 
 
 def trains(name: str) -> bool:
@@ -264,13 +262,13 @@ def numbered(steps: Iterable[Step]) -> list[Step]:
 
 def _described(step: Step) -> Step:
     """The step with what its name tells of the batch."""
-    if match := _VLLM.match(step.name) or _VLLM_OLD.match(step.name):
+    if match := SAYS.vllm.match(step.name) or SAYS.vllm_old.match(step.name):
         prefills, decodes = int(match["prefills"]), int(match["decodes"])
         new = re.match(r"(?:sq)?(\d{1,12}+)(?!\d)", match.groupdict().get("tokens", ""))  # 128, or sq8155sk8430…
         tokens = int(new[1]) if new else 0
         phase = "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else "empty"
         return replace(step, phase=phase, decode_seqs=decodes, prefill_seqs=prefills, prefill_tokens=tokens)
-    if match := _SGLANG.match(step.name):
+    if match := SAYS.sglang.match(step.name):
         phase, size = _SGLANG_PHASES.get(match[1], ""), int(match[2])
         if phase == "decode":
             return replace(step, phase=phase, decode_seqs=size)
