@@ -10,7 +10,7 @@ import commtax
 from cli_run import run_here
 from commtax.audit import audit, formats
 from commtax.evidence.finding import Claim
-from commtax.logs import vllm_log
+from commtax.logs.engine_logs import vllm_log
 from commtax.logs.startup_audit import audit_log
 from commtax.results import bench
 from commtax.results.bench_audit import audit_bench, floor_s

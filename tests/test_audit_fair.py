@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from commtax.audit import audit
 from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Claim
 from commtax.evidence.lacking import missing
-from commtax.logs import sglang_log, trtllm_log, vllm_log
+from commtax.logs.engine_logs import sglang_log, trtllm_log, vllm_log
 from commtax.logs.startup_audit import audit_log
 from commtax.machines import matrices, smi_query
 from commtax.machines.topology_audit import audit_topology

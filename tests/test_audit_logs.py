@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from commtax.audit import audit, formats
 from commtax.evidence.finding import Claim
-from commtax.logs import nccl_log, sglang_log, trtllm_log, vllm_log
+from commtax.logs import nccl_log
+from commtax.logs.engine_logs import sglang_log, trtllm_log, vllm_log
 from commtax.logs.nccl_audit import audit_nccl
 from commtax.logs.nccl_log import Route
 from commtax.logs.started import named, typical

@@ -10,7 +10,7 @@ import commtax
 from commtax import catalog
 from commtax.evidence.finding import Claim
 from commtax.evidence.thresholds import levels
-from commtax.logs import trtllm_log, vllm_log
+from commtax.logs.engine_logs import trtllm_log, vllm_log
 from commtax.logs.startup_audit import audit_log
 from commtax.verbs.asking import unsettled
 from test_fit import LOGS, name, of_log

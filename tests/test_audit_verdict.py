@@ -15,7 +15,7 @@ from commtax.audit import audit
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Claim, Finding, Section
 from commtax.evidence.identity import other_chip, other_model
 from commtax.evidence.lacking import missing
-from commtax.logs import vllm_log
+from commtax.logs.engine_logs import vllm_log
 from commtax.logs.startup_audit import audit_log
 from commtax.report.audit_words import headline
 from commtax.results import bench

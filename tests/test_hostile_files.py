@@ -10,7 +10,7 @@ import pytest
 from cli_run import run_here
 from commtax.catalog import config
 from commtax.evidence import prefixes
-from commtax.logs import vllm_log
+from commtax.logs.engine_logs import vllm_log
 from commtax.machines import topology
 from commtax.readers import launch
 from commtax.results import bench, nccl_tests

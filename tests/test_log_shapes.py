@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from commtax.audit import audit, audit_read, formats
 from commtax.audit.reading import Read
-from commtax.logs import crashes, flight_text, llamacpp_log, nccl_log, sglang_log, vllm_log
+from commtax.logs import crashes, flight_text, llamacpp_log, nccl_log
+from commtax.logs.engine_logs import sglang_log, vllm_log
 from commtax.logs.nccl_audit import causes as nccl_causes
 from commtax.logs.startup import Moment
 from commtax.logs.startup_audit import audit_log

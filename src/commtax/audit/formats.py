@@ -15,19 +15,9 @@ from commtax.evidence import prefixes
 from commtax.evidence.finding import Section
 from commtax.evidence.thresholds import counts
 from commtax.files import LOG_BYTES, Stream, Watch, decoded, opened
-from commtax.logs import (
-    crashes,
-    flight,
-    flight_text,
-    llamacpp_log,
-    nccl_log,
-    sglang_log,
-    tgi_log,
-    training_log,
-    trtllm_log,
-    vllm_log,
-)
+from commtax.logs import crashes, flight, flight_text, llamacpp_log, nccl_log, training_log
 from commtax.logs.crash_audit import audit_crash
+from commtax.logs.engine_logs import sglang_log, tgi_log, trtllm_log, vllm_log
 from commtax.logs.flight_audit import audit_analysis, audit_flight
 from commtax.logs.llamacpp_audit import audit_timings
 from commtax.logs.nccl_audit import audit_nccl
@@ -79,7 +69,8 @@ class Source:
     @cached_property
     def crash(self) -> crashes.Crash | None:
         """The error with which it ended, of other programs than engines, whose readers tell theirs themselves."""
-        if not crashes.may(self.raw) or any(engine.looks_like(self.text) for engine in (vllm_log, sglang_log, trtllm_log)):
+        engines = (vllm_log, sglang_log, trtllm_log)
+        if not crashes.may(self.raw) or any(engine.looks_like(self.text) for engine in engines):
             return None
         return crashes.find(lines(self.raw))
 

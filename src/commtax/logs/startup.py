@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commtax.evidence.thresholds import counts
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import Patterns, patterns
 from commtax.files import table
 from commtax.logs import crashes
 from commtax.records import filled
@@ -202,6 +202,7 @@ class Wordings:
 
     def __init__(self, path: str) -> None:
         self.table = table(path)
+        self.patterns = Patterns(self.table["patterns"])
         self.signs: tuple[str, ...] = tuple(self.table["signs"])
         self.shapes = [re.compile(shape) for shape in self.table.get("shapes", ())]
         self.words: tuple[str, ...] = tuple(self.table["words"])

@@ -23,7 +23,7 @@ from typing import Any
 
 from commtax import catalog
 from commtax.files import Document, table
-from commtax.logs import vllm_log
+from commtax.logs.engine_logs import vllm_log
 from commtax.measure import launch, machine
 from commtax.results import bench
 from commtax.results.bench_record import Bench
