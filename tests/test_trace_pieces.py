@@ -15,7 +15,7 @@ from commtax.audit import at_once, formats, reading
 from commtax.cli import progress
 from commtax.files import opened
 from commtax.timeline import crossed, merged
-from commtax.traces.profilers import kineto
+from commtax.traces.profilers import chrome, kineto
 from commtax.traces.ranks import distinct
 from made_traces import decode_graphs, document, event, kernel, launch, write
 
@@ -205,7 +205,7 @@ def test_names_as_writers_leave_them(written, read):
 def test_a_trace_in_utf_16():
     text = json.dumps(document(SOUND)).encode("utf-16")
     assert told(kineto.from_pieces(pieces(text, [33]))) == told(kineto.parse(document(SOUND)))
-    assert kineto.looks_like(text)
+    assert chrome.looks_like(text)
 
 
 def test_what_stands_around_the_events():
@@ -217,7 +217,7 @@ def test_what_stands_around_the_events():
     head = {"note": '"traceEvents": [', "distributedInfo": {"rank": 29, "world_size": 12000, "pg_config": groups}}
     made = {**head, "traceEvents": [*SOUND, kernel(REDUCE, 90, 5, 9, **meta)], "baseTimeNanoseconds": 10**18}
     text = json.dumps(made).encode()
-    assert kineto.looks_like(text[:65536])
+    assert chrome.looks_like(text[:65536])
     trace = kineto.from_pieces(pieces(text, [4096]))
     assert (trace.rank, trace.world, trace.origin_ns) == (29, 12000, 10**18)
     last = trace.collectives[-1]

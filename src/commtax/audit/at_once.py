@@ -14,6 +14,7 @@ from commtax.audit import formats
 from commtax.evidence.thresholds import thresholds
 from commtax.files import Watch
 from commtax.statement import Refusal
+from commtax.traces.profilers import rocprof
 
 COUNT, LEVEL = thresholds(__name__)
 _counted: Any = None
@@ -81,7 +82,7 @@ def _read_counted(run: Run, nsys: str) -> Said:
 
 def _read(run: Run, nsys: str, watch: Watch | None) -> Said:
     try:
-        return formats.read_run(run, nsys, watch)
+        return formats.read(run[0], nsys, watch) if len(run) == 1 else list(rocprof.read_tables(run))
     except Refusal as refusal:
         return refusal
 

@@ -4,7 +4,7 @@ A file that holds data (JSON, a database) is of one format. A text may hold seve
 table that a benchmark printed, one below the other, and then each is read.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from commtax.results import bench, collective_json, collective_tests
 from commtax.results.bench_audit import audit_bench
 from commtax.results.collective_audit import audit_collectives
 from commtax.statement import Refusal
-from commtax.traces.profilers import chrome, kineto, nsys, rocprof
+from commtax.traces.profilers import chrome, nsys, rocprof
 from commtax.traces.trace import Trace
 from commtax.traces.trace_audit import audit_traces
 
@@ -79,7 +79,7 @@ class Source:
 class Format:
     """``fits`` looks at a file and ``read`` takes what it says, a ``record`` or a list of them, which ``audit`` judges.
 
-    ``together``: records of all ranks of a job are judged at once. ``by_place``: they say nothing of a model, and none is asked for.
+    ``together``: records of all ranks of a job are judged at once. ``by_place``: they tell nothing of a model, and need none.
     """
 
     kind: str  # log | trace | flight | bench | training | collectives | links | monitor | topology | state | crash
@@ -121,7 +121,7 @@ DATA = (
     _trace("a table of rocprofv3", lambda s: rocprof.looks_like_table(s.head), lambda s: rocprof.read_streams([s.stream])),
     _trace("a Perfetto trace", lambda s: rocprof.is_perfetto(s.path), lambda s: rocprof.refuse_perfetto(s.path)),
     _trace("a trace of ours", lambda s: chrome.is_own(s.head), lambda s: chrome.read_own(s.stream)),
-    _trace("a PyTorch profiler trace", lambda s: kineto.looks_like(s.head), lambda s: chrome.read(s.stream)),
+    _trace("a PyTorch profiler trace", lambda s: chrome.looks_like(s.head), lambda s: chrome.read(s.stream)),
     Format(
         "flight",
         "a flight recorder's dump",
@@ -232,19 +232,6 @@ def kinds(path: Path) -> list[str]:
     """What a file is."""
     with opened(path) as stream:
         return [f.kind for f in formats_of(Source(stream))]
-
-
-def runs(files: Iterable[Path]) -> list[list[Path]]:
-    """Files that are read together, in order: the tables of one run of rocprofv3; each of all others alone."""
-    found: dict[str, list[Path]] = {}
-    for path in files:
-        found.setdefault(rocprof.run_of(path) or str(path), []).append(path)
-    return list(found.values())
-
-
-def read_run(paths: Sequence[Path], program: str = "nsys", watch: Watch | None = None) -> list[object]:
-    """What files say that belong together; ``program`` opens reports of Nsight Systems, ``watch`` is told of bytes read."""
-    return read(paths[0], program, watch) if len(paths) == 1 else list(rocprof.read_tables(paths))
 
 
 def read(path: Path, program: str = "nsys", watch: Watch | None = None) -> list[object]:

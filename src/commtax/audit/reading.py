@@ -1,10 +1,9 @@
 """What was handed over, read: files, and folders with all that is in them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from commtax.audit import formats
 from commtax.audit.at_once import read_runs
 from commtax.audit.jobs import by_job, of_dump, of_trace
 from commtax.catalog.hardware import recognise
@@ -13,6 +12,7 @@ from commtax.files import Watch
 from commtax.logs.flight import Dump
 from commtax.machines.smi import Links
 from commtax.statement import Note, Refusal
+from commtax.traces.profilers import rocprof
 from commtax.traces.ranks import distinct
 from commtax.traces.trace import Trace
 from commtax.units import plural
@@ -44,7 +44,7 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
     if not given:
         raise Refusal("file: at least one log, trace or benchmark result is needed")
     named = dict(_files(given))
-    runs = formats.runs(named)
+    runs = _runs(named)
     left: list[tuple[str, object]] = []
     passed: list[str] = []
     for paths, said in zip(runs, read_runs(runs, nsys, watch, processes), strict=True):
@@ -57,13 +57,25 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
     if not left:
         found = f"none of its {plural(len(passed), 'file')} is recognised" if passed else "no file is in it"
         raise Refusal(f"file '{given[0]}': a folder, and {found}", "file")
-    joined = _joined(left)
+    joined, notes = _joined(left), tuple(_passed_over(passed))
     traces = [(name, said) for name, said in joined if isinstance(said, Trace)]
     dumps = [(name, said) for name, said in joined if isinstance(said, Dump)]
-    jobs = [_ranked([traces[at] for at in job]) for job in by_job([of_trace(t) for _, t in traces], [n for n, _ in traces])]
-    recorded = [[dumps[at] for at in job] for job in by_job([of_dump(d) for _, d in dumps], [n for n, _ in dumps])]
+    jobs: list[list[tuple[str, Trace | Dump]]] = []
+    for job in by_job([of_trace(t) for _, t in traces], [n for n, _ in traces]):
+        ranked = distinct([traces[at][1] for at in job])
+        jobs.append([(traces[at][0], trace) for at, trace in zip(job, ranked, strict=True)])
     others = [(name, said) for name, said in joined if not isinstance(said, Trace)]
-    return Read((*others, *(one for job in jobs for one in job)), tuple(_passed_over(passed)), (*jobs, *recorded))
+    left = [*others, *(one for job in jobs for one in job)]
+    recorded = [[dumps[at] for at in job] for job in by_job([of_dump(d) for _, d in dumps], [n for n, _ in dumps])]
+    return Read(tuple(left), notes, (*jobs, *recorded))
+
+
+def _runs(files: Iterable[Path]) -> list[list[Path]]:
+    """Files that are read together, in order: the tables of one run of rocprofv3; each of all others alone."""
+    found: dict[str, list[Path]] = {}
+    for path in files:
+        found.setdefault(rocprof.run_of(path) or str(path), []).append(path)
+    return list(found.values())
 
 
 def _joined(left: list[tuple[str, object]]) -> list[tuple[str, object]]:
@@ -75,11 +87,6 @@ def _joined(left: list[tuple[str, object]]) -> list[tuple[str, object]]:
     for _, later in counters[1:]:
         seen = seen.and_then(later)
     return [*((name, said) for name, said in left if not isinstance(said, Links)), (names, seen)]
-
-
-def _ranked(job: list[tuple[str, Trace]]) -> list[tuple[str, Trace]]:
-    """Traces of one job with distinct ranks."""
-    return [(name, trace) for (name, _), trace in zip(job, distinct([trace for _, trace in job]), strict=True)]
 
 
 def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bool]]:

@@ -53,7 +53,8 @@ def behind_cache(waits: Sequence[Moment], moments: Sequence[Moment]) -> bool:
 
 
 def held_up(log: StartupLog) -> Iterator[Cause]:
-    """Queues that no full cache explains, and a cache that has no room for a second request."""
+    """Queues behind a full cache and others, and a cache that has no room for a second request."""
+    yield from _overloaded(log)
     moments = [m for m in log.moments if m.waiting is not None and (m.running or m.waiting)]
     queued = [m for m in moments if (m.waiting or 0) >= max(1, m.running)]
     full = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= LEVEL.full_cache]
@@ -63,6 +64,35 @@ def held_up(log: StartupLog) -> Iterator[Cause]:
         said = f"overloaded: {lost:,.0f} times a request lost its place in the KV cache, and was computed again"
         yield Cause("preempted", said, change="more KV memory (more GPUs, fp8 cache, a larger share), or fewer requests at once")
     yield from _narrow(log)
+
+
+def _overloaded(log: StartupLog) -> Iterator[Cause]:
+    """Requests that wait for a full cache or ever more of them, and steps that are launched one by one."""
+    moments = [m for m in log.moments if m.running]
+    waits = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= LEVEL.full_cache]
+    if behind_cache(waits, moments):
+        most, full = max(m.waiting or 0 for m in waits), f"{plural(len(waits), 'line')} of {len(moments)}"
+        queue = f"up to {most:,} requests wait" if most > 1 else "1 request waits"
+        change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
+        yield Cause("cache full", f"overloaded: the KV cache is full in {full}, and {queue}", change=change)
+    yield from _growing(moments)
+    launched = [m for m in moments if m.graph is False and m.running > COUNT.always_captured]
+    decoded = sum(m.graph is not None or m.tokens_per_s > 0 for m in moments)
+    if len(launched) >= COUNT.few_moments and len(launched) * 2 > decoded:
+        said = f"{plural(len(launched), 'decode line')} of {decoded} ran without a CUDA graph"
+        yield Cause("no graph", said, change="capture larger batches (--cuda-graph-max-bs)")
+
+
+def _growing(moments: list[Moment]) -> Iterator[Cause]:
+    """More requests wait in the last third of the lines than in the first, and as many as run: more come than are answered."""
+    told = [m for m in moments if m.waiting is not None]
+    third = len(told) // 3
+    if third < COUNT.few_moments:
+        return
+    early, late = (median(m.waiting or 0 for m in part) for part in (told[:third], told[-third:]))
+    if late >= LEVEL.grows * max(1.0, early) and late >= median(m.running for m in told[-third:]):
+        said = f"overloaded: {early:.0f} requests wait in the first third of the lines, and {late:.0f} in the last"
+        yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
 
 
 def _queue(queued: Sequence[Moment]) -> Iterator[Cause]:

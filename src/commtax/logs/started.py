@@ -8,10 +8,10 @@ from typing import Any
 from commtax.catalog.models import bundled
 from commtax.evidence.finding import Cause, Claim, Finding
 from commtax.evidence.identity import names_of
-from commtax.evidence.thresholds import counts, levels, thresholds
+from commtax.evidence.thresholds import counts, thresholds
 from commtax.files import table
-from commtax.logs.held_up import behind_cache, held_up, served
-from commtax.logs.startup import ENDED, FAILURE, READY, STAGE, STALLED, Claimed, Moment, StartupLog, axes_of
+from commtax.logs.held_up import held_up, served
+from commtax.logs.startup import ENDED, FAILURE, READY, STAGE, STALLED, Claimed, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
@@ -180,7 +180,6 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
             cost = _cost(claim, eager=True) if claim else None
             said = f"kernels are launched one by one ({name}={value})"
             yield _priced("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
-    yield from _queue(log)
     yield from held_up(log)
 
 
@@ -218,34 +217,6 @@ def _overclaimed(log: StartupLog) -> Iterator[Cause]:
 def _on_cpu(log: StartupLog) -> bool:
     """Whether the log says that no GPU is there: nothing is launched then."""
     return log.settings.get("device_config") == CPU or log.backend == GLOO
-
-
-def _queue(log: StartupLog) -> Iterator[Cause]:
-    moments = [m for m in log.moments if m.running]
-    waits = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= levels("logs.held_up").full_cache]
-    if behind_cache(waits, moments):
-        most, full = max(m.waiting or 0 for m in waits), f"{plural(len(waits), 'line')} of {len(moments)}"
-        queue = f"up to {most:,} requests wait" if most > 1 else "1 request waits"
-        change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
-        yield Cause("cache full", f"overloaded: the KV cache is full in {full}, and {queue}", change=change)
-    yield from _growing(moments)
-    launched = [m for m in moments if m.graph is False and m.running > COUNT.always_captured]
-    decoded = sum(m.graph is not None or m.tokens_per_s > 0 for m in moments)
-    if len(launched) >= counts("logs.held_up").few_moments and len(launched) * 2 > decoded:
-        said = f"{plural(len(launched), 'decode line')} of {decoded} ran without a CUDA graph"
-        yield Cause("no graph", said, change="capture larger batches (--cuda-graph-max-bs)")
-
-
-def _growing(moments: list[Moment]) -> Iterator[Cause]:
-    """More requests wait in the last third of the lines than in the first, and as many as run: more come than are answered."""
-    told = [m for m in moments if m.waiting is not None]
-    third = len(told) // 3
-    if third < counts("logs.held_up").few_moments:
-        return
-    early, late = (median(m.waiting or 0 for m in part) for part in (told[:third], told[-third:]))
-    if late >= LEVEL.grows * max(1.0, early) and late >= median(m.running for m in told[-third:]):
-        said = f"overloaded: {early:.0f} requests wait in the first third of the lines, and {late:.0f} in the last"
-        yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
 
 
 def _cost(claim: Claim | None, **changes: Any) -> tuple[float, float] | None:

@@ -60,7 +60,14 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
     if claim is None or log.engine not in SHARES:  # of an engine that is not modelled a layout that it prints is judged
         layout = tuple(_layout(log, claim)) if claim and log.tp else ()
         findings = (*broken(log), *layout, *(f for f in told(log) if f.item not in {g.item for g in layout}))
-        return Section("log", (name,), findings, tuple(_notes(log, None)), causes=tuple(causes(log, None)), facts=facts(log))
+        return Section(
+            "log",
+            (name,),
+            findings,
+            (intro(log), *stopped(log), *_notes(log, None)),
+            causes=tuple(causes(log, None)),
+            facts=facts(log),
+        )
     notes = [] if _started(log, claim) else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
     claim = claim if not notes else replace(claim, question=claim.question.but(engine=catalog.engine(log.engine)))
     asked, own = settled(claim.question), claim.question.limits
@@ -68,18 +75,20 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
     if log.prefix_caching == "False" and not own.state_slots:
         logged["state_slots"] = 1  # a request has its own states alone
     held = claim.question.but(**logged, kv_dtype="fp8" if narrow(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype)
+    words, failed, more, usual = (intro(log), *stopped(log)), tuple(broken(log)), tuple(besides(log)), typical(log)
+    own_facts, own_causes = facts(log), tuple(causes(log, claim))
     findings = (
-        *broken(log),
+        *failed,
         *_layout(log, claim),
         *differing(claim, log.model, degrees={"ep": log.ep}),
         *_weights(log, claim.question),
         *_memory(log, held),
         *_allreduce(log, claim),
-        *_served(log, claim),
-        *besides(log),
+        *_served(usual, claim),
+        *more,
     )
-    notes += _notes(log, asked)
-    return Section("log", (name,), findings, tuple(notes), causes=tuple(causes(log, claim)), facts=facts(log))
+    notes += (*words, *_notes(log, asked))
+    return Section("log", (name,), findings, tuple(notes), causes=own_causes, facts=own_facts)
 
 
 def _started(log: StartupLog, claim: Claim) -> bool:
@@ -292,9 +301,9 @@ def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     yield finding.undecided(f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
 
 
-def _served(log: StartupLog, claim: Claim) -> Iterator[Finding]:
+def _served(usual: tuple[int, float, int] | None, claim: Claim) -> Iterator[Finding]:
     """Tokens a second while requests were served, against decode steps of as many; prompts between them make it less."""
-    if not (usual := typical(log)):
+    if not usual:
         return
     running, rate, cached = usual
     step = float(claim.bill(batch=running, context=claim.context or cached or 1024).step_s)
@@ -303,9 +312,7 @@ def _served(log: StartupLog, claim: Claim) -> Iterator[Finding]:
 
 
 def _notes(log: StartupLog, asked: Question | None) -> Iterator[Note]:
-    """What the start says in words, and what to know before it is compared."""
-    yield intro(log)
-    yield from stopped(log)
+    """What to know before a start is compared."""
     made_for, quantization = asked.engine.version if asked else "", log.quantization
     if asked and log.version and not log.version.startswith(made_for):
         yield Note("version", f"the log is of {ENGINES[log.engine]} {log.version}; the memory model was made for {made_for}")

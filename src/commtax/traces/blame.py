@@ -14,6 +14,7 @@ from commtax.traces.stragglers import lost_overlap, never_overlapped, stragglers
 from commtax.traces.suspects import Suspect
 
 COUNT = counts(__name__)
+BEATS, LEAST = counts("traces.accounts").most_beats, levels("traces.suspects").least
 
 
 def suspects(job: Job, most: int) -> list[Suspect]:
@@ -22,7 +23,8 @@ def suspects(job: Job, most: int) -> list[Suspect]:
     if accounts.total_s.shape[1] < COUNT.fewest or (is_pipeline(job) and not (job.named or job.synchronised)):
         return []
     ranks = [t.rank for t in job.traces]
-    found = [*lost_overlap(accounts), *never_overlapped(job, accounts), *slow_links(job, accounts, first)]
+    links = list(slow_links(job, accounts, first))
+    found = [*lost_overlap(accounts), *never_overlapped(job, accounts), *links]
     if is_pipeline(job):
         found += slow_stages(job, accounts)
         found += starved(job, accounts, first, explained=bool(found))
@@ -30,12 +32,12 @@ def suspects(job: Job, most: int) -> list[Suspect]:
             found += stragglers(accounts, ranks, peers)
     else:
         found += stragglers(accounts, ranks, range(len(ranks)))
-    return sorted((s for s in found if s.cost >= levels("traces.suspects").least), key=lambda s: -s.cost)
+    return sorted((s for s in found if s.cost >= LEAST), key=lambda s: -s.cost)
 
 
 def blame(job: Job) -> tuple[Culprit | None, float]:
     """The dearest suspect, with when it began on the job's clock, and what it costs a step in seconds."""
-    for most in (counts("traces.accounts").most_beats,) if job.named else (counts("traces.accounts").most_beats, COUNT.stretches):
+    for most in (BEATS,) if job.named else (BEATS, COUNT.stretches):
         if found := suspects(job, most):
             break
     else:

@@ -32,23 +32,25 @@ COUNT, LEVEL = thresholds(__name__)
 def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[str]) -> Section:
     """All ranks of one job (or one of them)."""
     job = Job.of(traces)
+    read, said, facts = tuple(_read(job)), tuple(_notes(job)), _facts(job)
     culprit, cost_s = blame(job)
     steps, sent = step_rows(job), sent_a_step(job)
+    collectives, kernels, measured = collective_rows(job), kernel_rows(job), typical_step(job)
     spent = tuple((rank, used) for rank, _, used in of_rows([s for s in steps if s.usual] or steps))
     findings, notes, usage = compared(job, claim) if claim else (tuple(_told(job, spent, sent)), (), spent)
     return Section(
         "trace",
         tuple(names),
         findings,
-        (*_read(job), *place_notes(job.traces), *notes, *_notes(job), *layer_notes(job)),
+        (*read, *place_notes(job.traces), *notes, *said, *layer_notes(job)),
         usage if job.traces[0].on_device else (),
         causes(job, culprit, cost_s),
         culprit,
         steps,
-        collective_rows(job),
-        kernel_rows(job),
-        _facts(job),
-        typical_step(job),
+        collectives,
+        kernels,
+        facts,
+        measured,
         sent if any(t.steps for t in job.traces) else None,
     )
 

@@ -21,12 +21,22 @@ TRAINED = ("B", "W", "BW", "F&B")  # parts of a backward pass, in a pipeline
 COUNT, LEVEL = thresholds(__name__)
 _CATEGORY = re.compile(rb'"cat"\s{0,9}:\s{0,9}"([^"\\]{1,40})"')
 _ALIKE = re.compile(r"(\d[\d,]{0,12}) steps?: (?:(\d[\d,]{0,12}) prompt tokens?)?(?: \+ )?(?:(\d[\d,]{0,12}) decodes?)?")
+_HEADS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
 _OVERLAP = 64  # signs that a category may take
 
 
 def is_own(head: bytes) -> bool:
     """Whether we wrote a trace."""
     return b'"traceEvents"' in head and f'"producer": "{PRODUCER}"'.encode() in head[:200]
+
+
+def looks_like(raw: bytes) -> bool:
+    """Whether events are in a file: an object with ``traceEvents`` (or with what stands before them), or the list of events."""
+    text = raw.decode("utf-16", errors="ignore").encode() if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else raw
+    begins = text[:99].removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    if begins == b"{" and any(key in text[:4096] for key in _HEADS):
+        return True
+    return b'"traceEvents"' in text or (begins == b"[" and b'"ph"' in text)
 
 
 def read_own(stream: Stream) -> list[Trace]:

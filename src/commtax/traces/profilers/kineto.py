@@ -26,17 +26,7 @@ _RANK = tuple(
     map(re.compile, (r"rank[-_]?(\d{1,7})", r"(?:^|[^A-Za-z])TP[-_]?(\d{1,7})", r"(?:^|[^A-Za-z0-9])r(\d{1,7})(?![A-Za-z0-9])"))
 )
 _HOST = re.compile(r"^(?P<host>[A-Za-z0-9][\w.-]*)_\d+\.\d{10,}\.pt\.trace\.json")  # torch.profiler.tensorboard_trace_handler
-_HEADS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
 COUNT = counts(__name__)
-
-
-def looks_like(raw: bytes) -> bool:
-    """Whether a file is such a trace: an object with ``traceEvents`` (or with what stands before them), or the list of events."""
-    text = raw.decode("utf-16", errors="ignore").encode() if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else raw
-    begins = text[:99].removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if begins == b"{" and any(key in text[:4096] for key in _HEADS):
-        return True
-    return b'"traceEvents"' in text or (begins == b"[" and b'"ph"' in text)
 
 
 def read(given: Stream | Path | str) -> Trace:
