@@ -8,6 +8,7 @@ import pytest
 import commtax
 from commtax.audit import audit
 from commtax.evidence.finding import Claim
+from commtax.traces.profilers import kineto_events  # noqa: F401  imported late, and no part of the walk
 from commtax.verbs.asking import unsettled
 
 SOURCE = str(Path(commtax.__file__).parent)

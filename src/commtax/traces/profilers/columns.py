@@ -250,10 +250,11 @@ def correlation_of(told: Any) -> int:
 def _role(name: str, is_op: bool) -> int:
     """What a host's event is by its name; 16 more where it runs in training alone, and 32 where it accumulates a gradient."""
     trains = (_TRAINS if trace.trains(name) else 0) + (_GRADIENT if trace.accumulates(name) else 0)
+    step = not is_op and trace.names_step(name)
     if is_call(name):
         return CALL + trains
     if not is_op:
-        return (STEP if trace.names_step(name) else WORK) + trains
+        return (STEP if step else WORK) + trains
     if name.startswith("c10d::"):
         return TORCH_CALL + trains
     if name == "record_param_comms":
