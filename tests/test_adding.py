@@ -155,7 +155,7 @@ def test_a_file_format_is_its_reader_its_audit_and_one_entry(tmp_path, monkeypat
     path.write_text("toys=7\n")
     assert formats.kinds(path) == ["log"]
     assert audit([path]).findings[0].measured == 7
-    assert json.loads(run_here("audit", path, "--json").out)["sections"][0]["findings"][0]["measured"] == 7
+    assert json.loads(run_here("audit", path, "--json").stdout)["sections"][0]["findings"][0]["measured"] == 7
 
 
 @pytest.mark.parametrize("entry", [*formats.DATA, *formats.TEXTS], ids=lambda e: e.described)
