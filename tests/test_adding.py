@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 import commtax
+from cli_run import run_here
 from commtax import catalog, cli, launch
+from commtax.audit import audit, formats
 from commtax.catalog import loader, models, programs
 from commtax.cost.collectives import ALGORITHMS
 from commtax.cost.memory import on_chip
 from commtax.cost.schedules import SCHEDULES
+from commtax.evidence.finding import Finding, Section
 from commtax.launch import flags, reading, writing
 from commtax.verbs.asking import ask
 
@@ -132,7 +135,7 @@ def written(name):
 @pytest.mark.parametrize("name", [key for key in SCHEDULES if key not in ("1f1b", "interleaved", "gpipe")])
 def test_a_schedule_is_one_entry(name):
     """Beside its entry a schedule is named only where it is recommended."""
-    assert written(name) <= {"cost/schedules.py", "verbs/explain.py", "audit/taxes.py"}
+    assert written(name) <= {"cost/schedules.py", "verbs/explain.py", "logs/taxes.py"}
 
 
 @pytest.mark.parametrize("name", [key for key in ALGORITHMS if key != "ring"])  # keys of context parallelism go round one too
@@ -157,3 +160,48 @@ def test_no_hardware_is_named_where_prices_are_made(kind):
 def test_a_verb_is_a_file_of_the_command_line(name):
     assert (SOURCE / "cli" / f"{name}.py").exists()
     assert (SOURCE / "cli" / "app.py").read_text().count(f'"{name}"') == 1
+
+
+class Kept(str):
+    """What a toy program left behind."""
+
+
+class ToyReader:
+    """A file of a room: how a text is known, and what it says."""
+
+    def looks_like(self, text):
+        return text.startswith("toys=")
+
+    def parse(self, text):
+        return Kept(text.removeprefix("toys=").strip())
+
+
+def audit_toy(kept, claim, name):
+    """The file beside it: what is told of it."""
+    return Section("log", (name,), (Finding("toys", None, int(kept)),))
+
+
+def test_a_file_format_is_its_reader_its_audit_and_one_entry(tmp_path, monkeypatch):
+    """Three files: nothing else knows of a format, neither the command nor the reports."""
+    entry = formats._told("log", "a log of toys", Kept, audit_toy, ToyReader())
+    monkeypatch.setattr(formats, "TEXTS", (*formats.TEXTS, entry))
+    monkeypatch.setitem(formats.BY_RECORD, Kept, entry)
+    path = tmp_path / "toys.log"
+    path.write_text("toys=7\n")
+    assert formats.kinds(path) == ["log"]
+    assert audit([path]).findings[0].measured == 7
+    assert json.loads(run_here("audit", path, "--json").stdout)["sections"][0]["findings"][0]["measured"] == 7
+
+
+@pytest.mark.parametrize("entry", [*formats.DATA, *formats.TEXTS], ids=lambda e: e.described)
+def test_rooms_know_nothing_of_each_other_and_the_registry_knows_all(entry):
+    """A reader and its audit lie in one room, and the registry alone names the audit."""
+    module = entry.audit.__module__
+    named = {
+        str(path.relative_to(SOURCE)) for path, text in PYTHON.items() if f"from {module} import {entry.audit.__name__}" in text
+    }
+    several = re.compile(rf"from {re.escape(module)} import [^\n]*\b{entry.audit.__name__}\b")
+    named |= {str(path.relative_to(SOURCE)) for path, text in PYTHON.items() if several.search(text)}
+    assert named == {"audit/formats.py"}
+    if entry.record is not tuple:
+        assert entry.record.__module__.split(".")[1] == module.split(".")[1]

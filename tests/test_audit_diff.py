@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cli_run import run_here
-from commtax.audit.differing import Change, difference
-from commtax.audit.finding import Audit, CollectiveRow, Finding, KernelRow, Section
+from commtax.evidence.finding import Audit, CollectiveRow, Finding, KernelRow, Section
 from commtax.report.audit_differences import difference_document, sentence, show_difference, summary
 from commtax.report.audit_page import difference_page
 from commtax.statement import Note
+from commtax.traces.differing import Change, difference
 from test_audit import FIXTURES
 from test_audit_report import LATE, line, section
 

@@ -12,16 +12,16 @@ from rich.console import Console
 
 import browser
 from cli_run import run_here
-from commtax.audit.finding import AGREE, Audit, Cause, Claim, CollectiveRow, Culprit, Finding, KernelRow, Section, StepRow
-from commtax.audit.predicted import predicted_step, priced_step
-from commtax.audit.typical import length_s, of_all, typical
-from commtax.readers.repetition import WHOLE
-from commtax.readers.trace import KINDS
+from commtax.evidence.finding import AGREE, Audit, Cause, Claim, CollectiveRow, Culprit, Finding, KernelRow, Section, StepRow
 from commtax.report.audit_documents import audit_document
 from commtax.report.audit_page import MOST_SHOWN, audit_page, chart, thinned
 from commtax.report.auditing import bar, show_audit
 from commtax.statement import Note
 from commtax.timeline import Timeline
+from commtax.traces.predicted import predicted_step, priced_step
+from commtax.traces.repetition import WHOLE
+from commtax.traces.trace import KINDS
+from commtax.traces.typical import length_s, of_all, typical
 from commtax.verbs.asking import unsettled
 from commtax.web.assets import offline
 from made_traces import decode_graphs, write

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax.audit import audit
-from commtax.readers import crashes, vllm_log
+from commtax.logs import crashes
+from commtax.logs.engine_logs import vllm_log
 
 VLLM = """\
 (APIServer pid=11) INFO 11-18 13:43:00 [api_server.py:1977] vLLM API server version 0.11.0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
-from commtax.readers.nccl_tests import parse
+from commtax.results.nccl_tests import parse
 
 HEADER = """# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592 step: 2(factor)
 # all_reduce_perf

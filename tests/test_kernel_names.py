@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.readers.collective_names import algorithm_of, is_fused, kernel_op, operator_op
+from commtax.evidence.collective_names import algorithm_of, is_fused, kernel_op, operator_op
 
 NAMES = json.loads((Path(__file__).parent / "fixtures" / "audit" / "kernel-names.json").read_text())
 """Found in public sources and profiles; each says where."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax.question import PARTS
-from commtax.readers import bench
+from commtax.results import bench
 from commtax.sim import arrivals
 from commtax.sim.serving import figures
 from commtax.sim.streams import draw_lengths

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.readers.topology import describe, nvlink_of, parse, pcie_of, place
+from commtax.machines.topology import describe, nvlink_of, parse, pcie_of, place
 
 FILE = Path(__file__).parent / "fixtures" / "topo-4x3090.txt"
 PAIRS = parse(FILE.read_text())

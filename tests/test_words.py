@@ -13,8 +13,8 @@ import pytest
 import commtax
 from cli_run import run_here
 from commtax.audit import audit
-from commtax.audit.finding import Claim
 from commtax.cost.kernel import Kernel
+from commtax.evidence.finding import Claim
 from commtax.ledger import Item
 from commtax.spec import Path
 from commtax.statement import Note, Source

@@ -22,7 +22,7 @@ from commtax.verbs.asking import AUTO_EP
 
 if TYPE_CHECKING:
     from commtax.launch.launched import Launch, Servers
-    from commtax.readers.topology import Placed
+    from commtax.machines.topology import Placed
 
 
 def filled(text: str, model: str, given: Given, remarks: list[str], about: About) -> tuple[Launch, str]:
@@ -235,7 +235,7 @@ def laid_out(given: Given, remarks: list[str]) -> str:
 
 def placing(file: str, cluster: Cluster, remarks: list[str]) -> Callable[[Mapping[str, int]], Placed]:
     """Where a topology lets plans lie, by their sizes: on the GPUs that suit each best."""
-    from commtax.readers import topology
+    from commtax.machines import topology
 
     seen = topology.parse(read_text(file, "topo"))
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from commtax.audit.differing import Change, Difference, SentChange
-from commtax.audit.finding import Audit
+from commtax.evidence.finding import Audit
 from commtax.report.audit_documents import merged, told_culprit
 from commtax.report.audit_words import culprit_sentence, share_text, value_text
 from commtax.report.auditing import short
 from commtax.report.documents import Record, plain, record
 from commtax.report.drawn import Console
 from commtax.report.tables import TableCells, notes, say, show_table, without_empty
+from commtax.traces.differing import Change, Difference, SentChange
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_KERNELS = 10

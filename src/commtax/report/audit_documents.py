@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 
-from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Audit, Culprit, Section
-from commtax.audit.lacking import missing
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Culprit, Section
+from commtax.evidence.lacking import missing
 from commtax.report.audit_words import causes, culprit_sentence, summary
 from commtax.report.documents import Record, plain, record
 

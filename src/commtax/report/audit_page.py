@@ -4,15 +4,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from commtax.audit.differing import Difference
-from commtax.audit.finding import Audit, Section
-from commtax.audit.predicted import predicted_step, priced_step
+from commtax.evidence.finding import Audit, Section
 from commtax.report import audit_differences as differences
 from commtax.report import auditing
 from commtax.report.audit_words import MOST_CAUSES, blamed, changed, headline, other_causes, priced, ran, remarks, title
 from commtax.report.documents import Record
 from commtax.report.tables import TableCells
 from commtax.timeline import Timeline
+from commtax.traces.differing import Difference
+from commtax.traces.predicted import predicted_step, priced_step
 from commtax.units import format_seconds
 
 MOST_SHOWN = 8_000  # intervals of a picture: those that are nearer than can be seen are drawn as one

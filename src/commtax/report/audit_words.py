@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from commtax.audit.benches import RESULTS
-from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Section
-from commtax.audit.lacking import missing
-from commtax.audit.typical import PARTS, by_rank, of_all, usual_phase
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Section
+from commtax.evidence.lacking import missing
+from commtax.evidence.usage import Usage
 from commtax.files import table
-from commtax.readers.repetition import WHOLE as WHOLE_TRACE
-from commtax.readers.trace import Usage
+from commtax.results.bench_audit import RESULTS
+from commtax.traces.repetition import WHOLE as WHOLE_TRACE
+from commtax.traces.typical import PARTS, by_rank, of_all, usual_phase
 from commtax.units import format_bytes, format_seconds, plural
 
 WORDS = table("report/words.toml")["audit"]

@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, KernelRow, Section
-from commtax.audit.typical import by_rank, of_all
-from commtax.readers.trace import Usage
+from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, KernelRow, Section
+from commtax.evidence.usage import Usage
 from commtax.report.audit_words import (
     MOST_CAUSES,
     blamed_cause,
@@ -23,6 +22,7 @@ from commtax.report.audit_words import (
 )
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import TableCells, notes, say, show_table, without_empty
+from commtax.traces.typical import by_rank, of_all
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_ROWS = 500  # of a table on the screen
