@@ -22,7 +22,6 @@ ROWS = [
     {"traces", "logs", "results", "machines"},
     {"evidence"},
     {"launch"},
-    {"claims"},
     {"verbs"},
     {"sim"},
     {"napkin"},

@@ -1,4 +1,4 @@
-"""The catalogue and the claims: lists, one thing with the source of each number, what a text says against arithmetic."""
+"""The catalogue: lists, and one thing with the source of each number."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,7 +9,6 @@ from rich.text import Text
 
 from commtax.catalog import keys
 from commtax.catalog.models import Published
-from commtax.claims import Claim
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.inventory import inventory, mtp_params, num_active_params, num_params
 from commtax.cost.tensors import total_bytes
@@ -34,21 +33,6 @@ from commtax.spec import (
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 
 Thing = Chip | Link | Cluster | Engine
-
-
-def show_claims(console: Console, claims: Iterable[Claim]) -> None:
-    """What the text says, what arithmetic says, why."""
-    document = ""
-    for claim in claims:
-        if claim.document != document:
-            document = claim.document
-            say(console, f"\n{document}", style="bold")
-        say(console, f"  {claim.key}", style="cyan")
-        for name in ("says", "arithmetic", "why"):
-            hanging = Table.grid(padding=(0, 1))
-            hanging.add_column(style="dim", no_wrap=True)
-            hanging.add_row(f"    {name:<10}", getattr(claim, name))
-            console.print(hanging)
 
 
 def show_catalog(console: Console, every: Mapping[str, list[Any]]) -> None:

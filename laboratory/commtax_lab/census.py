@@ -12,13 +12,15 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+import commtax
 from commtax.catalog.effects import mechanism
-from commtax.files import Document, Json, table
+from commtax.files import Document, Json
 from commtax.records import dataclass
+from commtax_lab import lab_table
 
 LAW = (0.7, 1.4)
 """What effects that were fitted end to end may make of a kernel's time."""
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(commtax.__file__).parent
 MODELLED = ("cost/**/*.py", "catalog/fabric.py", "catalog/hardware.py", "catalog/kernel_constants.py", "catalog/p*.py")
 """Code that prices: every number that it names has to be told as fitted or as a fact."""
 KINDS = ("kernel", "collective", "effect", "host", "queue", "overlap", "memory", "range")
@@ -107,7 +109,7 @@ def stood() -> Mapping[str, Json]:
 
 @lru_cache(maxsize=1)
 def _rules() -> Document:
-    return table("catalog/census.toml")
+    return lab_table("census.toml")
 
 
 def _files(root: Path, pattern: str) -> list[Path]:

@@ -6,8 +6,8 @@ from string import Formatter
 
 from commtax import catalog, napkin
 from commtax.cost.inventory import num_params
-from commtax.files import table
 from commtax.units import format_bytes, format_rate, format_seconds
+from commtax_lab import lab_table
 
 H100_BF16 = 990e12  # the lesson's round peak
 A100_BF16 = 312e12
@@ -103,7 +103,7 @@ class _Figures(Formatter):
 
 def claims() -> list[Claim]:
     """All claims, recomputed now."""
-    texts = table("claims.toml")
+    texts = lab_table("claims.toml")
     written = _Figures().format
     return [
         Claim(

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from commtax.catalog.census import KINDS, LAW, Fitted, breakers, stood, totals
 from commtax.files import table
 from commtax.report.documents import Record, record
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import notes, say, show_table
+from commtax_lab.census import KINDS, LAW, Fitted, breakers, stood, totals
 
 WORDS = table("report/words.toml")["census"]["kinds"]
 LONGEST = 60
