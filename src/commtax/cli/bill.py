@@ -7,6 +7,7 @@ from commtax.cli.order import SERVED_STEP, Order, ordered, refuse
 from commtax.cli.output import write_page
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import price, sent
 from commtax.verbs.explained import Explained
 
@@ -32,7 +33,7 @@ def bill_command(order: Order) -> None:
         raise Refusal(f"measured_mfu={measured:g}: above 0 and at most 1 (write 40% or 0.4)", "measured_mfu")
     if given["exact"]:
         _exact(order)
-    explained = Explained(price(order.question))
+    explained = Explained(price(settle(order.question)))
     if given["emit"]:
         order.output.emitted = order.commands(explained.bill)
     if given["html"]:
@@ -58,5 +59,5 @@ def _exact(order: Order) -> None:
     refuse(given, ["emit"], "comes with a priced step; leave --exact out")
     refuse(given, ("tokens", "measured_mfu"), "needs seconds, and --exact has none")
     refuse(given, TIMED[q.trains], "changes seconds, and --exact has none")
-    traffic = sent(q)
+    traffic = sent(settle(q))
     order.output.answer(traffic_document, show_traffic, traffic)

@@ -8,6 +8,7 @@ from commtax.cli.pasting import prompt_sizes
 from commtax.question import SEQUENCE_LEN
 from commtax.statement import Refusal
 from commtax.verbs.apart import prompter
+from commtax.verbs.asking import settle
 from commtax.verbs.fitting import Fit, advised, holds
 from commtax.verbs.train_fitting import TrainFit, train_holds
 
@@ -37,7 +38,7 @@ def fit_command(order: Order) -> None:
 
     if order.given["phase"] not in ("serve", "train"):
         raise Refusal(f"phase '{order.given['phase']}': serve or train", "phase", ("serve", "train"))
-    judged = train_holds(order.question) if order.question.trains else _served(order)
+    judged = train_holds(settle(order.question)) if order.question.trains else _served(order)
     order.output.answer(fit_document, show_fit, judged, code=0 if judged.fits else 1)
 
 

@@ -10,6 +10,7 @@ from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
 from commtax.report import serving
 from commtax.statement import Refusal
 from commtax.verbs.apart import check_pools
+from commtax.verbs.asking import settle
 from commtax.verbs.checking import positive
 from commtax.verbs.serving import Simulation, serve
 
@@ -72,7 +73,7 @@ def simulate_command(order: Order) -> None:
     refuse(given, timed.ONLY, "belongs to requests in time: --request-rate, --trace, or --concurrency with --num-prompts")
     if q.offered.inputs or q.offered.outputs:
         raise Refusal("input_len: the steady state has one mean length; add --num-prompts to draw from a distribution", "input_len")
-    simulated = serve(q)
+    simulated = serve(settle(q))
     if q.requests.disaggregated:
         _check_gpus(simulated)
     show = serving.show_simulations if np.ndim(q.requests.concurrency) else serving.show_simulation

@@ -15,6 +15,7 @@ from commtax.question import Question
 from commtax.sim import arrivals
 from commtax.statement import Note, Refusal
 from commtax.units import parse_seconds
+from commtax.verbs.asking import settle
 from commtax.verbs.goodput import SPELLED, Slo, slo_of
 from commtax.verbs.loads import number
 from commtax.verbs.offering import checked
@@ -83,7 +84,7 @@ def _one(order: Order, q: Question, slo: Slo) -> NoReturn:
     from commtax.report.requests import show_outcome
 
     with watched(_expected(q)) as watch:
-        o = serve(checked(q), watch)
+        o = serve(settle(checked(q)), watch)
     _write(order, o)
     order.output.answer(outcome_document, show_outcome, o, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
 

@@ -20,7 +20,7 @@ from commtax.spec import SIZES, Cluster, Engine, Model, Plan, Profile
 from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.apart import describe_pools
-from commtax.verbs.asking import SearchOptions, describe_gpus, describe_layout, laid, only, settled, unsettled
+from commtax.verbs.asking import SearchOptions, describe_gpus, describe_layout, laid, only, settle, unsettled
 from commtax.verbs.billing import price
 from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.fitting import cache_tokens
@@ -162,7 +162,7 @@ def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> Standi
 
 def _together(run: Question, clients: int, index: int, by: int) -> Columns:
     """Copies of one plan at their loads."""
-    base = settled(run)
+    base = settle(run).plain()
     kv = float(np.max(cache_tokens(base)))
     _check_room(base, kv)
     copies = int(run.plan.replicas)
@@ -180,7 +180,7 @@ def _apart(run: Question, prompts: Plan, clients: int, index: int, by: int) -> C
     ranks = copies * int(plan.dp)
     loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
     kinds = {"prefill_tp": int(prompts.tp), "prefill_dp": int(prompts.dp), "prefill_workers": int(prompts.replicas)}
-    s = serve(run.but(replicas=1, concurrency=loads, **kinds, decode_workers=copies, disaggregated=True))
+    s = serve(settle(run.but(replicas=1, concurrency=loads, **kinds, decode_workers=copies, disaggregated=True)))
     held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
     _check_room(run, held)
     sizes = {axis: getattr(plan, axis) for axis in SERVED} | {"replicas": copies, "prefill_replicas": kinds.pop("prefill_workers")}
@@ -208,7 +208,7 @@ def training_standing(answer: TrainPlans, run: Question) -> Standing:
     if total % (plan.dp * micro):
         return _cannot(answer, name, f"{plan.dp} replicas and microbatches of {micro} do not divide {total} sequences")
     try:
-        b = price(run.but(batch=total // plan.dp))
+        b = price(settle(run.but(batch=total // plan.dp)))
     except ValueError as error:
         return _cannot(answer, name, str(error))
     row = training.columns(b, 0, {**{axis: np.array([getattr(plan, axis)]) for axis in SIZES}, "micro_batch": np.array([micro])})

@@ -26,7 +26,7 @@ from commtax.spec import Plan
 from commtax.spec.stream import Stream
 from commtax.units import format_seconds
 from commtax.verbs.apart import MOVING, cache_bytes, outside_Bps, prompting_of
-from commtax.verbs.asking import describe_layout, laid, settled
+from commtax.verbs.asking import describe_layout, laid, settle
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.serving import serve
 
@@ -129,7 +129,7 @@ def _alone(one: Question, plans: Space, name: str, stream: Stream) -> Array:
     metric, which = name.rsplit("_", 1)
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
-    s = serve(laid(_steady(one), **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
+    s = serve(settle(laid(_steady(one), **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens)))
     whole = s.e2e_s if which == "mean" else s.ttft_s
     return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
 
@@ -182,7 +182,7 @@ def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
     prompted = _prompts_per_s(one, prompting)
     answers = [_decoded_per_s(one, int(tp), float(kv)) for tp, kv in zip(decoding.tp, decoding.kv_tokens, strict=True)]
     for i, tp in enumerate(decoding.tp.tolist()):
-        moved = _moved_s(settled(laid(one, tp=tp)))
+        moved = _moved_s(settle(laid(one, tp=tp)))
         for j, ahead in enumerate(prompting.tp.tolist()):
             copies = np.arange(1, one.cluster.num_gpus // tp + 1)
             most = int(np.sum(beside(copies, tp, ahead, one.cluster) > 0))
@@ -208,11 +208,11 @@ def _load(one: Question) -> Load:
 
 def _decoded_per_s(one: Question, tp: int, kv_tokens: float) -> float:
     """Requests/s of a copy that decodes as many as its cache and the engine let in."""
-    asked = settled(laid(one, tp=tp))
+    asked = settle(laid(one, tp=tp))
     return float(full_copy(asked, _load(one), kv_tokens).most_per_s(one.requests.output_len - 1))
 
 
 def _prompts_per_s(one: Question, plain: Space) -> Array:
     """Of workers that compute nothing else: steps full of prompts, or of a part of one."""
-    asked = settled(laid(one, tp=plain.tp))
+    asked = settle(laid(one, tp=plain.tp))
     return np.broadcast_to(prompting_of(asked, _load(one), 1, plain.kv_tokens)[0].most_per_s(inf), len(plain))

@@ -14,7 +14,7 @@ from commtax.readers.published.rows import Asked, Entry
 from commtax.readers.published.tables import Table
 from commtax.spec import Engine
 from commtax.validate.records import NONE, Predicted, Records, answers
-from commtax.verbs.asking import unsettled
+from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.requests import Outcome, serve
 
 JUDGED_REQUESTS = 3_000  # enough to see that a rate far beyond the published one is not held
@@ -75,7 +75,7 @@ def score(job: Job) -> Scores | str:
     """A run's figures and verdicts; the refusal where there is none."""
     run = job.run
     try:
-        outcome = serve(question_of(run))
+        outcome = serve(settle(question_of(run)))
         return {kind: _predicted(kind, run, outcome) for kind in job.kinds}
     except ValueError as error:
         return str(error)
@@ -87,7 +87,7 @@ def _predicted(kind: str, run: Run, outcome: Outcome) -> Predicted:
     if kind == HOLDS:
         return _verdict(_holds(run, outcome))
     if kind == HOLDS_BEYOND:
-        return _verdict(_holds(run, serve(question_of(beyond(run)))))
+        return _verdict(_holds(run, serve(settle(question_of(beyond(run))))))
     low, high = outcome.range_of(kind)
     return Predicted(outcome.statistic(kind), low, high)
 

@@ -1,8 +1,10 @@
 """Names in, a question out: the keywords of each verb, resolved once, rules checked, and what runs it looked up."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from os import PathLike
 from typing import Any, TypedDict, Unpack, cast
 
@@ -18,7 +20,8 @@ from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
 from commtax.cost.pricing import Terms
 from commtax.cost.schedules import usual_chunks
-from commtax.question import PHASES, Question
+from commtax.question import PARTS, PHASES, Question
+from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
 from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
@@ -231,13 +234,13 @@ def only(kind: type, options: Mapping[str, object]) -> Mapping[str, object]:
     return options
 
 
-def ask(model: str | Model, cluster: str | Cluster, **options: Unpack[Options]) -> Question:
+def ask(model: str | Model, cluster: str | Cluster, **options: Unpack[Options]) -> Settled:
     """The question with its names resolved; an illegal one is refused with the rule and the nearest legal values.
 
     A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine and type are used unless
     others are given. What is None is left to the engine.
     """
-    return settled(unsettled(model, cluster, options))
+    return settle(unsettled(model, cluster, options))
 
 
 def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
@@ -282,7 +285,29 @@ def _ahead(cluster: str | Cluster, own: Profile | None) -> Cluster:
     return catalog.cluster(cluster) if isinstance(cluster, str) else cluster
 
 
-def settled(put: Question) -> Question:
+@dataclass(frozen=True, slots=True)
+class Settled(Question):
+    """A question as it is run. ``settle`` alone makes one, at the door; verbs take nothing else and ask no rule again."""
+
+    def but(self, **changes: Any) -> Settled:
+        """The same one with something changed, settled anew unless no rule asks about what changes."""
+        changed = self.vary(**changes)
+        return changed if UNRULED.issuperset(changes) else settle(changed)
+
+    def vary(self, **changes: Any) -> Settled:
+        """The same one with something changed that the rules have nothing to say about here: it is not settled anew."""
+        return cast(Settled, Question.but(self, **changes))
+
+    def plain(self) -> Question:
+        """The question to go on asking from: what is made of it has to be settled."""
+        return Question(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+
+UNRULED = frozenset(("requests", "offered", "goal", *PARTS["requests"], *PARTS["offered"], *PARTS["goal"]))
+"""What no rule asks about: loads and goals."""
+
+
+def settle(put: Question) -> Settled:
     """The question as it is run: the machine's own constants laid over, what the engine decides said, the rules checked."""
     q = put
     checking.check_step(q)
@@ -304,11 +329,15 @@ def settled(put: Question) -> Question:
     plan = q.plan
     if any(np.ndim(getattr(plan, name)) for name in (*SIZES, "replicas", "microbatches")):
         checking.check_run(q)
-        return replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
+        return _as_settled(q, (), legality.codes(model, cluster, plan, engine))
     legality.check(model, cluster, plan, engine)
     checking.check_run(q)
     remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *checking.chosen_chunks(q, put.plan.chunks))
-    return replace(q, notes=(*remarks, *overlay.remarks(own, cluster, engine)) if own else remarks, codes=0)
+    return _as_settled(q, (*remarks, *overlay.remarks(own, cluster, engine)) if own else remarks, 0)
+
+
+def _as_settled(q: Question, notes: tuple[Note, ...], codes: Any) -> Settled:
+    return Settled(**{f.name: getattr(q, f.name) for f in fields(q)} | {"notes": notes, "codes": codes})
 
 
 def laid(put: Question, **changes: Any) -> Question:

@@ -23,7 +23,17 @@ from commtax.question import INPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
-from commtax.verbs.asking import BillOptions, SentOptions, TrainBillOptions, context_notes, only, settled, terms_of, unsettled
+from commtax.verbs.asking import (
+    BillOptions,
+    SentOptions,
+    Settled,
+    TrainBillOptions,
+    context_notes,
+    only,
+    settle,
+    terms_of,
+    unsettled,
+)
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
 
 USABLE = 0.95
@@ -34,7 +44,7 @@ USABLE = 0.95
 class StepBill(Bill):
     """A priced step with the question it answers."""
 
-    question: Question
+    question: Settled
     rows: Number  # of the activation matrix, padding included
     notes: tuple[Note, ...] = ()
 
@@ -167,7 +177,7 @@ def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptio
     asked = unsettled(model, cluster, only(BillOptions, options))
     if asked.trains:
         raise Refusal("phase 'train': train_bill prices training steps; bill is for decode, prefill and mixed", "phase")
-    return price(asked)
+    return price(settle(asked))
 
 
 def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[TrainBillOptions]) -> StepBill:
@@ -178,17 +188,16 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Tra
     """
     if "microbatches" in options:
         raise Refusal("microbatches: follow from batch and micro_batch", "microbatches")
-    return price(unsettled(model, cluster, {**only(TrainBillOptions, options), "phase": "train"}))
+    return price(settle(unsettled(model, cluster, {**only(TrainBillOptions, options), "phase": "train"})))
 
 
-def price(q: Question) -> StepBill:
-    """The step of a question, settled first. A step that was priced before is not priced again."""
-    return _priced(q.normal())
+def price(q: Settled) -> StepBill:
+    """The step of a question. A step that was priced before is not priced again."""
+    return _priced(replace(q.normal(), notes=q.notes, codes=q.codes))
 
 
 @remembered
-def _priced(q: Question) -> StepBill:
-    q = settled(q)
+def _priced(q: Settled) -> StepBill:
     check_arithmetic(q)
     check_pictures(q, q.context if q.phase in LOOKING else None)
     terms = terms_of(q)
@@ -261,9 +270,9 @@ def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
 
     Without graphs the host waits for collectives too, and everything is priced again.
     """
-    q = priced.question.but(**changes)
+    q = priced.question.vary(**changes)
     if q.what_if.eager or q.profile or q.trains:
-        return price(q)
+        return price(priced.question.but(**changes))
     pricer = Pricer(terms_of(q))
     lines = tuple(comm_line(x.item, pricer, q.what_if) if x.kind == "comm" else x for x in priced.lines)
     return replace(priced, lines=lines, question=q)
@@ -292,7 +301,7 @@ class SentLine:
 class Traffic:
     """Everything one step sends."""
 
-    question: Question
+    question: Settled
     rows: Number
     items: tuple[Item, ...]
     notes: tuple[Note, ...] = ()
@@ -331,12 +340,11 @@ def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[SentOp
                 raise Refusal(f"{name}: belongs to serving, not to phase train", name)
     if put.profile:
         raise Refusal("profile: holds seconds, and what is sent has none", "profile")
-    return sent(put)
+    return sent(settle(put))
 
 
-def sent(put: Question) -> Traffic:
+def sent(q: Settled) -> Traffic:
     """The collectives of a question's step."""
-    q = settled(put)
     check_arithmetic(q)
     check_pictures(q, q.context if q.phase in LOOKING else None)
     if q.trains:

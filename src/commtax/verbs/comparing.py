@@ -18,7 +18,7 @@ from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import parse_count
-from commtax.verbs.asking import AUTO_EP, CellOptions, StepOptions, laid, only, unsettled
+from commtax.verbs.asking import AUTO_EP, CellOptions, StepOptions, laid, only, settle, unsettled
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import share_of
 from commtax.verbs.fitting import fits
@@ -111,7 +111,7 @@ def _cell(put: Question, cell: tuple[Any, ...], changes: Changes) -> Row:
             q = q.but(batch=share_of(total, int(q.plan.dp)))
         if tokens is not None:
             q = _local(q, tokens)
-        return Row(cell, price(q))
+        return Row(cell, price(settle(q)))
     except ValueError as error:
         return Row(cell, None, str(error))
 
@@ -270,12 +270,12 @@ class Laid:
         """The step of a replica that has its share of ``batch`` sequences."""
         plan = self.question.plan
         share = -(-np.asarray(batch) // (plan.dp * plan.replicas))
-        return price(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes))
+        return price(settle(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes)))
 
     def row(self, batch: int) -> PlanRow:
         q, where = self.question, (self.name, self.shown, batch, int(self.question.plan.all_gpus))
         try:
-            priced = price(q.but(batch=share_of(batch, int(q.plan.dp)))) if q.trains else self.bill(batch)
+            priced = price(settle(q.but(batch=share_of(batch, int(q.plan.dp))))) if q.trains else self.bill(batch)
             return PlanRow(*where, priced, fits=bool(fits(priced)))
         except ValueError as error:
             return PlanRow(*where, None, str(error))

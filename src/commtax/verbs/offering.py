@@ -10,7 +10,7 @@ from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs import requests
 from commtax.verbs.apart import WORKERS, check_apart, check_pools, prompter
-from commtax.verbs.asking import ServeOptions, only, settled, unsettled
+from commtax.verbs.asking import ServeOptions, only, settle, unsettled
 from commtax.verbs.checking import positive, spread
 from commtax.verbs.loads import split
 from commtax.verbs.requests import Outcome
@@ -22,7 +22,7 @@ def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOpt
     One of ``request_rate``, ``concurrency`` and ``trace`` says when they come. Lengths are numbers, which vary by ``spread`` of
     their mean to either side, or distributions. The same ``seed`` gives the same bytes.
     """
-    return requests.serve(put(model, cluster, only(ServeOptions, options)))
+    return requests.serve(settle(put(model, cluster, only(ServeOptions, options))))
 
 
 def put(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
@@ -64,7 +64,7 @@ def _check_workers(q: Question) -> None:
     for name in WORKERS:
         if getattr(wanted, name) is not None:
             positive(getattr(wanted, name), name)
-    ahead = settled(prompter(q).but(offered=Offered())).plan
+    ahead = settle(prompter(q).but(offered=Offered())).plan
     check_pools(q, ahead, (wanted.prefill_workers, wanted.decode_workers))
 
 

@@ -16,7 +16,7 @@ from commtax.report.documents import Value, filled
 from commtax.report.view.state import SHORT, State, arguments, config_text, shortened, written
 from commtax.spec import SIZES
 from commtax.units import format_seconds
-from commtax.verbs.asking import describe_gpus
+from commtax.verbs.asking import describe_gpus, settle
 from commtax.verbs.billing import StepBill, by_cost, price
 from commtax.verbs.explained import AxisTax, Binding, Explained, Lesson, Memory, formula, lesson, share_formula, source
 from commtax.verbs.layer import Bar, Lane, Span, Stage
@@ -156,7 +156,7 @@ class View:
 def legal_instead(state: State) -> Instead | None:
     """What a refused state could be with other sizes; none where its sizes are not what is wrong."""
     try:
-        alone = price(state.but(dict.fromkeys(SIZES, 1)).question).question
+        alone = price(settle(state.but(dict.fromkeys(SIZES, 1)).question)).question
     except (ValueError, OverflowError):
         return None
     near = instead(alone, {axis: state[axis] for axis in SIZES})
@@ -165,7 +165,7 @@ def legal_instead(state: State) -> Instead | None:
 
 def view(state: State) -> View:
     """All that is shown at once; the slower pictures (grids, plans, the pipeline) are asked for on their own."""
-    return view_of(Explained(price(state.question)), state)
+    return view_of(Explained(price(settle(state.question))), state)
 
 
 def view_of(step: Explained, state: State, command: str = "") -> View:

@@ -16,6 +16,7 @@ from commtax.report.view.state import SHOWN, State, shortened, written
 from commtax.report.whys import WhyView, why_view
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.confidence import percent
 from commtax.verbs.explained import Explained
@@ -187,7 +188,7 @@ def _served(plans: ServingPlans, command: str) -> View | None:
     }
     asked = State().but(keys | served_patch(plans, plans.plans, plans.recommended))
     try:
-        return view_of(Explained(price(asked.question)), asked, command)
+        return view_of(Explained(price(settle(asked.question))), asked, command)
     except ValueError:  # a model that is not of the catalogue, links that are not of the cluster's name
         return None
 
@@ -195,14 +196,14 @@ def _served(plans: ServingPlans, command: str) -> View | None:
 def _same(b: StepBill, state: State) -> bool:
     """Whether the state prices to this bill: then its neighbours are this bill's too."""
     try:
-        return bool(abs(float(price(state.question).step_s) / float(b.step_s) - 1) < 1e-9) and state["ph"] in SHOWN
+        return bool(abs(float(price(settle(state.question)).step_s) / float(b.step_s) - 1) < 1e-9) and state["ph"] in SHOWN
     except ValueError:
         return False
 
 
 def grid_of(state: State, kind: str) -> Grid:
     """A heat map whose cells set the keys in which they differ from the state."""
-    drawn, cells = grid(price(state.question), kind), list[Cell]()
+    drawn, cells = grid(price(settle(state.question)), kind), list[Cell]()
     for cell in drawn.cells:
         patch = None if cell.patch is None else {n: v for n, v in shortened(cell.patch).items() if v != state[n]}
         cells.append(replace(cell, patch=patch))
