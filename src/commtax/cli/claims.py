@@ -7,7 +7,7 @@ from commtax.cli.output import Output
 
 
 @click.command("claims")
-@taking("as_json")
+@taking("claims")
 def claims_command(as_json: bool) -> None:
     """What well-known texts say about the communication tax, and what the arithmetic says."""
     from commtax.claims import claims

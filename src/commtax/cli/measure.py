@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from commtax import catalog
-from commtax.cli.options import listed
+from commtax.cli.options import taking
 from commtax.cli.output import Output
 from commtax.files import Document, check_writable, write_text
 from commtax.report import measuring
@@ -37,7 +37,7 @@ def _need_torch() -> None:
 
 
 @measure_command.command("tp")
-@listed("measure-tp")
+@taking("measure-tp")
 def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, **options: Any) -> None:
     """Run TP=1 and TP=N, prove them equal, count every collective, and put the bill beside the clock.
 
@@ -55,7 +55,7 @@ def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, 
 
 
 @measure_command.command("collectives")
-@listed("measure-collectives")
+@taking("measure-collectives")
 def collectives_command(
     impl: list[str],
     ranks: list[int],
@@ -88,7 +88,7 @@ def collectives_command(
 
 
 @measure_command.command("calibrate")
-@listed("measure-calibrate")
+@taking("measure-calibrate")
 def calibrate_command(output: str, ranks: int, dtype: str, impl: list[str], name: str, lost_after: float, as_json: bool) -> None:
     """Measure this box (memory, matrix products, fixed costs, collectives) and write a profile for --profile.
 
@@ -104,7 +104,7 @@ def calibrate_command(output: str, ranks: int, dtype: str, impl: list[str], name
 
 
 @measure_command.command("serve")
-@listed("measure-serve")
+@taking("measure-serve")
 def serve_command(
     model: str,
     random_model: str,
@@ -134,7 +134,7 @@ def serve_command(
 
 
 @measure_command.command("experiment")
-@listed("measure-experiment")
+@taking("measure-experiment")
 def experiment_command(
     model: str,
     random_model: str,

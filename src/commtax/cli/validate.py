@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from commtax.cli.options import listed
+from commtax.cli.options import taking
 from commtax.cli.output import Output
 from commtax.readers.published.tables import KINDS
 from commtax.report import validation
@@ -14,7 +14,7 @@ from commtax.validate import check
 
 
 @click.command("validate")
-@listed("validate", only={"help": f"One kind of table: {', '.join(KINDS)}."})
+@taking("validate", only={"help": f"One kind of table: {', '.join(KINDS)}."})
 def validate_command(
     data: Path | None, only: str, rows: Path | None, compare: Path | None, plot: Path | None, as_json: bool
 ) -> None:

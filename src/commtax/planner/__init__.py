@@ -1,13 +1,16 @@
 """The best plans for a cluster: ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm", tpot_s="30ms")``; and where a plan that
 somebody runs already stands beside them."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
+from commtax.options import only
 from commtax.planner import serving, training
 from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, order, worth
 from commtax.planner.copies import Roomy, figures, most_each
@@ -16,15 +19,18 @@ from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Space
 from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
-from commtax.spec import SIZES, Cluster, Engine, Model, Plan, Profile
+from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.apart import describe_pools
-from commtax.verbs.asking import SearchOptions, describe_gpus, describe_layout, laid, only, settle, unsettled
+from commtax.verbs.asking import describe_gpus, describe_layout, laid, settle, unsettled
 from commtax.verbs.billing import price
 from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.serving import serve
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import PlanOptions, PlanTrainingOptions
 
 
 def plan(
@@ -40,7 +46,7 @@ def plan(
     cost_of: str = "output",
     confidence: float | str = CONFIDENCE,
     margin: float | str | None = None,
-    **options: Unpack[SearchOptions],
+    **options: Unpack[PlanOptions],
 ) -> ServingPlans:
     """Price all legal plans at every concurrency and rank those that fit and meet the limits.
 
@@ -57,9 +63,9 @@ def plan(
     """
     if not isinstance(cluster, str | Cluster):
         raise Refusal("cluster: plans are searched on one; commtax.plan_several takes several", "cluster")
-    usual: SearchOptions = {"disaggregated": True}
+    usual: PlanOptions = {"disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
-    put = unsettled(model, cluster, {**usual, **only(SearchOptions, options), "dtype": dtypes[0]})
+    put = unsettled(model, cluster, {**usual, **only("plan", options), "dtype": dtypes[0]})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
     put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin), cost_of=cost_of)
     return best_serving(priced([put], usd_per_gpu_hour)[0])
@@ -79,19 +85,17 @@ def plan_training(
     *,
     global_batch: int,
     seq: int = SEQUENCE_LEN,
-    engine: str | Engine = "",
-    dtype: str = "",
-    profile: str | Profile | None = None,
     margin: float | str | None = None,
     train_tokens: float = 1e12,
     usd_per_gpu_hour: Prices = None,
+    **options: Unpack[PlanTrainingOptions],
 ) -> TrainPlans:
     """Price all sizes and microbatches for each ZeRO stage, recomputation and schedule. ``margin`` as in ``plan``.
 
     Days and dollars are those of ``train_tokens``.
     """
-    names = {"engine": engine, "dtype": dtype, "profile": profile, "phase": "train", "sequence_parallel": True}
-    put = unsettled(model, cluster, {**names, "context": seq})
+    trained = {"phase": "train", "sequence_parallel": True, "context": seq}
+    put = unsettled(model, cluster, {**only("plan_training", options), **trained})
     goal = put.but(global_batch=global_batch, margin=margin_of(margin), train_tokens=float(train_tokens))
     return best_training(priced([goal], usd_per_gpu_hour)[0])
 

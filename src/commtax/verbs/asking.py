@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from os import PathLike
-from typing import Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
@@ -20,218 +19,20 @@ from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
 from commtax.cost.pricing import Terms
 from commtax.cost.schedules import usual_chunks
+from commtax.options import options as known_options
 from commtax.question import PARTS, PHASES, Question
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
-from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import numeric, positive
 
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import Options
+
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
 """``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
-RENAMED = {"dtype": "weights_dtype", "hsdp": "shard", "prefix_cache": "prefix_hit_rate"}
-"""Keywords that a plan holds under other names."""
-MEASURED = ("batch", "context", "micro_batch", "concurrency", "input_len", "output_len")
-"""Numbers that may be arrays, beside the plan's sizes."""
-
-
-class PlanOptions(TypedDict, total=False):
-    """How a model is laid over GPUs, and with which engine."""
-
-    tp: Number | Sequence[int]
-    pp: Number | Sequence[int]
-    dp: Number | Sequence[int]
-    ep: Number | Sequence[int]  # ``AUTO_EP``: the engine's own size, tp x dp
-    cp: Number | Sequence[int]
-    replicas: Number | Sequence[int]  # servers beside each other; ``dp`` is data parallelism inside one engine
-    engine: str | Engine
-    dtype: str
-    kv_dtype: str
-    lora_rank: int
-    max_loras: int
-    redundant_experts: int  # copies of popular experts beside the model's own, of all ranks together
-    sequence_parallel: bool | None
-    tower: str  # how tp ranks share a vision tower: "weights" or "data"
-    profile: str | Profile | None
-
-
-class PictureOptions(TypedDict, total=False):
-    """Pictures that every prompt has."""
-
-    images: int
-    image_size: str | tuple[int, int]
-
-
-class LengthOptions(PlanOptions, total=False):
-    """How a training step is cut, how many sequences a step has, and how long they are."""
-
-    zero: int | None
-    schedule: str
-    chunks: int
-    recompute: str
-    microbatches: Number  # of ``traffic`` and ``train_fit``: follows from batch and micro_batch unless it is given
-    shard: Number
-    batch: Number | Sequence[int]
-    context: Number | Sequence[int]
-
-
-class ServedOptions(LengthOptions, PictureOptions, total=False):
-    """A step of a server."""
-
-    phase: str
-    speculative: int
-    eager: bool
-    ep_backend: str
-    sampling: str
-
-
-class TrainedOptions(LengthOptions, total=False):
-    """A training step."""
-
-    micro_batch: Number | Sequence[int]
-
-
-class SentOptions(ServedOptions, TrainedOptions, total=False):
-    """A step of any phase."""
-
-
-class WhatIfOptions(TypedDict, total=False):
-    """What-ifs of any step that is priced."""
-
-    slow_rank: float
-    latency_scale: float
-    bandwidth_scale: Number
-    library: str
-    imbalance: float  # tokens of the busiest expert rank over the mean; left out: 1 in training, serving as routers were measured
-
-
-class BillOptions(ServedOptions, WhatIfOptions, total=False):
-    """A server's step, priced."""
-
-    overlap: float
-
-
-class TrainBillOptions(TrainedOptions, WhatIfOptions, total=False):
-    """A training step, priced."""
-
-    eager: bool
-    ep_backend: str
-    hsdp: Number
-    async_axes: tuple[str, ...] | None
-    slow_axis: str
-    slow_links: float
-    flops: str
-
-
-class StepOptions(BillOptions, TrainBillOptions, total=False):
-    """One step of any phase, and its what-ifs."""
-
-
-class LimitOptions(PlanOptions, total=False):
-    """What a launch command limits of a server's steps."""
-
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    gpu_memory_utilization: float | None
-
-
-class FitOptions(LimitOptions, total=False):
-    """… and of its memory."""
-
-    max_model_len: int | None
-    block_size: int | None
-    kv_cache_memory_bytes: float
-    recurrent_dtype: str
-    state_slots: int | None
-
-
-class WorkerOptions(TypedDict, total=False):
-    """Workers of their own for prompts."""
-
-    disaggregated: bool
-    prefill_workers: int | None
-    prefill_tp: int | None
-    prefill_dp: int | None
-    decode_workers: int | None
-    prefill_cluster: str | Cluster | None
-
-
-class RequestOptions(LimitOptions, PictureOptions, WorkerOptions, total=False):
-    """A closed loop of requests."""
-
-    imbalance: float
-    ep_backend: str
-    concurrency: Number | Sequence[int]
-    input_len: Number | Sequence[int]
-    output_len: Number | Sequence[int]
-    num_prompts: Number | None
-    spread: Number
-    prefix_cache: float  # share of a prompt that is cached
-    kv_tokens: Number | None
-
-
-class ServeOptions(FitOptions, WorkerOptions, total=False):
-    """Requests in time: when they come, how long they are, and who serves them."""
-
-    imbalance: float
-    ep_backend: str
-    request_rate: float  # requests/s over all replicas; infinite: all at once
-    concurrency: int  # instead of a rate: clients that each send a request when the last one is answered
-    trace: str | PathLike[str] | Stream  # instead of both: requests as they came
-    input_len: int | str | Lengths  # a number, or a distribution as it is spelled: sharegpt, lognormal:mean=512,p90=1200 …
-    output_len: int | str | Lengths
-    num_prompts: int | None
-    duration: float | str | None
-    burstiness: float
-    spread: float
-    unique_prompts: int | None
-    shared_prefix: int
-    prefix_cache: float | None  # share of a prompt that is cached; None: as prompts share text
-    max_concurrency: int | None
-    ramp_up: float | str
-    warmup: int
-    router: str
-    seed: int
-    kv_tokens: int | None
-
-
-class SearchOptions(TypedDict, total=False):
-    """What a search for serving plans holds fixed."""
-
-    engine: str | Engine
-    redundant_experts: int  # of plans that spread experts …
-    imbalance: float  # … and their tokens of the busiest rank over the mean
-    kv_dtype: str
-    profile: str | Profile | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    gpu_memory_utilization: float | None
-    input_len: int
-    output_len: int
-    spread: float
-    disaggregated: bool
-    prefill_cluster: str | Cluster | None
-
-
-class CellOptions(StepOptions, total=False):
-    """What ``compare`` takes beside a step's own."""
-
-    global_batch: int
-    local_tokens: int
-
-
-class Options(CellOptions, FitOptions, RequestOptions, total=False):
-    """Everything that may be asked."""
-
-
-def only(kind: type, options: Mapping[str, object]) -> Mapping[str, object]:
-    """The options, where their kind has them all: what a verb has no use for is refused, never ignored."""
-    for name in options:
-        if name not in kind.__annotations__:
-            raise Refusal(f"{name}: not an option here; there are {', '.join(kind.__annotations__)}", name)
-    return options
 
 
 def ask(model: str | Model, cluster: str | Cluster, **options: Unpack[Options]) -> Settled:
@@ -245,7 +46,7 @@ def ask(model: str | Model, cluster: str | Cluster, **options: Unpack[Options]) 
 
 def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
     """The question as it was put: names resolved, and nothing checked but that numbers are numbers."""
-    given = {RENAMED.get(name, name): value for name, value in options.items() if value is not None}
+    given = {_key(name): _checked(value, name) for name, value in options.items() if value is not None}
     phase = str(given.pop("phase", "decode"))
     if phase not in PHASES:
         raise Refusal(f"phase '{phase}': one of {', '.join(PHASES)}", "phase", tuple(PHASES))
@@ -264,10 +65,9 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
     kinds = {"zero": engine.trains.zero, "sequence_parallel": engine.trains.sequence_parallel}
     types = checking.dtype(weights), checking.kv_dtype(str(given.pop("kv_dtype", "")))
     plan = Plan(**sizes, replicas=replicas, weights_dtype=types[0], kv_dtype=types[1], **kinds)  # type: ignore[arg-type]
-    numbers = {name: numeric(given[name], name) for name in MEASURED if name in given}
+    numbers = {name: numeric(given[name], name) for name in _measured() if name in given}
     if PHASES[phase].trains and "microbatches" in given:
         numbers["batch"] = positive(given.pop("microbatches"), "microbatches") * numbers.get("micro_batch", 1)
-    checking.check_limits(given)
     if "recurrent_dtype" in given:
         given["recurrent_dtype"] = checking.recurrent_dtype(str(given["recurrent_dtype"]))
     if "image_size" in given:
@@ -276,6 +76,22 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
         given["prefill_cluster"] = _ahead(cast(str | Cluster, given["prefill_cluster"]), own)
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
     return asked.but(**(given | numbers))
+
+
+def _key(name: str) -> str:
+    """The field that an option becomes."""
+    return known_options()[name].key if name in known_options() else name
+
+
+def _checked(value: object, name: str) -> object:
+    """A plain value, within the bounds of its option."""
+    option = known_options().get(name)
+    return checking.within(value, option) if option and option.bounded and option.part != "goal" else value
+
+
+def _measured() -> Iterator[str]:
+    """Numbers that may be arrays, beside the plan's sizes."""
+    return (name for name, option in known_options().items() if option.type == "Numbers" and option.part != "plan")
 
 
 def _ahead(cluster: str | Cluster, own: Profile | None) -> Cluster:

@@ -1,10 +1,12 @@
 """The step of any phase: its price, ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.train_bill(...)``;
 and what it sends, ``commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8)``."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -19,22 +21,16 @@ from commtax.cost.train_kernels import recomputed_flops, step_flops
 from commtax.cost.train_traffic import training
 from commtax.cost.training import training_bill
 from commtax.ledger import Bill, Item, Line
+from commtax.options import only
 from commtax.question import INPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
-from commtax.verbs.asking import (
-    BillOptions,
-    SentOptions,
-    Settled,
-    TrainBillOptions,
-    context_notes,
-    only,
-    settle,
-    terms_of,
-    unsettled,
-)
+from commtax.verbs.asking import Settled, context_notes, settle, terms_of, unsettled
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
 
 USABLE = 0.95
 """Share of the chip's memory that a training run can use."""
@@ -174,7 +170,7 @@ def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptio
     microbatch through all stages, and tokens of all of them come out in that time. ``profile`` is a machine's own
     constants (a file of ``commtax calibrate``): its engine and type are used unless others are given.
     """
-    asked = unsettled(model, cluster, only(BillOptions, options))
+    asked = unsettled(model, cluster, only("bill", options))
     if asked.trains:
         raise Refusal("phase 'train': train_bill prices training steps; bill is for decode, prefill and mixed", "phase")
     return price(settle(asked))
@@ -188,7 +184,7 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Tra
     """
     if "microbatches" in options:
         raise Refusal("microbatches: follow from batch and micro_batch", "microbatches")
-    return price(settle(unsettled(model, cluster, {**only(TrainBillOptions, options), "phase": "train"})))
+    return price(settle(unsettled(model, cluster, {**only("train_bill", options), "phase": "train"})))
 
 
 def price(q: Settled) -> StepBill:
@@ -327,13 +323,13 @@ class Traffic:
         return sum((i.sent_bytes_per_rank for i in self.items), start=0.0)
 
 
-def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[SentOptions]) -> Traffic:
+def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[TrafficOptions]) -> Traffic:
     """The exact collectives of one step.
 
     ``batch`` counts sequences per replica; ``context`` is cached tokens per sequence in decode, prompt length in prefill,
     sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.
     """
-    put = unsettled(model, cluster, {"context": INPUT_LEN, **only(SentOptions, options)})
+    put = unsettled(model, cluster, {"context": INPUT_LEN, **only("traffic", options)})
     if put.trains:
         for name, given in (("eager", put.what_if.eager), ("kv_dtype", options.get("kv_dtype"))):
             if given:

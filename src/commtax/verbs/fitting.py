@@ -1,12 +1,14 @@
 """What fits: ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``."""
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace
 from functools import cache, reduce
 from itertools import islice
-from typing import Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
@@ -16,13 +18,17 @@ from commtax.cost import memory
 from commtax.cost.caches import kv_bytes_per_token_layer, state_bytes_per_sequence
 from commtax.cost.pools import Group, KvPool, kv_pool
 from commtax.cost.tensors import stage_layers
+from commtax.options import only
 from commtax.question import Limits, Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
-from commtax.verbs.asking import AUTO_EP, FitOptions, Settled, laid, only, settle, unsettled
+from commtax.verbs.asking import AUTO_EP, Settled, laid, settle, unsettled
 from commtax.verbs.billing import USABLE, StepBill
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import FitOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,7 @@ def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **op
     """
     if "phase" in options:
         raise Refusal("phase: fit is about serving; train_fit is about training", "phase")
-    put = unsettled(model, cluster, only(FitOptions, options))
+    put = unsettled(model, cluster, only("fit", options))
     judged = holds(put, chosen=options.get("tp") is not None, stages=put.plan.pp if options.get("pp") else None)
     return advised(judged) if advise else judged
 
@@ -349,7 +355,7 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
         budget_bytes=total if engine.memory.utilization_of == "free" else total * room.gpu_memory_utilization,
         activation_bytes=float(peak),
         other_bytes=float(memory.other_bytes(asked.plan, engine)),
-        graph_bytes=engine.memory.graph_bytes,
+        graph_bytes=0.0 if asked.what_if.eager else engine.memory.graph_bytes,
         kv_bytes=float(kv_bytes),
         kv_bytes_per_token=float(pool.bytes_per_token),
         kv_blocks=int(blocks),

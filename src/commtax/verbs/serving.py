@@ -1,8 +1,10 @@
 """Closed-loop serving: ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, ...)``."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from commtax.cost.network import STATIONS, Flow, Network, crowding, flow
 from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Z80, Bill
+from commtax.options import only
 from commtax.question import SPREAD, Question, Requests
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number
@@ -21,10 +24,13 @@ from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs import checking
 from commtax.verbs.apart import Apart, check_apart, decoding_of, network_of, prompter, prompting_of
-from commtax.verbs.asking import RequestOptions, Settled, context_notes, only, settle, unsettled
+from commtax.verbs.asking import Settled, context_notes, settle, unsettled
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.steps import chunk_tokens, decoding, prompt_work, spread_s, step_bill
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import SimulateOptions
 
 QUEUES = (
     "a queue of prompts stands before their workers",
@@ -162,7 +168,7 @@ class Simulation:
         return getattr(self, name) / factor, getattr(self, name) * factor
 
 
-def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[RequestOptions]) -> Simulation:
+def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[SimulateOptions]) -> Simulation:
     """Mean TPOT and TTFT of ``concurrency`` clients that each send a request as soon as the last one is answered.
 
     Sizes, concurrency and lengths may be arrays. ``num_prompts`` adds the burst at the start of a finite benchmark;
@@ -170,7 +176,7 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Reque
     of another cluster where ``prefill_cluster`` names one.
     ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
     """
-    return serve(settle(unsettled(model, cluster, only(RequestOptions, options))))
+    return serve(settle(unsettled(model, cluster, only("simulate", options))))
 
 
 @remembered
@@ -188,7 +194,7 @@ def serve(asked: Settled) -> Simulation:
         return _served_apart(asked, load, kv, most, apart)
     steps, served, bills = _together(asked, load, seqs, kv, most)
     work = decoding(np.ceil(seqs / asked.plan.pp), load)
-    rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp)
+    rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
     answer = Simulation(asked, seqs, rows, steps, kv, served, bills, apart)
     return replace(answer, notes=tuple(_notes(answer)))
 
@@ -204,7 +210,7 @@ def _served_apart(asked: Settled, load: Load, kv: Number, most: Number, apart: A
     chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
     steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp)
     work = decoding(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)
-    rows = padded_rows(work.rows, work, asked.engine, plan.tp)
+    rows = padded_rows(work.rows, work, asked.engine, plan.tp, asked.what_if.eager)
     answer = Simulation(asked, passed.seqs, rows, steps, kv, served, bills, replace(apart, net=net, passed=passed))
     return replace(answer, notes=tuple(_notes(answer)))
 

@@ -1,19 +1,25 @@
 """What fits to train: ``commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8)``."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, ClassVar, Literal, Unpack
 
 from commtax.cost import legality
 from commtax.cost.memory import TrainMemory, training_memory
+from commtax.options import only
 from commtax.question import Changes, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.verbs import checking
-from commtax.verbs.asking import Settled, TrainedOptions, only, settle, unsettled
+from commtax.verbs.asking import Settled, settle, unsettled
 from commtax.verbs.billing import USABLE
 from commtax.verbs.fitting import check_memory
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import TrainFitOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +42,11 @@ class TrainFit:
 
 
 def train_fit(
-    model: str | Model, cluster: str | Cluster, *, gpu_memory_utilization: float = USABLE, **options: Unpack[TrainedOptions]
+    model: str | Model, cluster: str | Cluster, *, gpu_memory_utilization: float = USABLE, **options: Unpack[TrainFitOptions]
 ) -> TrainFit:
     """Training memory of one rank of the first stage against the share of the chip that a run can use."""
-    checking.share(gpu_memory_utilization)
-    put = unsettled(model, cluster, {**only(TrainedOptions, options), "phase": "train"})
+    checking.share(gpu_memory_utilization, "gpu_memory_utilization")
+    put = unsettled(model, cluster, {**only("train_fit", options), "phase": "train"})
     return train_holds(settle(put.but(gpu_memory_utilization=gpu_memory_utilization)))
 
 

@@ -197,7 +197,7 @@ def _reference(kind: Any, parts: dict[str, Schema]) -> Schema:
 def parameters(extra: tuple[Key, ...]) -> list[Schema]:
     """The keys of the state as the schema tells them: the same table that reads them."""
     return [
-        {"name": k.name, "in": "query", "required": False, "description": k.text, "schema": _schema(k)} for k in (*KEYS, *extra)
+        {"name": k.name, "in": "query", "required": False, "description": k.help, "schema": _schema(k)} for k in (*KEYS, *extra)
     ]
 
 

@@ -19,7 +19,7 @@ from commtax.readers.published.spellings import chip_named
 from commtax.readers.published.weights import kept, stored
 from commtax.spec import Chip, Cluster, Engine, Model
 from commtax.statement import Refusal
-from commtax.verbs.asking import RequestOptions
+from commtax.verbs.keywords import SimulateOptions
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 PROMPTS_PER_CLIENT = 10  # requests of a benchmark for each of its clients, as such runs are made
@@ -32,7 +32,7 @@ HABITS = ("ahead", "steps_per_decision", "batch_wait", "experts_by")
 """Of an engine, that a launch command sets."""
 
 
-class Run(RequestOptions, total=False):
+class Run(SimulateOptions, total=False):
     """Arguments of ``commtax.simulate``."""
 
     model: Model

@@ -21,7 +21,7 @@ from commtax.readers.published.training_rows import (
 )
 from commtax.spec import PARALLEL, SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
-from commtax.verbs.asking import TrainBillOptions, TrainedOptions
+from commtax.verbs.keywords import TrainBillOptions, TrainFitOptions
 from commtax.verbs.train_fitting import train_fit
 
 FITTED_GPUS = 64
@@ -120,8 +120,8 @@ def question(row: Row) -> Run:
 
 
 def _fits(run: Run) -> bool:
-    options = {name: value for name, value in run.items() if name in TrainedOptions.__annotations__}
-    return train_fit(run["model"], run["cluster"], **cast(TrainedOptions, options)).fits
+    options = {name: value for name, value in run.items() if name in TrainFitOptions.__annotations__}
+    return train_fit(run["model"], run["cluster"], **cast(TrainFitOptions, options)).fits
 
 
 def _recompute(row: Row, dtype: str) -> str:
