@@ -4,8 +4,7 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from commtax.catalog.loader import find, key_of, record, stems, table
-from commtax.catalog.unmeasured import check_measured
+from commtax.catalog.loader import check_measured, find, key_of, record, stems, table
 from commtax.spec import Chip, Link
 from commtax.statement import Refusal
 

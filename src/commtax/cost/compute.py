@@ -12,17 +12,14 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost import blocks, compressed, latent
 from commtax.cost.adapters import adapter_kernels
 from commtax.cost.caches import kv_bytes_per_token_layer
-from commtax.cost.entries import causal_pairs, chosen_pairs, projections
+from commtax.cost.entries import Makers, causal_pairs, chosen_pairs, projections
 from commtax.cost.kernel import Kernel, Step
-from commtax.cost.linear_attention import delta_kernels, mamba_kernels, stream_kernels
 from commtax.cost.placement import tokens_split
 from commtax.cost.routed import routed
-from commtax.cost.streams import quantising
+from commtax.cost.streams import quantising, stream_kernels
 from commtax.cost.tensors import padded_vocab
-from commtax.cost.tower import tower_kernels
 from commtax.ledger import Part, Place
 from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Workload
 
@@ -42,7 +39,7 @@ def step_kernels(
     ``sorts``: tokens are drawn from the most likely ones.
     """
     step = Step(model, plan, work, rows, engine, exchange, imbalance)
-    kernels = [*_layers(step), head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
+    kernels = [*_layers(step), head_kernel(model, plan, work.samples, engine), *_tower(step)]
     if engine.key != "torch":
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
     if sorts and engine.kernels.sort_launches:
@@ -90,9 +87,7 @@ def _parts(model: Model, training: bool) -> tuple[tuple[Maker, object, int], ...
 def _mixing(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object]]:
     """Projections are the same whatever the window. Training makes keys and values of every head."""
     if isinstance(mixer, Attention):
-        kind = (
-            latent.MAKERS if mixer.latent else compressed.MAKERS if mixer.compressed else blocks.MAKERS if mixer.indexer else None
-        )
+        kind = _makers(mixer)
         if kind is None:
             yield projections, replace(mixer, window=0)
             yield decode_attention, mixer
@@ -103,10 +98,35 @@ def _mixing(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object
         else:
             yield kind.projections, replace(mixer, window=0)
             yield kind.attention, mixer
-    elif isinstance(mixer, DeltaNet):
-        yield delta_kernels, mixer
     elif mixer:
-        yield mamba_kernels, mixer
+        from commtax.cost.linear_attention import delta_kernels, mamba_kernels
+
+        yield (delta_kernels if isinstance(mixer, DeltaNet) else mamba_kernels), mixer
+
+
+def _tower(step: Step) -> Iterator[Kernel]:
+    """Of a model that sees."""
+    if step.model.tower:
+        from commtax.cost.tower import tower_kernels
+
+        yield from tower_kernels(step)
+
+
+def _makers(mixer: Attention) -> Makers | None:
+    """What makes kernels of an attention that is not plain; imported for models that have it."""
+    if mixer.latent:
+        from commtax.cost import latent
+
+        return latent.MAKERS
+    if mixer.compressed:
+        from commtax.cost import compressed
+
+        return compressed.MAKERS
+    if mixer.indexer:
+        from commtax.cost import blocks
+
+        return blocks.MAKERS
+    return None
 
 
 def _widening(ffn: Mlp | Experts | None) -> Iterator[tuple[Maker, object]]:
@@ -155,6 +175,8 @@ def prefill_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
 def _pairs(new: Number, past: Number, a: Attention) -> Number:
     """Query-key pairs of one prompt: the causal half of the new tokens, all of the past, cut to the window or to what is chosen."""
     if a.compressed:
+        from commtax.cost import compressed
+
         return compressed.pairs(new, past, a, a.compressed)
     limit = a.window or (a.indexer.top_k if a.indexer else 0)
     return chosen_pairs(new, past, limit) if limit else causal_pairs(new, past)

@@ -12,7 +12,6 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.kernel import Kernel, Step
 from commtax.cost.recurrence import convolved, convolved_further, delta_scanned, space_scanned, updated
-from commtax.cost.streams import streams_read, streams_written
 from commtax.ledger import Place
 from commtax.spec import DTYPE_BYTES, DeltaNet, Mamba2, Number
 
@@ -72,20 +71,6 @@ def mamba_kernels(s: Step, m: Mamba2, count: int) -> Iterator[Kernel]:
     yield from _placed("decode", decoding, count, further, state)
     yield s.small("gated norm", "projections", "value", count, 3 * rows * inner)
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, inner, "mixer.out_proj")
-
-
-def stream_kernels(s: Step, halves: int, count: int) -> Iterator[Kernel]:
-    """Hyper-connections around the ``halves`` of a layer: streams mixed into its input, its output spread over them.
-
-    Attention residuals read every block's vector so far and the sum, and write one: on average over the layers.
-    """
-    if s.model.hyper:
-        sizes = s.rows, s.model.hyper.streams, s.model.hidden
-        for kernel in (streams_read(*sizes), streams_written(*sizes)):
-            yield replace(kernel, count=halves * count, part="norms")
-    if s.model.lookback:
-        begun = sum(layer // s.model.lookback + 1 for layer in range(s.model.num_layers)) / s.model.num_layers
-        yield s.small("look back at blocks", "norms", "", halves * count, s.rows * s.model.hidden * (begun + 2))
 
 
 def _moved_bytes(s: Step, m: DeltaNet | Mamba2) -> float:

@@ -43,3 +43,17 @@ def streams_written(tokens: Number, streams: Number, hidden: Number) -> Kernel:
     flops = 2.0 * tokens * streams * hidden * (streams + 1)
     nbytes = ACTIVATION_BYTES * tokens * hidden * (2 * streams + 1)
     return Kernel("streams written", "mhc-post", 1, flops, nbytes, dtype="fp32", shape=Stream(hidden, tokens))
+
+
+def stream_kernels(s: Step, halves: int, count: int) -> Iterator[Kernel]:
+    """Hyper-connections around the ``halves`` of a layer: streams mixed into its input, its output spread over them.
+
+    Attention residuals read every block's vector so far and the sum, and write one: on average over the layers.
+    """
+    if s.model.hyper:
+        sizes = s.rows, s.model.hyper.streams, s.model.hidden
+        for kernel in (streams_read(*sizes), streams_written(*sizes)):
+            yield replace(kernel, count=halves * count, part="norms")
+    if s.model.lookback:
+        begun = sum(layer // s.model.lookback + 1 for layer in range(s.model.num_layers)) / s.model.num_layers
+        yield s.small("look back at blocks", "norms", "", halves * count, s.rows * s.model.hidden * (begun + 2))

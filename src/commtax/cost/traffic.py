@@ -14,7 +14,6 @@ from commtax.arrays import pick
 from commtax.cost.placement import handed_on, over_replicas, tokens_split
 from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.tensors import padded_vocab, quantisation
-from commtax.cost.tower import tower_items
 from commtax.ledger import Item, Part, Place, Stage, Window
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Mamba2, Model, Number, Plan, Quant, Workload
 
@@ -76,7 +75,11 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
     items += _served_experts(model, plan, rows, engine, backend, num_moe)
-    return items + tower_items(model, plan, work)
+    if model.tower:
+        from commtax.cost.tower import tower_items
+
+        items += tower_items(model, plan, work)
+    return items
 
 
 def _replaces_all_reduce(model: Model, plan: Plan, engine: Engine, backend: str) -> Number:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import numpy as np
 
 from commtax import catalog
-from commtax.catalog import profile as overlay
 from commtax.catalog import transfer
 from commtax.catalog.transfer import Setting
 from commtax.cost import legality
@@ -50,7 +49,7 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
     phase = str(given.pop("phase", "decode"))
     if phase not in PHASES:
         raise Refusal(f"phase '{phase}': one of {', '.join(PHASES)}", "phase", tuple(PHASES))
-    own = overlay.given(cast(str | Profile | None, given.pop("profile", None)))
+    own = _profile(given.pop("profile", None))
     named, weights = given.pop("engine", ""), str(given.pop("weights_dtype", ""))
     if own:
         able = own.engine and phase in catalog.engine(own.engine).phases
@@ -76,6 +75,15 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
         given["prefill_cluster"] = _ahead(cast(str | Cluster, given["prefill_cluster"]), own)
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
     return asked.but(**(given | numbers))
+
+
+def _profile(named: object) -> Profile | None:
+    """A machine's own constants, where somebody names some."""
+    if named is None or isinstance(named, Profile):
+        return named
+    from commtax.catalog.profile import given
+
+    return given(cast(str, named))
 
 
 def _key(name: str) -> str:
@@ -129,6 +137,8 @@ def settle(put: Question) -> Settled:
     checking.check_step(q)
     cluster, engine, own = q.cluster, q.engine, q.profile
     if own:
+        from commtax.catalog import profile as overlay  # not for those who have none
+
         cluster, engine = overlay.on_cluster(own, cluster), overlay.on_engine(own, engine)
     engine = on_chip(engine, cluster.chip)
     if q.model.experts and not q.trains:
@@ -228,13 +238,20 @@ def fabric_of(q: Question) -> Fabric:
     """The collectives that run: as was said, else the engine's own, or a machine's own where its profile tells of some."""
     if not q.profile:
         return catalog.fabric(q.what_if.library or _own_library(q.engine), q.cluster)
+    from commtax.catalog import profile as overlay
+
     return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)
 
 
 def terms_of(q: Question) -> Terms:
     """What its steps are priced from; kernel constants are a machine's own where it has some."""
     chip = q.cluster.chip
-    kernels = overlay.constants(q.profile, q.engine, chip) if q.profile else catalog.kernel_constants(q.engine, chip)
+    if q.profile:
+        from commtax.catalog.profile import constants
+
+        kernels = constants(q.profile, q.engine, chip)
+    else:
+        kernels = catalog.kernel_constants(q.engine, chip)
     return Terms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, *_known(q))
 
 

@@ -14,12 +14,9 @@ from commtax import catalog
 from commtax.arrays import pick, remembered
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import experts_reach, over_replicas, span
-from commtax.cost.pricing import Pricer, comm_line, inference_bill
+from commtax.cost.pricing import Pricer, Terms, comm_line, inference_bill
 from commtax.cost.routed import busiest_rank
 from commtax.cost.traffic import inference, padded_rows
-from commtax.cost.train_kernels import recomputed_flops, step_flops
-from commtax.cost.train_traffic import training
-from commtax.cost.training import training_bill
 from commtax.ledger import Bill, Item, Line
 from commtax.options import only
 from commtax.question import INPUT_LEN, Question
@@ -111,6 +108,8 @@ class StepBill(Bill):
 
     def model_flops(self, convention: str = "") -> Number:
         """FLOPs that the model needs in one training step: nothing recomputed, padded or masked (``step_flops``)."""
+        from commtax.cost.train_kernels import step_flops
+
         causal = (convention or self.question.what_if.flops) == "causal"
         return step_flops(self.question.model, self.question.plan, self.question.context, causal) * self.tokens
 
@@ -130,6 +129,8 @@ class StepBill(Bill):
     @property
     def hfu(self) -> Number:
         """As ``mfu`` with recomputed FLOPs counted too."""
+        from commtax.cost.train_kernels import recomputed_flops
+
         q = self.question
         layers = [recomputed_flops(q.model, q.plan, q.step, q.engine, causal) for causal in (False, True)]
         return self.mfu + self._utilization(pick(self._causal, layers[1], layers[0]) * self.tokens)
@@ -197,11 +198,17 @@ def _priced(q: Settled) -> StepBill:
     check_arithmetic(q)
     check_pictures(q, q.context if q.phase in LOOKING else None)
     terms = terms_of(q)
-    plain = training_bill(terms, q.step, q.tokens) if q.trains else inference_bill(terms, q.work, q.tokens)
+    plain = _trained(terms, q) if q.trains else inference_bill(terms, q.work, q.tokens)
     rows = _rows(q)
     own = [Note("assumed-links", terms.fabric.note)] if terms.fabric.note else []
     notes = (*q.notes, *_step_notes(q, rows), *own, *_untaken(plain, q))
     return StepBill(plain.lines, plain.tokens, q, rows, notes, known_sigma=plain.known_sigma, measured=plain.measured)
+
+
+def _trained(terms: Terms, q: Settled) -> Bill:
+    from commtax.cost.training import training_bill  # not for those who serve
+
+    return training_bill(terms, q.step, q.tokens)
 
 
 def _rows(q: Question) -> Number:
@@ -344,6 +351,8 @@ def sent(q: Settled) -> Traffic:
     check_arithmetic(q)
     check_pictures(q, q.context if q.phase in LOOKING else None)
     if q.trains:
+        from commtax.cost.train_traffic import training
+
         return Traffic(q, _rows(q), tuple(training(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
     items = inference(q.model, q.plan, q.work, q.engine, ep_backend=q.what_if.ep_backend, eager=q.what_if.eager)
     return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))
