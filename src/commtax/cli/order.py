@@ -52,7 +52,7 @@ class Order:
             return {"launch": launch_command(q, engine)}
         limits = readers.filled(Limits, self.launch.options) if self.launch else q.limits
         batch = int(q.batch) * int(q.plan.dp) * int(q.plan.replicas)
-        q = q.but(limits=limits, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
+        q = q.vary(limits=limits, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
         launch, bench = launch_command(q, engine, self.devices), benchmark_command(q, engine)
         commands = {"launch": launch, "benchmark": bench, "collective": "  ".join(nccl_command(priced)).strip()}
         return {name: text for name, text in commands.items() if text}

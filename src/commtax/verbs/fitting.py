@@ -140,8 +140,9 @@ def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> F
 
 def _smallest(put: Question, asked: Settled, pp: int | None) -> Fit:
     """The first candidate that fits; else the nearest of those without a pipeline (or with the one that was asked for)."""
-    may, nearest = _screen(asked, put.plan.ep == AUTO_EP), None
-    for candidate in _candidates(put, pp, lambda t, p: p == (pp or 1) or may(t, p)):
+    auto = put.plan.ep == AUTO_EP
+    may, nearest = _screen(asked, auto), None
+    for candidate in _candidates(put, pp, lambda t, p: p == (pp or 1) or may(t, p), None if auto else asked):
         judged = judge(candidate)
         if judged.fits:
             return replace(judged, chosen=True)
@@ -214,8 +215,13 @@ def limits_of(asked: Question) -> Limits:
     )
 
 
-def _candidates(put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None) -> Iterator[Settled]:
-    """Legal plans that ``may`` fit, in the order in which people try them: tp in a fast domain, then the widest with a pipeline."""
+def _candidates(
+    put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None, known: Settled | None = None
+) -> Iterator[Settled]:
+    """Legal plans that ``may`` fit, in the order in which people try them: tp in a fast domain, then the widest with a pipeline.
+
+    One of them may be ``known``, settled before.
+    """
     model, cluster = put.model, put.cluster
     heads, groups = model.attention.num_heads, int(put.plan.dp) * int(put.plan.replicas)
     degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
@@ -225,7 +231,7 @@ def _candidates(put: Question, pp: int | None = None, may: Callable[[int, int], 
         if may and not may(t, p):
             continue
         try:
-            yield settle(put.but(tp=t, pp=p))
+            yield known if known and (t, p) == (known.plan.tp, known.plan.pp) else settle(put.but(tp=t, pp=p))
         except Refusal:  # a rule that joins tp with another axis
             continue
 
