@@ -1,6 +1,7 @@
 """Keywords of the public functions: honoured or refused, never ignored."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from collections import Counter
