@@ -436,8 +436,9 @@ def held(priced: StepBill) -> Fit:
     """What a rank of a served plan holds, judged for requests of its own length and the engine's own limits otherwise."""
     q = priced.question
     length = max(1, min(q.model.max_len, int(q.context) + 1))
-    # Activations are judged as the engine runs them: of one replica, whatever else the step was asked with.
-    plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, limits=Limits(max_model_len=length))
+    # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
+    usual = {"sequence_parallel": q.engine.trains.sequence_parallel, "eager": False}
+    plain = q.vary(**usual, limits=Limits(max_model_len=length))
     return judge(replace(plain, limits=limits_of(plain)))
 
 
