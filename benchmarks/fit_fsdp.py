@@ -28,7 +28,7 @@ from commtax.cost.tensors import ROWWISE
 from commtax.readers.published import training
 from commtax.readers.published.rows import Row, read
 from commtax.spec import TrainStep
-from commtax.verbs.asking import settled, terms_of, unsettled
+from commtax.verbs.asking import settle, terms_of, unsettled
 
 OWN = Path(__file__).parent / "torch_runs.csv"
 LARGE = 64
@@ -91,7 +91,7 @@ def runs_of(path: Path) -> list[Run]:
             continue
         options = dict(asked.question)
         model, cluster = options.pop("model"), options.pop("cluster")
-        q = settled(unsettled(model, cluster, {**options, "phase": "train"}))
+        q = settle(unsettled(model, cluster, {**options, "phase": "train"}))
         made.append(Run(row, asked.entries[0].measured, terms_of(q), q.step, float(q.tokens)))
     return made
 

@@ -23,6 +23,7 @@ from commtax.readers.published.open_loop import Run
 from commtax.readers.published.rows import Row
 from commtax.readers.published.tables import in_folder
 from commtax.validate.open_loop import question_of
+from commtax.verbs.asking import settle
 from commtax.verbs.requests import serve
 
 START = {"host_s": 1e-3, "host_s_per_doubling": 1e-4, "host_s_per_seq": 5e-6, "request_s": 5e-3, "launch_s": 2e-5}
@@ -56,7 +57,7 @@ def errors(case: Case, constants: Constants, most: int) -> tuple[float, float]:
     row, run = case
     fewer = replace(run, load=replace(run.load, num_requests=min(most, run.load.num_requests)))
     q = question_of(fewer)
-    outcome = serve(replace(q, engine=q.engine.but(**constants)))
+    outcome = serve(settle(replace(q, engine=q.engine.but(**constants))))
     figures = fitted_figure(row), FIRST
     first, second = (float(np.log(outcome.statistic(name) * 1e3 / float(row[f"{name}_ms"]))) for name in figures)
     return first, second

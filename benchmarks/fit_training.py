@@ -24,7 +24,7 @@ from commtax.readers.published.rows import Row, cell, read
 from commtax.readers.published.tables import Table
 from commtax.readers.published.tables import read as read_table
 from commtax.spec import TrainStep
-from commtax.verbs.asking import settled, terms_of, unsettled
+from commtax.verbs.asking import settle, terms_of, unsettled
 
 ENGINE = "megatron-bridge"
 RELEASE = re.compile(r"(2\d\.\d\d(?:\.\d\d)?) nemo", re.IGNORECASE)
@@ -124,7 +124,7 @@ def runs_of(path: Path) -> Iterator[Run]:
         options = dict(asked.question)
         model, cluster = options.pop("model"), options.pop("cluster")
         try:
-            q = settled(unsettled(model, cluster, {**options, "phase": "train"}))
+            q = settle(unsettled(model, cluster, {**options, "phase": "train"}))
         except ValueError as error:
             print("left out:", row["model"], row["gpu_type"], error)
             continue

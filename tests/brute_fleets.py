@@ -21,7 +21,7 @@ def asked(model, cluster, *, slo, objective, engine, max_num_seqs, **offers):
     plain, offered = split(offers)
     put = unsettled(model, cluster, {**plain, "engine": engine, "max_num_seqs": max_num_seqs, "disaggregated": True})
     put = priced([put.but(slo=limits_of(slo), objective=objective, offered=offered)], None)[0]
-    return replace(settle(put), plan=put.plan)
+    return replace(settle(put).plain(), plan=put.plan)
 
 
 def best(question):
