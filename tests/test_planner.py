@@ -330,7 +330,7 @@ def test_where_a_pasted_training_job_stands():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--from", f"{PASTED} -tp 8 --enforce-eager"), "the command sets eager"),
+        (("--from", f"{PASTED} -tp 8 --block-size 32"), "the command sets block_size"),
         (("--from", f"{PASTED} -tp 8 --max-model-len 100"), "fewer than input_len + output_len = 1,152"),
         (("--from", f"{PASTED} -tp 8", "--phase", "train", "--global-batch", "8"), "one to serve"),
         (("--from", SCRIPT.format(tp=8), "--phase", "serve"), "one to train"),
