@@ -218,7 +218,7 @@ def limits_of(asked: Question) -> Limits:
 def _candidates(
     put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None, known: Settled | None = None
 ) -> Iterator[Settled]:
-    """Legal plans that ``may`` fit, as people try them: tp in a fast domain, then the widest with a pipeline; one may be ``known``."""
+    """Legal plans that ``may`` fit, as people try them: tp in a fast domain, then a pipeline; one may be ``known``."""
     model, cluster = put.model, put.cluster
     heads, groups = model.attention.num_heads, int(put.plan.dp) * int(put.plan.replicas)
     degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
