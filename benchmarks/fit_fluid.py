@@ -3,7 +3,7 @@
     python benchmarks/fit_fluid.py ../shared/data trtllm-mlperf@5.1 --on h200 --rate fp8_rate=0.95,1.02,1.1 --gap 6e-6,8e-6
 
 Such runs are tuned until they just keep their limits: with n requests running and steps of D(n) seconds, n = rate output D, so
-that 2 % of a step are 20 % of TPOT, and a run ends before n has settled. A simulation of each for every try would take hours;
+that 2 % of a step are 20 % of TPOT, and a run ends before n has settle. A simulation of each for every try would take hours;
 the fluid dn/dt = rate - n / (output D(n)) over the length of the run takes milliseconds. D is the mean time between a request's
 tokens: of all steps some hold prompts, as many as are needed for the tokens that come in.
 """
@@ -20,7 +20,7 @@ from fit_open_loop import Case, cases, half
 
 from commtax.cost.surface import Surface
 from commtax.question import Question
-from commtax.verbs.asking import settled
+from commtax.verbs.asking import settle
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.requests import steps_of, stream_of
 from commtax_lab.scoring.open_loop import question_of
@@ -53,7 +53,7 @@ class Fluid:
 
 def fluid(case: Case) -> Fluid:
     run = case[1]
-    q = settled(question_of(replace(run, load=replace(run.load, num_requests=DRAWN, warmup=0))))
+    q = settle(question_of(replace(run, load=replace(run.load, num_requests=DRAWN, warmup=0))))
     stream = stream_of(q)
     prompts, outputs = stream.input_len.astype(float), stream.output_len.astype(float)
     context = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())

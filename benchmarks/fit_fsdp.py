@@ -26,7 +26,7 @@ from commtax.cost import training as steps
 from commtax.cost.kernel import Terms
 from commtax.cost.tensors import ROWWISE
 from commtax.spec import TrainStep
-from commtax.verbs.asking import settled, terms_of, unsettled
+from commtax.verbs.asking import settle, terms_of, unsettled
 from commtax_lab.published import training
 from commtax_lab.published.rows import Row, read
 
@@ -91,7 +91,7 @@ def runs_of(path: Path) -> list[Run]:
             continue
         options = dict(asked.question)
         model, cluster = options.pop("model"), options.pop("cluster")
-        q = settled(unsettled(model, cluster, {**options, "phase": "train"}))
+        q = settle(unsettled(model, cluster, {**options, "phase": "train"}))
         made.append(Run(row, asked.entries[0].measured, terms_of(q), q.step, float(q.tokens)))
     return made
 

@@ -35,7 +35,7 @@ from commtax.catalog.transfer import Setting
 from commtax.cost.pricing import inference_bill
 from commtax.ledger import Z80
 from commtax.spec import Engine
-from commtax.verbs.asking import settled, terms_of, unsettled
+from commtax.verbs.asking import settle, terms_of, unsettled
 from commtax.verbs.billing import price
 from commtax.verbs.serving import simulate
 from commtax_lab.published import steps
@@ -119,7 +119,7 @@ def _step_group(members: list[tuple[steps.Run, float]]) -> Group:
     seen = {"tpot": np.array([told for _, told in members]), "ttft": np.full(len(members), np.nan)}
     who = "ML.ENERGY"
     names = {"engine": setting.engine, "chip": setting.chip, "family": setting.family, "publisher": who, "file": who}
-    asked = settled(unsettled(run.model, run.cluster, {**words, "engine": engine, **_sizes(arrays)}))
+    asked = settle(unsettled(run.model, run.cluster, {**words, "engine": engine, **_sizes(arrays)}))
     return Group(
         engine=engine,
         version=catalog.nearest(engine.version, [*engine.versions, catalog.engine(engine.key).version]),
@@ -142,7 +142,7 @@ def _sizes(arrays: Mapping[str, Any]) -> dict[str, Any]:
 def stepped(engine: Engine, group: Group) -> Any:
     """Seconds of the steps of a group."""
     where = {name: value for name, value in group.words.items() if name not in ("model", "cluster")}
-    asked = settled(unsettled(group.words["model"], group.words["cluster"], {**where, "engine": engine, **_sizes(group.arrays)}))
+    asked = settle(unsettled(group.words["model"], group.words["cluster"], {**where, "engine": engine, **_sizes(group.arrays)}))
     prompts = group.arrays["prompts"]
     work = replace(asked.work, prefill_seqs=prompts, prefill_tokens=prompts * group.arrays["prompt_len"])
     return inference_bill(terms_of(asked), work, 1).step_s

@@ -20,7 +20,7 @@ import numpy as np
 from commtax.cost.kernel import Terms
 from commtax.cost.training import training_bill
 from commtax.spec import TrainStep
-from commtax.verbs.asking import settled, terms_of, unsettled
+from commtax.verbs.asking import settle, terms_of, unsettled
 from commtax_lab.published import training, training_rows
 from commtax_lab.published.rows import Row, cell, read
 from commtax_lab.published.tables import Table
@@ -124,7 +124,7 @@ def runs_of(path: Path) -> Iterator[Run]:
         options = dict(asked.question)
         model, cluster = options.pop("model"), options.pop("cluster")
         try:
-            q = settled(unsettled(model, cluster, {**options, "phase": "train"}))
+            q = settle(unsettled(model, cluster, {**options, "phase": "train"}))
         except ValueError as error:
             print("left out:", row["model"], row["gpu_type"], error)
             continue

@@ -11,7 +11,7 @@ from commtax.planner.fleet_search import burden
 from commtax.planner.fleet_trials import Trial, capacity, grown, ran, rate_of, stretch_of, worst
 from commtax.planner.fleets import limits_of, priced
 from commtax.planner.layouts import Layout
-from commtax.verbs.asking import settled, unsettled
+from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.loads import split
 
@@ -21,7 +21,7 @@ def asked(model, cluster, *, slo, objective, engine, max_num_seqs, **offers):
     plain, offered = split(offers)
     put = unsettled(model, cluster, {**plain, "engine": engine, "max_num_seqs": max_num_seqs, "disaggregated": True})
     put = priced([put.but(slo=limits_of(slo), objective=objective, offered=offered)], None)[0]
-    return replace(settled(put), plan=put.plan)
+    return replace(settle(put).plain(), plan=put.plan)
 
 
 def best(question):
@@ -85,7 +85,7 @@ def _fits(one):
     """Whether a plan is legal and holds the longest request."""
     longest = int(1.5 * one.requests.input_len) + int(1.5 * one.requests.output_len)
     try:
-        return bool(cache_tokens(settled(one)) >= longest)
+        return bool(cache_tokens(settle(one)) >= longest)
     except ValueError:
         return False
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from commtax.question import Question
 from commtax.statement import Refusal
-from commtax.verbs.asking import unsettled
+from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.requests import serve as simulated
 from commtax.verbs.serving import serve as closed_form
 
@@ -66,8 +66,8 @@ def asked(seed: str) -> Pair | None:
     count = max(120, LIVES * int(str(words["concurrency"])))
     try:
         put = question(words)
-        ran = simulated(put.but(num_prompts=count))
-        form = closed_form(put.but(num_prompts=np.inf))
+        ran = simulated(settle(put.but(num_prompts=count)))
+        form = closed_form(settle(put.but(num_prompts=np.inf)))
     except Refusal:
         return None
     middle = slice(count // 3, count - count // 6)

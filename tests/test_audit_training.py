@@ -30,7 +30,7 @@ from commtax.report.audit_words import headline
 from commtax.results import collective_tests
 from commtax.results.collective_audit import audit_collectives
 from commtax.statement import Refusal
-from commtax.verbs.asking import unsettled
+from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.billing import price
 
 EXCERPTS = {e["name"]: e for e in json.loads((Path(__file__).parent / "fixtures" / "audit" / "training.json").read_text())}
@@ -233,7 +233,7 @@ PLANS = (
 @given(st.sampled_from(PLANS), st.floats(0.5, 4.0))
 def test_taxes_and_useful_arithmetic_are_the_step(plan, factor):
     own = dict(plan)
-    priced = price(unsettled(own.pop("model"), own.pop("cluster"), {**own, "phase": "train"}))
+    priced = price(settle(unsettled(own.pop("model"), own.pop("cluster"), {**own, "phase": "train"})))
     measured = factor * float(priced.step_s)
     useful = float(priced.mfu) * float(priced.step_s)
     assert sum(t.seconds for t in taxes(priced, measured)) + useful == pytest.approx(measured)

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.catalog.hardware import check_measured
 from commtax.catalog.loader import FACTS as TABLES
-from commtax.catalog.loader import aliases, stems
+from commtax.catalog.loader import aliases, check_measured, stems
 from commtax.files import table
 
 RACKS = ["gb200", "gb300"]

@@ -16,7 +16,7 @@ from commtax.cost.network import STATIONS, Decoding, Network, Prompting, Wire, f
 from commtax.launch.writing import apart_command
 from commtax.planner import plan
 from commtax.statement import Refusal
-from commtax.verbs.asking import ask, unsettled
+from commtax.verbs.asking import ask, settle, unsettled
 from commtax.verbs.requests import serve as simulated
 from commtax.verbs.serving import serve as closed_form
 
@@ -176,7 +176,7 @@ def ratios(rng):
     count = max(120, LIVES * words["concurrency"])
     try:
         put = unsettled(model, place, words)
-        form, ran = closed_form(put), simulated(put.but(num_prompts=count))
+        form, ran = closed_form(settle(put)), simulated(settle(put.but(num_prompts=count)))
     except Refusal:
         return None
     if form.num_gpus > place.num_gpus:

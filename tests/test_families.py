@@ -14,8 +14,7 @@ from cli_run import run_here as run
 from commtax import catalog
 from commtax.catalog import models
 from commtax.catalog.completing import text_section
-from commtax.catalog.families.parts import ARCHITECTURES
-from commtax.catalog.hf import from_config, short
+from commtax.catalog.hf import architectures, from_config, short
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.inventory import mtp_params, num_params
 from commtax.cost.traffic import inference
@@ -282,7 +281,7 @@ def test_a_family_reads_an_unknown_architecture_as_assumed_and_lists_what_it_ign
         from_config(unknown(), "x", "lama")
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", sorted(architectures()))
 def test_every_family_can_be_named(architecture):
     key = ONE_OF_EACH.get(architecture)
     if key is None:

@@ -29,7 +29,7 @@ ROWS = [
     {"question"},
     {"timeline", "ledger", "spelling"},
     {"spec"},
-    {"units", "arrays", "files", "patterns"},
+    {"units", "arrays", "files", "patterns", "options"},
     {"statement"},
     {"records", "kept"},
 ]

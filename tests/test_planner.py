@@ -14,7 +14,7 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.planner import plan, plan_training
-from commtax.verbs.asking import ask, settled
+from commtax.verbs.asking import ask, settle
 from commtax.verbs.fitting import cache_tokens, fits
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b")
@@ -48,7 +48,7 @@ def test_what_is_listed_is_good(question):
         rows.gpus == rows.tp * rows.pp * rows.dp * rows.replicas + rows.prefill_tp * rows.prefill_dp * rows.prefill_replicas
     )
     for i in range(min(5, len(rows))):
-        asked = settled(a.put(rows, i))  # raises where the plan is illegal
+        asked = settle(a.put(rows, i))  # raises where the plan is illegal
         fit = commtax.fit(
             asked.model, cluster, tp=asked.plan.tp, pp=asked.plan.pp, dp=asked.plan.dp, ep=asked.plan.ep, engine=question["engine"],
             max_model_len=min(asked.model.max_len, question["input_len"] + question["output_len"]),
@@ -203,7 +203,7 @@ def test_a_profile_changes_the_plans(tmp_path):
     assert own.question.profile.name == "box"
     assert float(own.plans.tokens_per_s[0]) < 0.8 * float(usual.plans.tokens_per_s[0])
     i = int(np.flatnonzero(own.plans.mode == 0)[0])
-    asked = settled(own.put(own.plans, i))
+    asked = settle(own.put(own.plans, i))
     alone = commtax.simulate(
         "llama-3.1-8b", "4xh100-sxm", tp=int(asked.plan.tp), pp=int(asked.plan.pp), profile=half,
         concurrency=int(own.plans.concurrency[i] / own.plans.replicas[i]),
@@ -330,7 +330,7 @@ def test_where_a_pasted_training_job_stands():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--from", f"{PASTED} -tp 8 --enforce-eager"), "the command sets eager"),
+        (("--from", f"{PASTED} -tp 8 --block-size 32"), "the command sets block_size"),
         (("--from", f"{PASTED} -tp 8 --max-model-len 100"), "fewer than input_len + output_len = 1,152"),
         (("--from", f"{PASTED} -tp 8", "--phase", "train", "--global-batch", "8"), "one to serve"),
         (("--from", SCRIPT.format(tp=8), "--phase", "serve"), "one to train"),

@@ -20,6 +20,7 @@ from commtax.sim.serving import figures
 from commtax.sim.streams import draw_lengths
 from commtax.spelling import normalise
 from commtax.statement import Refusal
+from commtax.verbs.asking import settle
 from commtax.verbs.goodput import Slo, slo_of
 from commtax.verbs.lanes import timeline_of
 from commtax.verbs.loads import split
@@ -177,7 +178,7 @@ def test_each_option_is_refused_in_one_line(words, names):
         ({"request_rate": 1000, "duration": 1e6}, "duration=1e+06"),
         ({"request_rate": 1, "spread": 2}, "spread=2"),
         ({"request_rate": 1, "pp": 2, "input_len": 9000, "max_num_batched_tokens": 3}, "max_num_batched_tokens=3"),
-        ({"request_rate": 1, "slow_rank": 2.0}, "slow_rank: not an option here"),
+        ({"request_rate": 1, "batch": 2}, "batch: not an option here"),
         ({"trace": "none.csv"}, "trace 'none.csv': no such file"),
         ({"trace": "none.csv", "request_rate": 1}, "request_rate: the trace says"),
         ({"request_rate": 1, "concurrency": 3}, "concurrency: clients of a closed loop"),
@@ -362,7 +363,7 @@ def test_who_watches_may_stop_a_run_and_has_what_was_answered():
 
         return watch
 
-    asked = put(MODEL, PLACE, {"request_rate": 10, "num_prompts": 200, **LENGTHS})
+    asked = settle(put(MODEL, PLACE, {"request_rate": 10, "num_prompts": 200, **LENGTHS}))
     o = serve(asked, stop_after(50))
     assert o.ran.stopped
     assert 50 <= len(o.stream) < 60
@@ -410,7 +411,7 @@ def test_a_closed_loop_knows_what_is_cached():
     for hit in (0.0, 0.5, 0.95):
         told = run_here("simulate", MODEL, "-c", PLACE, "--concurrency", "32", "--prefix-cache", str(hit))
         assert told.returncode == 0, told.stderr
-        loops.append(closed_loop(put(MODEL, PLACE, {**words, "prefix_cache": hit})))
+        loops.append(closed_loop(settle(put(MODEL, PLACE, {**words, "prefix_cache": hit}))))
         timed = commtax.serve(MODEL, PLACE, **words, num_prompts=1000, warmup=100, prefix_cache=hit)
         assert float(loops[-1].tpot_s) == pytest.approx(timed.statistic("tpot_mean"), rel=0.05)
     assert loops[0].ttft_s > loops[1].ttft_s > loops[2].ttft_s

@@ -12,7 +12,7 @@ from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, fewest_microbatches
 from commtax.planner.columns import ServingColumns, family
 from commtax.verbs import fitting
-from commtax.verbs.asking import settled, unsettled
+from commtax.verbs.asking import settle, unsettled
 
 GENEROUS_S = 6.0  # each takes less than a second; before, they took 9 to 44
 
@@ -51,7 +51,7 @@ PLACES = st.sampled_from(["4x8xa100-40-sxm", "2x8xl4", "8x8xh100-sxm"])
 def test_what_is_ruled_out_at_a_look_does_not_fit(model, place, limits):
     """Every plan that the screen leaves out, judged: none fits."""
     put = unsettled(model, place, limits)
-    asked = settled(put)
+    asked = settle(put)
     asked = asked.but(limits=fitting.limits_of(asked))
     may = fitting._screen(asked, auto_ep=False)
     out = [c for c in fitting._candidates(put) if not may(int(c.plan.tp), int(c.plan.pp))]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax.spec import Workload
-from commtax.verbs.asking import settled, unsettled
+from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.requests import steps_of
 from commtax.verbs.steps import step_bill
 
@@ -25,7 +25,7 @@ LONGEST = 8192
 
 def asked_of(plan):
     model, cluster, words = plan
-    return settled(unsettled(model, cluster, words))
+    return settle(unsettled(model, cluster, words))
 
 
 def random_steps(rng, count, most_rows):

@@ -11,7 +11,7 @@ import pytest
 
 import commtax
 from commtax.cost.pricing import inference_bill
-from commtax.verbs.asking import settled, terms_of, unsettled
+from commtax.verbs.asking import settle, terms_of, unsettled
 
 SOURCE = Path(commtax.__file__).parent
 COUNTED = ("cost", "ledger", "timeline")
@@ -57,7 +57,7 @@ def visits(call):
 @pytest.mark.parametrize("step", STEPS)
 def test_a_price_is_read_with_few_returns(step):
     (model, cluster, words), most = STEPS[step]
-    q = settled(unsettled(model, cluster, words))
+    q = settle(unsettled(model, cluster, words))
     forget()
     terms = terms_of(q)
     files = visits(lambda: inference_bill(terms, q.work, q.tokens))

@@ -18,6 +18,7 @@ from commtax.cli import main
 from commtax.report.view.state import KEYS, State, arguments, config_text, parse
 from commtax.report.view.tour import catalogue
 from commtax.units import format_seconds
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import price, with_collectives
 from commtax.verbs.layer import layer_of
 from commtax.web.pages import state_view as view
@@ -159,7 +160,7 @@ def test_formulas_evaluate_to_their_results(name):
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer_is_compute_and_what_is_exposed_to_scale(name):
     state = parse(CASES[name].items())
-    b, drawn = price(state.question), layer_of(price(state.question))
+    b, drawn = price(settle(state.question)), layer_of(price(settle(state.question)))
     lanes = {lane: [x for x in drawn.bars if x.segment.lane == lane] for lane in ("compute", "comm")}
     exposed = sum(z - a for x in drawn.bars for a, z in x.exposed)
     assert exposed == pytest.approx(drawn.length_s, rel=1e-9)
@@ -183,7 +184,7 @@ def test_a_layer_is_compute_and_what_is_exposed_to_scale(name):
 def test_the_layer_has_every_collective_of_its_layers_once(name):
     """Over a step's layers and microbatches the bars sum to the lines that they are shares of."""
     state = parse(CASES[name].items())
-    b, drawn = price(state.question), layer_of(price(state.question))
+    b, drawn = price(settle(state.question)), layer_of(price(settle(state.question)))
     ends = ("head", "embedding", "logits", "loss", "stage", "norm gradients", "tied")
     lines = [x for x in b.items if x.kind == "comm" and x.item.axis != "pp" and not x.item.what.startswith(ends)]
     for line in lines:
@@ -214,7 +215,8 @@ def test_buttons_do_what_they_say(name):
 @pytest.mark.parametrize("name", [name for name, asked in CASES.items() if asked.get("ph") != "train"])
 @pytest.mark.parametrize("eager", ["0", "1"])
 def test_what_ifs_of_collectives_are_the_whole_step_priced_again(name, eager):
-    b = price(parse({**CASES[name], "eg": eager}.items() if CASES[name].get("ph") != "prefill" else CASES[name].items()).question)
+    words = {**CASES[name], "eg": eager} if CASES[name].get("ph") != "prefill" else CASES[name]
+    b = price(settle(parse(words.items()).question))
     for changes in ({"latency_scale": 0.5}, {"bandwidth_scale": 2.0}, {"library": "nccl"}):
         assert with_collectives(b, **changes).step_s == price(b.question.but(**changes)).step_s
 
@@ -250,7 +252,7 @@ def test_grids_hold_this_state_and_load_their_cells(name, kind):
     for cell in random.Random(1).sample(found["cells"], 4):
         if cell["refused"] is None:
             there = state.but(cell["patch"])
-            assert price(there.question).step_s == cell["step_s"]
+            assert price(settle(there.question)).step_s == cell["step_s"]
             assert view(there)["totals"]["fits"] == cell["fits"]
             if state.question.trains:
                 assert there["b"] * there["n"] * there["dp"] == state["b"] * state["n"] * state["dp"]
@@ -288,7 +290,7 @@ def test_plans_load():
     ):
         found = get("plan", **asked)
         best = next(p for p in found["front"] if p["best"])
-        loaded = price(parse(asked.items()).but(best["patch"]).question)
+        loaded = price(settle(parse(asked.items()).but(best["patch"]).question))
         assert f"a decode step takes {format_seconds(float(loaded.step_s))}," in found["why"][1], "the step that was told is loaded"
     status, told = refused("plan", {"c": "128x8xh100-sxm"})
     assert (status, told["argument"]) == (422, "c")
@@ -300,7 +302,7 @@ def busy(pipeline):
 
 def test_the_pipeline_is_the_bills():
     asked = CASES["pipeline"]
-    found, b = get("pipeline", **asked), price(parse(asked.items()).question)
+    found, b = get("pipeline", **asked), price(settle(parse(asked.items()).question))
     assert len(found["lanes"]) == 4
     assert {bar["stage"] for bar in found["bars"]} == {0, 1, 2, 3}
     assert {bar["microbatch"] for bar in found["bars"]} == set(range(16))

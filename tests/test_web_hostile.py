@@ -15,6 +15,7 @@ import pytest
 
 from commtax import catalog
 from commtax.report.view.state import KEYS, parse
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import price
 from commtax.web.app import create_app
 from web_client import ask, refused
@@ -156,7 +157,11 @@ def test_every_field_of_a_config_may_be_wrong():
         for field in config:
             for value in (None, -1, 0, "x", [], {}, 1e300, True):
                 with contextlib.suppress(ValueError, OverflowError):  # what the API turns into a refusal
-                    assert price(parse([("cfg", json.dumps({**config, field: value}))]).question).step_s > 0, (model, field, value)
+                    assert price(settle(parse([("cfg", json.dumps({**config, field: value}))]).question)).step_s > 0, (
+                        model,
+                        field,
+                        value,
+                    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from commtax.report.view.state import parse
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import price
 from commtax.web.pages import state_view as view
 from web_client import refused
@@ -46,7 +47,7 @@ def test_every_place_of_a_slider_is_legal(name):
         assert state[axis] in [v for a, v, _, _ in places if a == axis], "the present one is among them"
     for axis, value, patch, note in places:
         there = state.but(patch)
-        price(there.question)
+        price(settle(there.question))
         if axis == "local":
             assert there["b"] * there.length == value * there["cp"]
             continue

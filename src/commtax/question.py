@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import field, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -273,7 +273,7 @@ class Question:
                 changes[part] = replace(changes.get(part, getattr(self, part)), **own)
         return replace(self, **changes)
 
-    def normal(self) -> Question:
+    def normal(self) -> Self:
         """The question of its step alone: what else is asked does not change what the step costs."""
         return replace(self, limits=Limits(), requests=Requests(), offered=Offered(), goal=Goal(), notes=(), codes=0)
 

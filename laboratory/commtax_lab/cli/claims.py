@@ -13,7 +13,7 @@ from commtax_lab.claims import Claim, claims
 
 
 @click.command("claims")
-@taking("as_json")
+@taking("claims")
 def claims_command(as_json: bool) -> None:
     """What well-known texts say about the communication tax, and what the arithmetic says."""
     Output(as_json).answer(lambda every: {"schema": "commtax.claims/1", "claims": every}, show_claims, claims())

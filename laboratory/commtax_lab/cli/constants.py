@@ -11,7 +11,7 @@ from commtax_lab.report.constants import census_document, show_census
 
 @click.command("catalog constants")
 @click.argument("part", required=False, default="")
-@taking("as_json")
+@taking("constants")
 def constants_command(part: str, as_json: bool) -> None:
     """Every number that was fitted, or those of the files whose name has PART in it."""
     numbers = census()

@@ -8,7 +8,7 @@ import click
 
 from commtax import catalog
 from commtax.cli.measure import bar, need_torch, ranks_named, weights_of
-from commtax.cli.options import listed
+from commtax.cli.options import taking
 from commtax.cli.output import Output
 from commtax.files import write_text
 from commtax.statement import Refusal
@@ -19,7 +19,7 @@ DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
 
 
 @click.command("serve")
-@listed("measure-serve")
+@taking("measure-serve")
 def serve_command(
     model: str,
     random_model: str,
@@ -49,7 +49,7 @@ def serve_command(
 
 
 @click.command("experiment")
-@listed("measure-experiment")
+@taking("measure-experiment")
 def experiment_command(
     model: str,
     random_model: str,

@@ -9,7 +9,7 @@ from commtax.catalog.foreign_names import chip_named
 from commtax.catalog.hf import from_config
 from commtax.spec import Cluster, Model, Quant
 from commtax.statement import Refusal
-from commtax.verbs.asking import StepOptions
+from commtax.verbs.keywords import ComparePlansOptions
 from commtax_lab.published.metrics import metric as measured
 from commtax_lab.published.rows import Asked, Entry, Row, cell, described, lower, names, number, tokens, whole
 from commtax_lab.published.spellings import engine_named, model_named
@@ -33,7 +33,7 @@ class Run:
 
     model: Model
     cluster: Cluster
-    options: StepOptions
+    options: ComparePlansOptions
     batch: int
     input_len: int
     output_len: int = 0
@@ -95,7 +95,7 @@ def question(row: Row) -> tuple[Run, str]:
 def _batch_one(row: Row, _: str) -> tuple[Run, str]:
     """gpt-fast: one sequence, compiled, tokens/s over a short answer."""
     inputs, outputs = round(tokens(row, "isl", 5)), round(tokens(row, "osl", 200))
-    options: StepOptions = {"tp": whole(row, "tp", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
+    options: ComparePlansOptions = {"tp": whole(row, "tp", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
     odd = "oddly low, as its source says, " if "oddly" in cell(row, "notes") else ""
     run = Run(_stored(row), _place(row), options, whole(row, "batch", 1), inputs, context=inputs + outputs // 2, steps=1)
     return replace(run, per_second=True), f"{odd}330 W limit"
@@ -105,7 +105,7 @@ def _static(row: Row, metric: str) -> tuple[Run, str]:
     """A batch that starts together: its prompt in one step, then one token a step."""
     inputs, outputs = round(tokens(row, "isl")), round(tokens(row, "osl", 1))
     prompts, steps = {"prefill_time": (1, 0), "tpot": (0, 1), "e2e_latency": (1, max(0, outputs - 1))}[metric]
-    options: StepOptions = {"tp": whole(row, "tp", 1), "engine": "vllm-2023", "eager": True, "dtype": _dtype(row)}
+    options: ComparePlansOptions = {"tp": whole(row, "tp", 1), "engine": "vllm-2023", "eager": True, "dtype": _dtype(row)}
     if "NCCL" in cell(row, "notes"):
         options["library"] = "nccl"
     batch, context = whole(row, "batch"), inputs + outputs // 2
@@ -116,7 +116,7 @@ def _static(row: Row, metric: str) -> tuple[Run, str]:
 def _closed_loop(row: Row, kind: str) -> tuple[Run, str]:
     """Means and rates of a closed loop at the row's concurrency."""
     engine = engine_named(lower(row, "framework"))
-    options: StepOptions = {"tp": whole(row, "tp", 1), "engine": engine, "dtype": _dtype(row)}
+    options: ComparePlansOptions = {"tp": whole(row, "tp", 1), "engine": engine, "dtype": _dtype(row)}
     if _dtype(row) == "fp8" and engine == "trtllm":  # which keeps the cache as narrow
         options["kv_dtype"] = "fp8"
     inputs, outputs = round(tokens(row, "isl")), round(tokens(row, "osl"))
@@ -130,7 +130,7 @@ def _cpu(row: Row, metric: str) -> tuple[Run, str]:
     place = _cpu_cluster(lower(row, "gpu"), hosts)
     if LINES[metric] == ("comm",) and hosts == 1:
         raise Refusal("one host has no network: what is measured is the host's own copying", "tp")
-    options: StepOptions = {"tp": hosts, "engine": "torch"}
+    options: ComparePlansOptions = {"tp": hosts, "engine": "torch"}
     run = Run(_stored(row), place, options, 1, CPU_CONTEXT, context=CPU_CONTEXT, steps=1, lines=LINES[metric])
     return run, "a CPU host from its datasheet, network assumed"
 

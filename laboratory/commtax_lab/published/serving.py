@@ -15,7 +15,7 @@ from commtax.catalog.foreign_names import chip_named
 from commtax.catalog.transfer import fitted_runs
 from commtax.spec import Chip, Cluster, Engine, Model
 from commtax.statement import Refusal
-from commtax.verbs.asking import RequestOptions
+from commtax.verbs.keywords import SimulateOptions
 from commtax_lab.published.inferencemax import INFERENCEMAX, by_inferencemax, launched, says_drafted
 from commtax_lab.published.metrics import Metric, figures
 from commtax_lab.published.rows import Asked, Entry, Row, cell, described, even_hash, lower, mix, names, tokens, whole
@@ -32,7 +32,7 @@ HABITS = ("ahead", "steps_per_decision", "batch_wait", "experts_by")
 """Of an engine, that a launch command sets."""
 
 
-class Run(RequestOptions, total=False):
+class Run(SimulateOptions, total=False):
     """Arguments of ``commtax.simulate``."""
 
     model: Model

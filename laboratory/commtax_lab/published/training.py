@@ -7,7 +7,7 @@ from typing import cast
 
 from commtax.spec import PARALLEL, Cluster, Model, Plan
 from commtax.statement import Refusal
-from commtax.verbs.asking import TrainBillOptions, TrainedOptions
+from commtax.verbs.keywords import TrainBillOptions, TrainFitOptions
 from commtax.verbs.train_fitting import train_fit
 from commtax_lab.published.rows import Asked, Entry, Row, cell, described, lower, matched, read, whole
 from commtax_lab.published.training_rows import (
@@ -120,8 +120,8 @@ def question(row: Row) -> Run:
 
 
 def _fits(run: Run) -> bool:
-    options = {name: value for name, value in run.items() if name in TrainedOptions.__annotations__}
-    return train_fit(run["model"], run["cluster"], **cast(TrainedOptions, options)).fits
+    options = {name: value for name, value in run.items() if name in TrainFitOptions.__annotations__}
+    return train_fit(run["model"], run["cluster"], **cast(TrainFitOptions, options)).fits
 
 
 def _recompute(row: Row, dtype: str) -> str:

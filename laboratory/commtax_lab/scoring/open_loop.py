@@ -9,7 +9,7 @@ from multiprocessing import current_process
 from commtax import catalog
 from commtax.question import Question
 from commtax.spec import Engine
-from commtax.verbs.asking import unsettled
+from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.requests import Outcome, serve
 from commtax_lab.published import open_loop
 from commtax_lab.published.open_loop import BEYOND, HOLDS, HOLDS_BEYOND, OVERLOADED, Run, Server
@@ -75,7 +75,7 @@ def score(job: Job) -> Scores | str:
     """A run's figures and verdicts; the refusal where there is none."""
     run = job.run
     try:
-        outcome = serve(question_of(run))
+        outcome = serve(settle(question_of(run)))
         return {kind: _predicted(kind, run, outcome) for kind in job.kinds}
     except ValueError as error:
         return str(error)
@@ -87,7 +87,7 @@ def _predicted(kind: str, run: Run, outcome: Outcome) -> Predicted:
     if kind == HOLDS:
         return _verdict(_holds(run, outcome))
     if kind == HOLDS_BEYOND:
-        return _verdict(_holds(run, serve(question_of(beyond(run)))))
+        return _verdict(_holds(run, serve(settle(question_of(beyond(run))))))
     low, high = outcome.range_of(kind)
     return Predicted(outcome.statistic(kind), low, high)
 

@@ -14,7 +14,7 @@ from commtax.cost.pricing import MEASURED, inference_bill, launched_s, spread_of
 from commtax.ledger import Bill
 from commtax.spec import Fabric, Path
 from commtax.statement import Refusal
-from commtax.verbs.asking import settled, terms_of, unsettled
+from commtax.verbs.asking import settle, terms_of, unsettled
 from commtax.verbs.billing import bill, price, train_bill
 from commtax.verbs.serving import serve
 from commtax_lab.published import inference, steps, sweep, training
@@ -37,7 +37,7 @@ def timed(run: inference.Run, entries: Sequence[Entry]) -> list[Predicted]:
 def _mean(run: inference.Run) -> Predicted:
     """Of a closed loop in which all requests have the same lengths."""
     requests = {"concurrency": run.batch, "spread": 0.0, "input_len": run.input_len, "output_len": run.output_len}
-    loop = serve(unsettled(run.model, run.cluster, {**requests, **run.options}))
+    loop = serve(settle(unsettled(run.model, run.cluster, {**requests, **run.options})))
     value, low, high, floor = FIGURES[run.served](loop)
     return Predicted(float(value), float(low), float(high), float(floor))
 
@@ -47,7 +47,7 @@ def _steps(run: inference.Run) -> Predicted:
     for count, phase, context in ((run.prompts, "prefill", run.input_len), (run.steps, "decode", run.context)):
         if count:
             step = {"phase": phase, "batch": run.batch, "context": context, **run.options}
-            priced = price(unsettled(run.model, run.cluster, step))
+            priced = price(settle(unsettled(run.model, run.cluster, step)))
             lines = tuple(x for x in priced.lines if x.kind in run.lines)
             part = Bill(lines, priced.tokens) if run.lines else priced
             value, low, high = (x + count * float(getattr(part, n)) for x, n in zip((value, low, high), TOTALS, strict=True))
@@ -61,7 +61,7 @@ def between_tokens(run: steps.Run, entries: Sequence[Entry]) -> list[Predicted]:
     """The step at a run's mean batch, with the prompts that the median step has."""
     sizes = {"tp": run.tp, "dp": run.dp, "ep": run.ep, "dtype": run.dtype, "kv_dtype": run.kv_dtype, "engine": run.engine}
     batch = max(1, round(run.batch / run.dp))
-    asked = settled(unsettled(run.model, run.cluster, {"batch": batch, "context": run.context, "sampling": run.sampling, **sizes}))
+    asked = settle(unsettled(run.model, run.cluster, {"batch": batch, "context": run.context, "sampling": run.sampling, **sizes}))
     work = replace(asked.work, prefill_seqs=run.prompts, prefill_tokens=run.prompts * run.prompt_len)
     priced = inference_bill(terms_of(asked), work, batch)
     unfit = "" if holds_weights(asked) else UNFIT

@@ -7,7 +7,6 @@ from typing import cast
 import numpy as np
 
 from commtax.statement import Refusal
-from commtax.verbs.asking import settled
 from commtax.verbs.billing import price
 from commtax.verbs.serving import Simulation, simulate
 from commtax_lab.published import serving
@@ -131,6 +130,6 @@ def floor(simulated: Simulation, phase: str) -> Array:
     """Bytes over bandwidth and FLOPs over peak of the decode step, or of the request's own prompt."""
     batch = np.maximum(1, np.floor(simulated.running)) if phase == "decode" else np.ones_like(simulated.running)
     try:
-        return least_s(price(settled(simulated.question.but(phase=phase, batch=batch, context=simulated.requests.input_len))))
+        return least_s(price(simulated.question.but(phase=phase, batch=batch, context=simulated.requests.input_len)))
     except ValueError:
         return np.zeros_like(simulated.running)

@@ -11,7 +11,7 @@ from commtax.files import Document
 from commtax.results.bench_audit import floor_s
 from commtax.spec import Model
 from commtax.units import format_bytes, format_rate, format_seconds
-from commtax.verbs.asking import unsettled
+from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.billing import StepBill, sent
 from commtax.verbs.serving import serve
 from commtax_lab.study.driving import ALL_REDUCE
@@ -162,7 +162,7 @@ def _profile(run: Run, x: Document, prices: Prices) -> Document:
     if not prices.cluster:
         return counted
     step = prices.claim(run.tp).question.but(batch=run.batch, context=middle(run))
-    reduced = [i for i in sent(step).items if i.is_sent and i.op == ALL_REDUCE]
+    reduced = [i for i in sent(settle(step)).items if i.is_sent and i.op == ALL_REDUCE]
     count = float(sum(i.count for i in reduced))
     nbytes = float(sum(i.count * i.nbytes for i in reduced)) / count if count else None
     counted |= {"predicted_allreduces": count, "predicted_bytes": nbytes, "predicted_s": None, "predicted_comm_fraction": None}
@@ -213,7 +213,7 @@ def _served_prediction(run: Run, served: Document, prices: Prices) -> Document:
         ttft_s, how = prices.step_s("prefill", run.tp, 1, inputs), f"bill of a batch of {clients}, a prompt without waiting"
     else:
         asked = prices.claim(run.tp).question.but(eager=False)
-        loop = serve(asked.but(concurrency=clients, spread=SPREAD, input_len=inputs, output_len=outputs))
+        loop = serve(settle(asked.but(concurrency=clients, spread=SPREAD, input_len=inputs, output_len=outputs)))
         tpot_s, ttft_s, how = float(loop.tpot_s), float(loop.ttft_s), f"simulate with {clients} clients"
     return {"predicted_tpot_ms": ms(tpot_s), "predicted_ttft_ms": ms(ttft_s), "predicted_how": how}
 

@@ -7,10 +7,9 @@
 import re
 from dataclasses import replace
 from functools import lru_cache
+from typing import Literal
 
-from commtax.catalog.clusters import cluster, more_hosts, whole_host, whole_unit
-from commtax.catalog.described import is_file
-from commtax.catalog.distributions import lengths
+from commtax.catalog.clusters import cluster, is_file, more_hosts, whole_host, whole_unit
 from commtax.catalog.fabric import fabric, library
 from commtax.catalog.hardware import chip, is_like, link, recognise
 from commtax.catalog.hosts import with_between, with_inside
@@ -20,7 +19,15 @@ from commtax.catalog.models import config, model
 from commtax.catalog.programs import APART
 from commtax.catalog.versions import nearest, parts
 from commtax.spec import ENGINE_PARTS, Engine
+from commtax.spec.stream import Lengths
 from commtax.statement import Refusal
+
+
+def lengths(text: str | float, side: Literal["inputs", "outputs"] = "inputs", argument: str = "lengths") -> Lengths:
+    """Lengths of requests as they are spelled: ``512``, ``uniform:256-1024``, ``sharegpt``."""
+    from commtax.catalog.distributions import lengths as read  # not for those who price a step
+
+    return read(text, side, argument)
 
 
 def keys(kind: str) -> list[str]:

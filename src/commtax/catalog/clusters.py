@@ -1,13 +1,28 @@
 """Clusters as people write them: a host by name, counts of a chip, or a TOML file of their own."""
 
+import os
 from dataclasses import replace
 
-from commtax.catalog.described import described, is_file, path_of
 from commtax.catalog.hardware import link
 from commtax.catalog.hosts import MAX_GPUS, counted, named, unit_hosts, with_between, with_inside
 from commtax.catalog.loader import find, normal
 from commtax.spec import Cluster
 from commtax.statement import Refusal
+
+
+def is_file(text: str) -> bool:
+    """Whether a cluster's name is a file's: it ends in ``.toml``, or has a folder in it.
+
+    >>> is_file("my-hosts.toml"), is_file("2x8xh100-sxm")
+    (True, False)
+    """
+    return text.strip().lower().endswith(".toml") or "/" in text or os.sep in text
+
+
+def _described(text: str) -> Cluster:
+    from commtax.catalog.described import described  # not for those whose cluster has a name
+
+    return described(text)
 
 
 def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = None) -> Cluster:
@@ -23,7 +38,7 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
     >>> c.num_hosts, c.gpus_per_host, c.intra.key, c.inter.key, c.nics_per_host
     (2, 8, 'nvlink4', 'ib-ndr', 8)
     """
-    place = described(text) if is_file(text) else named(text) or counted(text)
+    place = _described(text) if is_file(text) else named(text) or counted(text)
     if place.num_gpus > MAX_GPUS:
         raise Refusal(f"cluster '{text}': {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled", "cluster")
     if intra:
@@ -50,6 +65,8 @@ def more_hosts(place: Cluster, hosts: int, gpus: int) -> Cluster:
     Of racks so many as have these hosts, where those are whole racks.
     """
     if is_file(place.key):
+        from commtax.catalog.described import path_of
+
         path = path_of(place.key)
         return replace(place, key=path if hosts == place.num_hosts == 1 else f"{hosts}x{path}", num_hosts=hosts)
     entry = _entry(place)

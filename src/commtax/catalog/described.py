@@ -27,15 +27,6 @@ SCOPES = {"intra": "intra", "inter": "inter", "bridge": "intra"}
 """Where each link of a cluster runs."""
 
 
-def is_file(text: str) -> bool:
-    """Whether a cluster's name is a file's: it ends in ``.toml``, or has a folder in it.
-
-    >>> is_file("my-hosts.toml"), is_file("2x8xh100-sxm")
-    (True, False)
-    """
-    return text.strip().lower().endswith(".toml") or "/" in text or os.sep in text
-
-
 def path_of(text: str) -> str:
     """The file of ``FILE.toml`` or ``2xFILE.toml``."""
     return _counted(text)[1]

@@ -7,9 +7,9 @@ themselves default (for example ``num_key_value_heads`` = ``num_attention_heads`
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 
 from commtax.catalog.completing import completed, text_section
-from commtax.catalog.families import deepseek, gemma, kimi, llama, minimax, nemotron, older, open, others, qwen
 from commtax.catalog.families.parts import ARCHITECTURES
 from commtax.catalog.fields import Fields
 from commtax.catalog.loader import suggest
@@ -18,8 +18,8 @@ from commtax.files import Json
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
 
-FAMILIES = (deepseek, gemma, kimi, llama, minimax, nemotron, older, open, others, qwen)
-"""What fills the register."""
+FAMILIES = ("deepseek", "gemma", "kimi", "llama", "minimax", "nemotron", "older", "open", "others", "qwen")
+"""Modules that fill the register, imported when it is looked into."""
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "bf16": "bf16", "float": "fp32"}
 NOTHING = Model("", "", 1, 1, (), (), 1)
 """What is read of a config that cannot be."""
@@ -38,7 +38,7 @@ def from_config(config: Mapping[str, Json], key: str, read_as: str = "") -> Mode
     names = config.get("architectures")
     own = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     name = family_named(read_as, config) if read_as else own
-    if name not in ARCHITECTURES:
+    if not _is_registered(name):
         raise Refusal(f"model {key}: architecture {own or 'missing'} is not supported{_nearest(config, own)}", "model")
     whole, notes = completed(config, ARCHITECTURES[name].shared)
     model, fields = _read(name, whole)
@@ -80,12 +80,27 @@ def _read(name: str, config: Mapping[str, Json]) -> tuple[Model, Fields]:
 def family_named(name: str, config: Mapping[str, Json]) -> str:
     """The architecture that ``--as`` names: itself, or by its family's name; with a vision tower where the config has sections."""
     wanted = _plain(name)
-    known = [a for a in ARCHITECTURES if wanted in (_plain(a), _plain(short(a)))]
+    known = [a for a in architectures() if wanted in (_plain(a), _plain(short(a)))]
     if not known:
-        families = sorted({short(a) for a in ARCHITECTURES})
+        families = sorted({short(a) for a in architectures()})
         raise Refusal(f"as '{name}': no such family{suggest(name, families)} ({', '.join(families)})", "as", families)
     nested = isinstance(config.get("text_config"), Mapping)
     return max(known, key=lambda a: a.endswith("ForConditionalGeneration") == nested)
+
+
+def _is_registered(name: str) -> bool:
+    """Whether a family reads it; a family whose name is in the architecture's is looked into first."""
+    for family in sorted(FAMILIES, key=lambda family: family not in name.lower()):
+        if name in ARCHITECTURES:
+            return True
+        import_module(f"commtax.catalog.families.{family}")
+    return name in ARCHITECTURES
+
+
+def architectures() -> list[str]:
+    """All that are read, family by family."""
+    _is_registered("")
+    return sorted(ARCHITECTURES, key=lambda name: ARCHITECTURES[name].read.__module__)
 
 
 def short(architecture: str) -> str:
@@ -113,7 +128,7 @@ def _nearest(config: Mapping[str, Json], own: str) -> str:
         alike = difflib.SequenceMatcher(None, short(own), short(name)).ratio()
         return (-1 if fields.bad else used), alike if alike > SIMILAR else 0.0, name == USUAL
 
-    name = max(ARCHITECTURES, key=fit)
+    name = max(architectures(), key=fit)
     if fit(name)[0] < 0:
         return f", and no family has the fields that it needs; the nearest by name is {short(name)}"
     return f"; nearest family: {short(name)} (--as {short(name)} reads it so, labelled as assumed)"

@@ -1,6 +1,7 @@
 """Strict reading of catalogue files: every number carries its source, and an unknown key is an error."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import lru_cache
@@ -138,3 +139,19 @@ def suggest(name: str, choices: Iterable[str]) -> str:
         dict.fromkeys([*(longer if len(longer) <= 3 else []), *difflib.get_close_matches(wanted, known, n=3, cutoff=alike)])
     )[:3]
     return f"; did you mean {' or '.join(likely)}?" if likely else ""
+
+
+COUNTS = re.compile(r"(?:\d{1,15}x){0,2}")
+INSTEAD = (
+    "and no kernels were measured on it, so it has no price here; --cluster FILE.toml can describe it by its peaks, memory and "
+    "links, priced as assumed (docs/hosts.md, 'A host or cluster of your own')"
+)
+
+
+def check_measured(text: str, argument: str) -> None:
+    """Refuse a name, with counts or without, that is such an accelerator's."""
+    name = COUNTS.sub("", normal(text), count=1)
+    made: list[Table] = kept(str(FACTS / "unmeasured.toml"))["accelerator"]
+    what = next((one["what"] for one in made if re.fullmatch(one["pattern"], name)), "")
+    if what:
+        raise Refusal(f"{argument} '{text[:60]}': {what}, {INSTEAD}", argument)

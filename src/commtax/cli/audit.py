@@ -9,7 +9,7 @@ from commtax.audit import audit_read
 from commtax.audit.anonymising import write_anonymous
 from commtax.audit.reading import Read, place_of, read_all
 from commtax.audit.told import model_of
-from commtax.cli.options import Given, Verb, listed
+from commtax.cli.options import Given, Verb, taking
 from commtax.cli.order import cluster_of, profile_of, refuse
 from commtax.cli.output import Output, write_page
 from commtax.cli.progress import reading
@@ -33,8 +33,8 @@ TOLERANCES = f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}; of --diff 
 
 @click.command("audit", cls=Verb)
 @click.argument("files", nargs=-1, required=True, metavar="FILE|FOLDER...", type=click.Path(path_type=Path))
-@listed("audit", tolerance={"help": TOLERANCES})
-def audit_command(files: tuple[Path, ...], as_json: bool, **given: Any) -> None:
+@taking("audit", tolerance={"help": TOLERANCES})
+def audit_command(files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     """What happened in a run, and who is to blame? Traces of all ranks, logs and benchmark results, by their content.
 
     With --model also whether it should have: every count, size and time against the prediction.
@@ -48,27 +48,27 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **given: Any) -> None:
 
     commtax audit --diff before/ after/
     """
-    output = Output(as_json)
-    if given["tolerance"] is not None and not given["tolerance"] > 0:
+    output, given = Output(as_json), Given(options)
+    if given.tolerance is not None and not given.tolerance > 0:
         raise Refusal(f"tolerance={given['tolerance']}: a fraction above 0 is needed", "tolerance")
-    claimed = bool(given["model"] or given["cluster"])
+    claimed = bool(given.model or given.cluster)
     if not claimed:
         told = [p.name for p in click.get_current_context().command.params if p.name and p.name not in ALONE]
         refuse(given, told, "belongs to a prediction: say with --model what ran")
-    if given["html"]:
-        check_writable(given["html"], "html")
-    if given["diff"]:
+    if given.html:
+        check_writable(given.html, "html")
+    if given.diff:
         _diff(files, output, given)
     refuse(given, () if claimed else ("tolerance",), "belongs to a comparison: --model, or --diff of two runs")
     read = _read(files, given)
     claim = _claim(read, output, given) if claimed else None
-    if given["anonymise"]:
-        _share(read, files, output, given["anonymise"])
-    findings = audit_read(read, claim, given["baseline"])
-    if given["html"]:
+    if given.anonymise:
+        _share(read, files, output, given.anonymise)
+    findings = audit_read(read, claim, given.baseline)
+    if given.html:
         from commtax.report.audit_page import audit_page
 
-        write_page(given["html"], audit_page, findings, "audit")
+        write_page(given.html, audit_page, findings, "audit")
     unjudged = NO_VERDICT if claimed and findings.verdict == UNKNOWN else 0
     code = 1 if findings.verdict in (DISAGREE, FAULT) else unjudged
     output.answer(audit_documents.audit_document, auditing.show_audit, findings, code=code)
@@ -76,8 +76,8 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **given: Any) -> None:
 
 def _claim(read: Read, output: Output, given: Given) -> Claim:
     """What the command line says ran, and on what; where it does not say one of them, as the files do."""
-    options = {name: value for name, value in given.items() if name not in (*ALONE, "baseline")}
-    options["cluster"], most = given["cluster"], options.pop("max_error")
+    options = Given({name: value for name, value in given.items() if name not in (*ALONE, "baseline")})
+    options["cluster"], most = given.cluster, options.pop("max_error")
     if most is not None and not most > 0:
         raise Refusal(f"max_error={most}: a fraction above 0 is needed, such as 15%", "max_error")
     own = profile_of(options)
@@ -86,16 +86,16 @@ def _claim(read: Read, output: Output, given: Given) -> Claim:
         output.remarks.append(f"cluster {named}, as the trace lists its devices")
     place, phase = output.read(cluster_of(options, "the files do not tell where it ran: name it")), options.pop("phase")
     said = {name: options.pop(name) for name in ("batch", "context", "output_len")}
-    said |= {"tolerance": most or given["tolerance"] or SECONDS_TOLERANCE, "strict": most is not None}
+    said |= {"tolerance": most or given.tolerance or SECONDS_TOLERANCE, "strict": most is not None}
     options |= {"profile": own, "sequence_parallel": options["sequence_parallel"] or None}
     options |= {"phase": phase} if phase == "train" else {}  # which has engines of its own
-    return Claim(unsettled(given["model"] or model_of(read), place, options).but(phase=phase), **said)
+    return Claim(unsettled(given.model or model_of(read), place, options).but(phase=phase), **said)
 
 
 def _read(files: tuple[Path, ...], given: Given) -> Read:
     """What the files say, read on all cores and with a bar on a terminal."""
     with reading(files) as watch:
-        return read_all(files, given["nsys"], watch=watch, processes=0)
+        return read_all(files, given.nsys, watch=watch, processes=0)
 
 
 def _one_job(read: Read, option: str) -> Read:
@@ -111,12 +111,12 @@ def _diff(files: tuple[Path, ...], output: Output, given: Given) -> NoReturn:
         raise Refusal(f"diff: two runs are compared, each a file or a folder; {plural(len(files), 'path')} given", "diff")
     refuse(given, ("anonymise", "baseline"), "belongs to one run, not to --diff")
     before, after = (_one_job(_read((path,), given), "diff") for path in files)
-    claim = _claim(after, output, given) if given["model"] or given["cluster"] else None
-    found = difference(audit_read(before, claim), audit_read(after, claim), given["tolerance"] or DIFF_TOLERANCE)
-    if given["html"]:
+    claim = _claim(after, output, given) if given.model or given.cluster else None
+    found = difference(audit_read(before, claim), audit_read(after, claim), given.tolerance or DIFF_TOLERANCE)
+    if given.html:
         from commtax.report.audit_page import difference_page
 
-        write_page(given["html"], difference_page, found, "audit")
+        write_page(given.html, difference_page, found, "audit")
     code = 1 if found.worse else 0
     output.answer(audit_differences.difference_document, audit_differences.show_difference, found, code=code)
 

@@ -2,11 +2,12 @@
 
 import click
 
-from commtax.cli.options import COPIES, LAID, LORA, PASTED, PICTURES, STEP, TRAINED, WHERE, About, Verb, taking
-from commtax.cli.order import SERVED_STEP, Order, ordered, refuse
+from commtax.cli.options import About, Verb
+from commtax.cli.order import Order, ordered, refuse
 from commtax.cli.output import write_page
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import price, sent
 from commtax.verbs.explained import Explained
 
@@ -16,8 +17,7 @@ TIMED = {False: (*ALWAYS, "overlap"), True: (*ALWAYS, "eager", "async_axes", "fl
 
 
 @click.command("bill", cls=Verb)
-@taking(*WHERE, *PASTED, *LAID, *COPIES, *LORA, *STEP, *PICTURES, *TRAINED, "exact", "profile", "why", "emit", "html", "as_json")
-@ordered(About.STEP, (*SERVED_STEP, *COPIES, "max_loras"))
+@ordered("bill", About.STEP)
 def bill_command(order: Order) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 
@@ -26,24 +26,24 @@ def bill_command(order: Order) -> None:
     from commtax.report import bills
 
     given = order.given
-    tokens = parse_tokens(given["tokens"], "tokens") if given["tokens"] else 0.0
-    measured = given["measured_mfu"]
+    tokens = parse_tokens(given.tokens, "tokens") if given.tokens else 0.0
+    measured = given.measured_mfu
     if measured is not None and not 0 < measured <= 1:
         raise Refusal(f"measured_mfu={measured:g}: above 0 and at most 1 (write 40% or 0.4)", "measured_mfu")
-    if given["exact"]:
+    if given.exact:
         _exact(order)
-    explained = Explained(price(order.question))
-    if given["emit"]:
+    explained = Explained(price(settle(order.question)))
+    if given.emit:
         order.output.emitted = order.commands(explained.bill)
-    if given["html"]:
+    if given.html:
         from commtax.web.pages import bill_page
 
-        write_page(given["html"], bill_page, explained)
-    if given["why"]:
+        write_page(given.html, bill_page, explained)
+    if given.why:
         from commtax.report.whys import show_why, why_document
         from commtax.verbs.why import why
 
-        order.output.answer(why_document, show_why, explained.bill, why(explained.bill, given["why"]))
+        order.output.answer(why_document, show_why, explained.bill, why(explained.bill, given.why))
     order.output.answer(bills.bill_document, bills.show_bill, explained, tokens, measured)
 
 
@@ -52,11 +52,11 @@ def _exact(order: Order) -> None:
     from commtax.report.exact import show_traffic, traffic_document
 
     given, q = order.given, order.question
-    if q.profile or given["html"]:
+    if q.profile or given.html:
         raise Refusal("profile: holds seconds, and --exact has none" if q.profile else "html: draws seconds, and --exact has none")
     refuse(given, ["why"], "explains seconds, and --exact has none")
     refuse(given, ["emit"], "comes with a priced step; leave --exact out")
     refuse(given, ("tokens", "measured_mfu"), "needs seconds, and --exact has none")
     refuse(given, TIMED[q.trains], "changes seconds, and --exact has none")
-    traffic = sent(q)
+    traffic = sent(settle(q))
     order.output.answer(traffic_document, show_traffic, traffic)

@@ -24,7 +24,7 @@ KINDS: dict[str, Callable[[str], Any]] = {
 @click.command("catalog")
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
-@taking("read_as", "as_json")
+@taking("catalog")
 def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: bool) -> None:
     """Chips, links, clusters, models and engines, each number with its source; constants: every number that was fitted.
 

@@ -6,20 +6,17 @@ from typing import NoReturn
 
 import click
 
-from commtax.cli.options import COPIES, LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
-from commtax.cli.order import SERVED_STEP, Order, ordered, refuse
+from commtax.cli.options import About, Verb
+from commtax.cli.order import Order, ordered, refuse
 from commtax.cli.pasting import placing
 from commtax.spec import SIZES
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.comparing import PlanRow, compared, compared_plans
 
-MANY = ("over", "plans", "links", "batches")
-
 
 @click.command("compare", cls=Verb)
-@taking(*WHERE, *PASTED, *LAID, *COPIES, *STEP, *TRAINED, *MANY, "as_csv", "plot", "profile", "as_json")
-@ordered(About.STEPS, (*SERVED_STEP, *COPIES))
+@ordered("compare", About.STEPS)
 def compare_command(order: Order) -> None:
     """The same step over a range of batches, lengths, degrees or links; or plans side by side, and where their order flips.
 
@@ -29,12 +26,12 @@ def compare_command(order: Order) -> None:
     """
     given = order.given
     order.output.read(order.question.cluster)
-    if bool(given["plans"]) == bool(given["over"]):
+    if bool(given.plans) == bool(given.over):
         raise Refusal("over: give --over AXIS=VALUES or --plans tp1,tp2 …, one of them", "over")
-    if given["over"]:
+    if given.over:
         refuse(given, ("links", "batches"), "belongs to --plans; with --over write it as an axis")
     refuse(given, ("tokens", "measured_mfu"), "belongs to bill, not to compare")
-    if given["plans"]:
+    if given.plans:
         _plans(order)
     _over(order)
 
@@ -43,14 +40,14 @@ def _over(order: Order) -> NoReturn:
     from commtax.report import comparisons
 
     given, q = order.given, order.question
-    comparison = compared(q, list(given["over"]), global_batch=given["global_batch"])
+    comparison = compared(q, list(given.over), global_batch=given.global_batch)
     if all(row.bill is None for row in comparison.rows):
         raise Refusal(f"over: nothing on this range is legal; first: {comparison.rows[0].refused}", "over")
-    if given["plot"]:
+    if given.plot:
         swept = {*comparison.axes, *(("batch", "context") if "local_tokens" in comparison.axes else ())}
         sizes = {"tp": q.plan.tp, "pp": q.plan.pp, "dp": q.plan.dp, "batch": q.batch, "context": q.context}
         fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in swept)
-        comparisons.plot_comparison(comparison, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
+        comparisons.plot_comparison(comparison, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given.plot))
     document = {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": comparisons.comparison_rows(comparison)}
     order.output.answer(lambda _: document, comparisons.show_comparison, comparison, rows=comparisons.comparison_rows)
 
@@ -60,21 +57,21 @@ def _plans(order: Order) -> NoReturn:
 
     given, q = order.given, order.question
     refuse(given, SIZES, "the plans say it; leave it out beside --plans")
-    if given["global_batch"] and given["batches"]:
+    if given.global_batch and given.batches:
         raise Refusal("batches: give them or global_batch, not both", "batches")
-    usual = [int(given["global_batch"] or given["batch"] or 1)]
-    batches = [parse_count(b, "batches") for b in given["batches"].split(",")] if given["batches"] else usual
+    usual = [int(given.global_batch or given.batch or 1)]
+    batches = [parse_count(b, "batches") for b in given.batches.split(",")] if given.batches else usual
     remarks: list[str] = []
-    placed = placing(given["topo"], q.cluster, remarks) if given["topo"] else None
+    placed = placing(given.topo, q.cluster, remarks) if given.topo else None
     where = (lambda sizes: placed(sizes).cluster) if placed else None
-    links = [name for name in given["links"].split(",") if name]
-    table = compared_plans(q, given["plans"].split(","), links, batches, where)
+    links = [name for name in given.links.split(",") if name]
+    table = compared_plans(q, given.plans.split(","), links, batches, where)
     if all(row.bill is None for row in table.rows):
         raise Refusal(f"plans: none of them is legal; first: {table.rows[0].refused}", "plans")
     table = replace(table, notes=(*dict.fromkeys(remarks), *_remarks(table.rows)))
-    if given["plot"]:
+    if given.plot:
         title = f"{order.model} on {q.cluster.key}, {table.phase}, context {table.context:,}"
-        comparisons.plot_plans(table, title, Path(given["plot"]))
+        comparisons.plot_plans(table, title, Path(given.plot))
     order.output.answer(comparisons.plans_document, comparisons.show_plans, table, rows=comparisons.plan_rows)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from commtax.cli.options import PLACE, Verb, taking
+from commtax.cli.options import Given, Verb, taking
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.files import OUTPUT_BYTES, read_text
@@ -22,10 +22,7 @@ VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}
 
 @click.command("expect", cls=Verb)
 @click.argument("op", metavar="COLLECTIVE")
-@taking(
-    *(*PLACE, "ranks", "size", "library", "measured", "profile", "as_json"),
-    library={"help": "nccl, vllm, sglang, trtllm, textbook.  [default: vllm, as in bill; nccl beside --measured]"},
-)
+@taking("expect")
 def expect_command(op: str, size: float, ranks: int, library: str, measured: str, as_json: bool, **options: Any) -> None:
     """What a collective should take on this hardware; with --measured pass (exit 0), fail (1) or undecided (3).
 
@@ -35,8 +32,9 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
     """
     from commtax.report import bills
 
-    own, output = profile_of(options), Output(as_json)
-    place = output.read(cluster_of(options))
+    given, output = Given(options), Output(as_json)
+    own = profile_of(given)
+    place = output.read(cluster_of(given))
     if measured and os.path.exists(measured):
         _expect_file(op, place, ranks, library, own, Path(measured), output)
     usual = "" if measured else billed_library(own)  # what is judged was measured by tests of NCCL

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from commtax.cli.options import listed
+from commtax.cli.options import taking
 from commtax.cli.output import Output
 from commtax.files import Document, check_writable, write_text
 from commtax.report import measuring
@@ -32,7 +32,7 @@ def need_torch() -> None:
 
 
 @measure_command.command("tp")
-@listed("measure-tp")
+@taking("measure-tp")
 def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, **options: Any) -> None:
     """Run TP=1 and TP=N, prove them equal, count every collective, and put the bill beside the clock.
 
@@ -50,7 +50,7 @@ def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, 
 
 
 @measure_command.command("collectives")
-@listed("measure-collectives")
+@taking("measure-collectives")
 def collectives_command(
     impl: list[str],
     ranks: list[int],
@@ -83,7 +83,7 @@ def collectives_command(
 
 
 @measure_command.command("calibrate")
-@listed("measure-calibrate")
+@taking("measure-calibrate")
 def calibrate_command(output: str, ranks: int, dtype: str, impl: list[str], name: str, lost_after: float, as_json: bool) -> None:
     """Measure this box (memory, matrix products, fixed costs, collectives) and write a profile for --profile.
 

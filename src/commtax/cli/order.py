@@ -10,25 +10,24 @@ import click
 
 from commtax import catalog
 from commtax.catalog.profile import load as load_profile
-from commtax.cli.options import TRAINED, About, Command, Given
+from commtax.cli.options import About, Command, Given, taking
 from commtax.cli.output import Output
 from commtax.cli.pasting import filled, laid_out
+from commtax.options import asked_of_all, taken_by
 from commtax.question import Limits, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Profile
 from commtax.statement import Refusal
-from commtax.verbs.asking import Options, unsettled
+from commtax.verbs.asking import unsettled
 from commtax.verbs.billing import StepBill
 from commtax.verbs.checking import share_of
-from commtax.verbs.loads import CHECKED, split
+from commtax.verbs.loads import offered_options, split
 
 if TYPE_CHECKING:
     from commtax.launch.launched import Launch
 
 LENGTHS = ("input_len", "output_len")
 """Options that may be distributions: those are not the question's until it is known what they are drawn for."""
-SERVED_STEP = ("kv_dtype", "speculative", "images", "image_size", "tower", "overlap", "sampling")
-"""Options that belong to a step of serving."""
 
 
 @dataclass
@@ -48,31 +47,31 @@ class Order:
         from commtax.launch.writing import benchmark_command, launch_command, nccl_command
         from commtax.records import filled
 
-        q, engine = priced.question, self.given["emit"]
+        q, engine = priced.question, self.given.emit
         if q.trains:
             return {"launch": launch_command(q, engine)}
         limits = filled(Limits, self.launch.options) if self.launch else q.limits
         batch = int(q.batch) * int(q.plan.dp) * int(q.plan.replicas)
-        q = q.but(limits=limits, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
+        q = q.vary(limits=limits, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
         launch, bench = launch_command(q, engine, self.devices), benchmark_command(q, engine)
         commands = {"launch": launch, "benchmark": bench, "collective": "  ".join(nccl_command(priced)).strip()}
         return {name: text for name, text in commands.items() if text}
 
 
-def ordered(about: About, serving: tuple[str, ...] = ()) -> Callable[[Callable[[Order], None]], Command]:
-    """Run a command with its order instead of the options that make one; ``serving`` are those that no training has."""
+def ordered(verb: str, about: About) -> Callable[[Callable[[Order], None]], Command]:
+    """A command with the flags of a verb, run with its order instead of the options that make one."""
 
     def decorate(body: Callable[[Order], None]) -> Command:
         @functools.wraps(body)
         def run(model: str | None = None, **options: Any) -> None:
-            body(read(model or "", options, about, serving))
+            body(read(model or "", Given(options), verb, about))
 
-        return click.argument("model", required=False)(run)
+        return click.argument("model", required=False)(taking(verb)(run))
 
     return decorate
 
 
-def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Order:
+def read(model: str, given: Given, verb: str, about: About) -> Order:
     """The order of a command line: what was pasted is filled in first, options that were given win."""
     output = Output(given.pop("as_json", False), given.pop("as_csv", False))
     _pools(given)
@@ -81,59 +80,67 @@ def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Or
     launch, name = filled(text, model, given, output.remarks, about) if text else (None, model)
     if not name:
         raise Refusal("MODEL: name one, or paste a launch command with --from")
-    devices = "" if given.get("plans") else laid_out(given, output.remarks)
+    devices = "" if given.plans else laid_out(given, output.remarks)
     own = profile_of(given)
-    place = cluster_of(given, "name where decoding runs" if given.get("prefill_cluster") else "name one")
+    place = cluster_of(given, "name where decoding runs" if given.prefill_cluster else "name one")
     family = given.pop("read_as", "")
-    phase = given.get("phase", "decode")
+    phase = given.phase or "decode"
     if launch and about is About.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
         raise Refusal(f"phase '{phase}': the pasted command is one to {launch.phase}", "phase")
+    taken = taken_by(verb)
     if phase == "train":
+        serving = [name for name, option in taken.items() if option.serves(verb)]
         refuse(given, serving, f"belongs to serving, not to {'--' if about.whole else ''}phase train")
     else:
-        refuse(given, TRAINED, "belongs to --phase train" + ("" if about is About.SEARCH else f", not to {phase}"))
+        trained = [name for name, option in taken.items() if option.group == "Training"]
+        refuse(given, trained, "belongs to --phase train" + ("" if about is About.SEARCH else f", not to {phase}"))
     return Order(name, asked(catalog.model(name, family), place, own, given, about), output, given, launch, devices, others)
+
+
+def beside(verb: str, what: str) -> list[str]:
+    """Options of a verb that belong to a kind of question alone."""
+    return [name for name, option in taken_by(verb).items() if option.beside == what]
 
 
 def _pools(given: Given) -> None:
     """Where prompts run, with the links that were given; where decoding runs is the cluster, in either spelling."""
-    here = given.get("cluster")
+    here = given.cluster
     own, named = given.pop("decode_cluster", ""), here if isinstance(here, tuple) else (here,) if here else ()
     if own and any(name != own for name in named):
         raise Refusal(f"decode_cluster '{own}': another spelling of --cluster, which is {', '.join(named)}", "decode_cluster")
     if own:
-        given["cluster"] = (own,) if isinstance(here, tuple) else own
+        given.cluster = (own,) if isinstance(here, tuple) else own
     ahead = given.pop("prefill_cluster", "")
     if ahead and len(named) > 1:
         raise Refusal(f"cluster: one is needed beside --prefill-cluster, not {len(named)}", "cluster")
     if ahead:
-        given["prefill_cluster"] = catalog.cluster(ahead, **{key: given[key] for key in ("intra", "inter", "nics")})
+        given.prefill_cluster = catalog.cluster(ahead, **{key: given[key] for key in ("intra", "inter", "nics")})
 
 
 def _others(given: Given) -> tuple[Cluster, ...]:
     """Where several clusters are named: all but the first, which the question is about."""
-    if not isinstance(given.get("cluster"), tuple):
+    if not isinstance(given.cluster, tuple):
         return ()
-    names, links = given["cluster"], {key: given[key] for key in ("intra", "inter", "nics")}
-    given["cluster"] = names[0] if names else ""
+    names, links = given.cluster, {key: given[key] for key in ("intra", "inter", "nics")}
+    given.cluster = names[0] if names else ""
     return tuple(catalog.cluster(name, **links) for name in names[1:])
 
 
 def asked(model: Model, place: Cluster, own: Profile | None, given: Given, about: About) -> Question:
     """The question of the options that make one."""
-    options = {name: value for name, value in given.items() if name in Options.__annotations__}
-    options |= {"profile": own, "sequence_parallel": given.get("sequence_parallel") or None}
-    options["phase"] = "decode" if about.whole and given["phase"] != "train" else given.get("phase", "decode")
+    options = Given({name: given[name] for name in asked_of_all() if name in given})
+    options |= {"profile": own, "sequence_parallel": given.sequence_parallel or None}
+    options["phase"] = "decode" if about.whole and given.phase != "train" else given.get("phase", "decode")
     if about is About.SEARCH:  # which may try several types
-        options["dtype"] = given["dtype"].split(",")[0]
-        options = {name: value for name, value in options.items() if name not in LENGTHS or not isinstance(value, str)}
-    if isinstance(axes := given.get("async_axes"), str):
+        options["dtype"] = given.dtype.split(",")[0]
+        options = Given({name: value for name, value in options.items() if name not in LENGTHS or not isinstance(value, str)})
+    if isinstance(axes := given.async_axes, str):
         options["async_axes"] = () if axes == "none" else tuple(axes.split(","))
-    each, over_all = given.get("batch"), options.pop("global_batch", None)
+    each, over_all = given.batch, options.pop("global_batch", None)
     if each is not None and over_all is not None:
         raise Refusal("global_batch: give it or batch, not both", "global_batch")
     if about in (About.STEP, About.SERVER):
-        options["batch"] = share_of(over_all, given["dp"]) if over_all is not None else 1 if each is None else each
+        options["batch"] = share_of(over_all, given.dp) if over_all is not None else 1 if each is None else each
     if about is About.LOOP:
         return _offered(model, place, options, given)
     return unsettled(model, place, options)
@@ -141,8 +148,8 @@ def asked(model: Model, place: Cluster, own: Profile | None, given: Given, about
 
 def _offered(model: Model, place: Cluster, options: Given, given: Given) -> Question:
     """Requests of a loop, or in time; beside a rate or a trace, clients are those that may wait at once."""
-    options |= {name: given[name] for name in ("trace", *CHECKED) if given.get(name) is not None}
-    if "concurrency" in options and any(given.get(name) is not None for name in ("request_rate", "trace")):
+    options |= {name: given[name] for name in offered_options() if given.get(name) is not None}
+    if "concurrency" in options and (given.request_rate is not None or given.trace is not None):
         options["max_concurrency"] = options.pop("concurrency")
     plain, offered = split(options)
     return unsettled(model, place, plain).but(offered=offered)
@@ -154,8 +161,8 @@ def profile_of(given: Given) -> Profile | None:
     if not name:
         return None
     own = load_profile(name)
-    if not given["cluster"] and "key" in own.chip:
-        given["cluster"] = f"{max(2, given.get('tp') or 1)}x{own.chip['key']}"
+    if not given.cluster and "key" in own.chip:
+        given.cluster = f"{max(2, given.get('tp') or 1)}x{own.chip['key']}"
     return own
 
 

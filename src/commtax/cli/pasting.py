@@ -31,7 +31,7 @@ def filled(text: str, model: str, given: Given, remarks: list[str], about: About
     options = _options(launch)
     model = _agreed(model, launch, remarks) if model else _model(launch, remarks)
     _shares(launch, model, options, remarks, about)
-    if given.get("plans"):
+    if given.plans:
         _join_plans(options, given, remarks)
     unused = _fill(options, launch, given, about)
     _hosts(launch, given, remarks)
@@ -75,7 +75,7 @@ def _fill(options: Given, launch: Launch, given: Given, about: About) -> list[st
     if launch.phase == "serve" and about not in (About.STEP, About.STEPS):  # a batch and a length are of training there
         other = {}
     if about is About.SERVER and launch.phase == "serve":  # no search: what a command leaves out is 1
-        options = {"tp": 1, "pp": 1, **options}
+        options = Given({"tp": 1, "pp": 1, **options})
     if not about.several:  # one step has one length
         options.pop("spread", None)
     for name, value in options.items():
@@ -113,11 +113,11 @@ def _copies(slots: int, model: Model | None, remarks: list[str]) -> Given:
     """Copies of popular experts, told by the experts of all ranks."""
     if model is None or model.experts is None:
         remarks.append(f"not in the answer: num_slots {slots}; add --redundant-experts, the slots less the model's experts")
-        return {}
+        return Given()
     if slots < model.experts.num_experts:
         rule = f"fewer than the {model.experts.num_experts} experts of {model.key}"
         raise Refusal(f"from: num_slots {slots} are {rule}", "from", (model.experts.num_experts,))
-    return {"redundant_experts": slots - model.experts.num_experts}
+    return Given(redundant_experts=slots - model.experts.num_experts)
 
 
 def _join_plans(options: Given, given: Given, remarks: list[str]) -> None:
@@ -125,14 +125,14 @@ def _join_plans(options: Given, given: Given, remarks: list[str]) -> None:
     sizes = {axis: options.pop(axis) for axis in (*SIZES, "replicas") if axis in options}
     spelled = {"replicas": "r"}
     own = "".join(f"{spelled.get(axis, axis)}{'' if n == AUTO_EP else n}" for axis, n in sizes.items() if n != 1) or "tp1"
-    if own not in given["plans"].split(","):
-        given["plans"] = f"{own},{given['plans']}"
+    if own not in given.plans.split(","):
+        given.plans = f"{own},{given['plans']}"
         remarks.append(f"{own} is the command's own plan")
 
 
 def _options(launch: Launch) -> Given:
     """Options by name, those that the command says something about."""
-    options: Given = {name: value for name, value in launch.options.items() if name != "dp"}
+    options = Given({name: value for name, value in launch.options.items() if name != "dp"})
     servers = launch.servers
     if servers.prefill_workers:
         options |= {"disaggregated": True, "decode_workers": servers.count}
@@ -143,7 +143,7 @@ def _options(launch: Launch) -> Given:
         options["dp"] = launch.axes["dp"]
     if launch.phase == "train":
         options["phase"] = "train"
-    return {**options, "engine": f"{launch.engine}@{launch.version}" if launch.version else launch.engine}
+    return Given({**options, "engine": f"{launch.engine}@{launch.version}" if launch.version else launch.engine})
 
 
 def _model(launch: Launch, remarks: list[str]) -> str:
@@ -203,7 +203,7 @@ def _named(name: str, remarks: list[str]) -> str:
 
 def _hosts(launch: Launch, given: Given, remarks: list[str]) -> None:
     """A chip's name alone becomes as many hosts of it as the command needs."""
-    text = str(given["cluster"])
+    text = str(given.cluster)
     if not text or launch.num_gpus == 1:
         return
     try:
@@ -212,7 +212,7 @@ def _hosts(launch: Launch, given: Given, remarks: list[str]) -> None:
         return
     hosts = launch.place.nnodes or -(-launch.num_gpus // chip.gpus_per_host)
     each = launch.place.gpus_per_node or -(-launch.num_gpus // hosts)
-    given["cluster"] = f"{hosts}x{each}x{chip.key}" if hosts > 1 else f"{each}x{chip.key}"
+    given.cluster = f"{hosts}x{each}x{chip.key}" if hosts > 1 else f"{each}x{chip.key}"
     remarks.append(f"cluster: {given['cluster']}, as the command needs it")
 
 
@@ -221,15 +221,15 @@ def laid_out(given: Given, remarks: list[str]) -> str:
     file = given.pop("topo", "")
     if not file:
         return ""
-    if given["intra"]:
+    if given.intra:
         raise Refusal("intra: give it or --topo, not both", "intra")
-    if not given["cluster"]:
+    if not given.cluster:
         raise Refusal("topo: says how GPUs are joined, not which they are; add --cluster, such as 4xrtx-3090", "topo")
     sizes = {axis: given.get(axis) or 1 for axis in ("tp", "dp", "pp")}
-    laid = placing(file, catalog.cluster(given["cluster"]), remarks)(sizes)
+    laid = placing(file, catalog.cluster(given.cluster), remarks)(sizes)
     if sizes["tp"] == 1:
         return ""
-    given["intra"] = laid.cluster.intra.key
+    given.intra = laid.cluster.intra.key
     return laid.devices
 
 

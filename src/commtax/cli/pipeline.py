@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 import click
 
-from commtax.cli.options import Given, listed
+from commtax.cli.options import Given, taking
 from commtax.cli.order import refuse
 from commtax.cli.output import Output
 from commtax.cost.schedules import DEFAULT, SCHEDULES, Schedule, fewest_microbatches
@@ -19,30 +19,31 @@ MAX_CELLS = 150_000
 
 
 @click.command("pipeline")
-@listed("pipeline", schedule={"help": f"One of {', '.join(SCHEDULES)}.  [default: {DEFAULT}]"})
-def pipeline_command(as_json: bool, **given: Any) -> None:
+@taking("pipeline", schedule={"help": f"One of {', '.join(SCHEDULES)}.  [default: {DEFAULT}]"})
+def pipeline_command(as_json: bool, **options: Any) -> None:
     """A pipeline schedule on its grid: the bubble counted and by closed form, and what each rank must keep.
 
     commtax pipeline -p 8 -m 32 --schedule zb-h1
     """
-    if given["schedule"] not in SCHEDULES:
+    given = Given(options)
+    if given.schedule not in SCHEDULES:
         raise Refusal(f"schedule '{given['schedule']}': one of {', '.join(SCHEDULES)}", "schedule")
-    kind, output = SCHEDULES[given["schedule"]], Output(as_json)
-    if given["chunks"] is None:
-        given["chunks"] = 1 if kind.chunks else 2
-    if given["budget"] is not None:
+    kind, output = SCHEDULES[given.schedule], Output(as_json)
+    if given.chunks is None:
+        given.chunks = 1 if kind.chunks else 2
+    if given.budget is not None:
         _budget(kind, given, output)
-    if given["microbatches"] is None:
+    if given.microbatches is None:
         raise Refusal("microbatches: give -m, or --budget to be told how many are needed", "microbatches")
     _pipeline(kind, given, output)
 
 
 def _budget(kind: Schedule, given: Given, output: Output) -> NoReturn:
     """The fewest microbatches whose bubble is within the budget, by the schedule's closed form."""
-    if given["microbatches"] is not None:
+    if given.microbatches is not None:
         raise Refusal("budget: give it or -m, not both")
     refuse(given, ("transfer", "straggler", "svg", "chrome_trace"), "a budget is answered by algebra, for equal stages")
-    p, v, budget = given["stages"], given["chunks"], given["budget"]
+    p, v, budget = given.stages, given.chunks, given.budget
     if not 1e-4 <= budget <= 1 or not 1 <= p <= 4096:
         raise Refusal(f"budget={budget:g}, stages={p}: a share from 0.0001 to 1, and 1 to 4,096 stages")
     times = parse_durations(given)
@@ -60,7 +61,7 @@ def _budget(kind: Schedule, given: Given, output: Output) -> NoReturn:
 
 
 def _pipeline(kind: Schedule, given: Given, output: Output) -> NoReturn:
-    stages, microbatches, chunks = given["stages"], given["microbatches"], given["chunks"]
+    stages, microbatches, chunks = given.stages, given.microbatches, given.chunks
     each = stages * max(chunks, kind.chunks)
     if each * microbatches > MAX_CELLS:
         most = f"{MAX_CELLS // each:,} microbatches" if each <= MAX_CELLS else f"{MAX_CELLS * stages // each:,} stages"
@@ -68,10 +69,10 @@ def _pipeline(kind: Schedule, given: Given, output: Output) -> NoReturn:
         raise Refusal(f"microbatches={microbatches}: {rule} (--budget needs no simulation)", "microbatches")
     durations = parse_durations(given)
     ran = PipelineRun(kind, stages, microbatches, chunks, durations)
-    if given["svg"]:
-        write_text(given["svg"], pipelines.to_svg(ran.timeline), "svg")
-    if given["chrome_trace"]:
-        write_text(given["chrome_trace"], ran.timeline.to_chrome(), "chrome_trace")
+    if given.svg:
+        write_text(given.svg, pipelines.to_svg(ran.timeline), "svg")
+    if given.chrome_trace:
+        write_text(given.chrome_trace, ran.timeline.to_chrome(), "chrome_trace")
     output.answer(pipelines.pipeline_document, pipelines.show_pipeline, ran)
 
 

@@ -13,14 +13,14 @@ import click
 from commtax import catalog
 from commtax.catalog.programs import programs
 from commtax.cli import fleet
-from commtax.cli.options import COPIES, LENGTH, LIMITS, POOLS, WHERE, About, Kind, Verb, taking
-from commtax.cli.order import Order, ordered, refuse
+from commtax.cli.options import About, Verb
+from commtax.cli.order import Order, beside, ordered, refuse
 from commtax.cli.output import write_page
 from commtax.planner import best_serving, best_training, standing, training_standing
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.money import priced
 from commtax.planner.serving_search import WORKLOADS
-from commtax.question import INPUT_LEN, OUTPUT_LEN, SEQUENCE_LEN, Question
+from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.units import parse_seconds, parse_tokens
@@ -30,53 +30,13 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
-SOUGHT = (
-    *("workload", "output_len", "spread", "ttft", "tpot", "confidence", "objective", "max_concurrency", "cost_of"),
-    *("kv_dtype", *LIMITS, *COPIES, "imbalance", "plot", *POOLS),
-)
-"""Options of a search for serving plans alone."""
-UNSEARCHED = ("eager", "library", "speculative", "block_size", "kv_cache_memory_bytes")
+UNSEARCHED = ("speculative", "block_size", "kv_cache_memory_bytes")
 """What a pasted command may say and the search does not know: refused."""
 Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 
 
 @click.command("plan", cls=Verb)
-@taking(
-    *(*WHERE, "pasted", "phase", "input_len", "disaggregated", "dtype", *SOUGHT),
-    *(*fleet.RATED, "price", "global_batch", "tokens", "margin", "top", "emit", "profile", "html", "as_json"),
-    cluster={
-        "multiple": True,
-        "default": (),
-        "help": "8xh100-sxm, 2x8xh100-sxm for two hosts, FILE.toml; several times: ranked together.",
-    },
-    request_rate={"help": "How many GPUs for so many requests a second, over all replicas."},
-    num_prompts={"group": "Requests", "help": "Requests of each run.  [default: 1000 or 300 per copy, and a warm-up]"},
-    price={"kind": Kind("USD[,USD]", fleet.prices)},
-    objective={"help": "throughput (default), latency, cost or gpus; with a rate gpus (default), cost or tokens."},
-    phase={"default": "serve", "help": "serve (default) or train."},
-    tokens={"help": "Days and dollars of this many tokens.  [default: 1T]"},
-    workload={"help": f"Lengths of a usual workload: {', '.join(WORKLOADS)}."},
-    input_len={
-        "kind": LENGTH,
-        "default": None,
-        "help": f"Prompt tokens (with a rate a distribution too: sharegpt).  [default: {INPUT_LEN}, training {SEQUENCE_LEN}]",
-        "flags": ("--input-len", "--context"),
-    },
-    output_len={
-        "kind": LENGTH,
-        "default": None,
-        "help": f"Output tokens.  [default: {OUTPUT_LEN}]",
-        "flags": ("--output-len", "--osl"),
-    },
-    disaggregated={
-        "default": True,
-        "flags": ("--disaggregated/--no-disaggregated",),
-        "help": "Also plans with workers of their own for prompts.  [default: yes]",
-    },
-    dtype={"kind": "TYPE[,TYPE]", "help": "Weights: fp8,bf16 compares both.  [default: as stored]"},
-    plot={"help": "Draw the Pareto front: .svg, .png or .pdf."},
-)
-@ordered(About.SEARCH, SOUGHT)
+@ordered("plan", About.SEARCH)
 def plan_command(order: Order) -> None:
     """The best parallelism plan for a cluster, and why the others lost. Exit code 1: no plan is good.
 
@@ -87,19 +47,19 @@ def plan_command(order: Order) -> None:
     commtax plan --cluster 8xh100-sxm --from "vllm serve meta-llama/Llama-3.1-70B -tp 8" --tpot 30ms
     """
     given = order.given
-    if not 1 <= given["top"] <= MOST_LISTED:
-        nearest = 1 if given["top"] < 1 else MOST_LISTED
+    if not 1 <= given.top <= MOST_LISTED:
+        nearest = 1 if given.top < 1 else MOST_LISTED
         rule = f"from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {nearest}"
         raise Refusal(f"top={given['top']}: {rule}", "top", (nearest,))
     order.output.read(order.question.cluster)
-    if given["phase"] not in ("serve", "train"):
+    if given.phase not in ("serve", "train"):
         raise Refusal(f"phase '{given['phase']}': serve or train", "phase", ("serve", "train"))
     able = tuple(one.emitted_as for one in programs() if one.trains == order.question.trains)
-    if given["emit"] and given["emit"] not in able:
+    if given.emit and given.emit not in able:
         raise Refusal(f"emit '{given['emit']}': one of {', '.join(able)} here", "emit", able)
-    if given["request_rate"] is not None:
+    if given.request_rate is not None:
         fleet.answer(order, *_asked(order))
-    refuse(given, fleet.RATED, "belongs to --request-rate")
+    refuse(given, beside("plan", "request_rate"), "belongs to --request-rate")
     if order.question.trains:
         _train(order)
     if order.others:
@@ -110,16 +70,16 @@ def plan_command(order: Order) -> None:
 def _serve(order: Order) -> NoReturn:
     from commtax.report import planning
 
-    given, q = order.given, priced([_goal(order)], order.given["price"])[0]
+    given, q = order.given, priced([_goal(order)], order.given.price)[0]
     if order.launch:
         _check_launch(order.launch, int(q.requests.tokens))
     searched, speed = _timed(lambda: best_serving(q))
     pasted = _stands(searched, order.launch) if order.launch else None
-    if given["emit"]:
+    if given.emit:
         order.output.emitted = _commands(order, searched) if len(searched.plans) else {}
-    if given["plot"] and len(searched.front):
-        planning.plot_front(searched, Path(given["plot"]))
-    elif given["plot"]:
+    if given.plot and len(searched.front):
+        planning.plot_front(searched, Path(given.plot))
+    elif given.plot:
         click.echo(f"plot: no plan is good, {given['plot']} is not written", err=True)
     _answer(order, searched, pasted, speed)
 
@@ -134,11 +94,11 @@ def _serve_on_several(order: Order) -> NoReturn:
     if order.launch:
         raise Refusal("from: a pasted plan is ranked on one cluster; name one", "from")
     goal = _goal(order)
-    put = priced([goal.but(cluster=place) for place in (goal.cluster, *order.others)], given["price"])
-    found = best_of_several(put, given["objective"] or "")
-    if given["emit"]:
+    put = priced([goal.but(cluster=place) for place in (goal.cluster, *order.others)], given.price)
+    found = best_of_several(put, given.objective or "")
+    if given.emit:
         order.output.emitted = _commands(order, found.best.answer) if found.best else {}
-    order.output.answer(several.several_document, several.show_several, found, given["top"], code=0 if found.plans else 1)
+    order.output.answer(several.several_document, several.show_several, found, given.top, code=0 if found.plans else 1)
 
 
 def _goal(order: Order) -> Question:
@@ -151,29 +111,28 @@ def _goal(order: Order) -> Question:
     return q.but(
         input_len=lengths[0],
         output_len=lengths[1],
-        ttft_s=_limit(given["ttft"], "ttft"),
-        tpot_s=_limit(given["tpot"], "tpot"),
-        confidence=given["confidence"],
-        margin=given["margin"],
-        objective=given["objective"] or "throughput",
+        ttft_s=_limit(given.ttft, "ttft"),
+        tpot_s=_limit(given.tpot, "tpot"),
+        confidence=given.confidence,
+        margin=given.margin,
+        objective=given.objective or "throughput",
         dtypes=dtypes,
-        max_concurrency=given["max_concurrency"],
-        cost_of=given["cost_of"],
-        ep_backend=str(order.launch.options.get("ep_backend", "")) if order.launch else "",
+        max_concurrency=given.max_concurrency,
+        cost_of=given.cost_of,
     )
 
 
 def _asked(order: Order) -> tuple[tuple[int | str, int | str], tuple[str, ...]]:
     """Lengths of prompts and outputs, and the types that are compared."""
     given = order.given
-    lengths = given["input_len"], given["output_len"]
-    if given["workload"] and any(x is not None for x in lengths):
+    lengths = given.input_len, given.output_len
+    if given.workload and any(x is not None for x in lengths):
         raise Refusal("workload: give it or lengths, not both", "workload")
-    if given["workload"] and given["workload"] not in WORKLOADS:
+    if given.workload and given.workload not in WORKLOADS:
         raise Refusal(f"workload '{given['workload']}': one of {', '.join(WORKLOADS)}", "workload", tuple(WORKLOADS))
-    usual = WORKLOADS.get(given["workload"], (INPUT_LEN, OUTPUT_LEN))
-    dtypes = tuple(dict.fromkeys(given["dtype"].split(",")))
-    if len(dtypes) > 1 and "" in given["dtype"].split(","):
+    usual = WORKLOADS.get(given.workload, (INPUT_LEN, OUTPUT_LEN))
+    dtypes = tuple(dict.fromkeys(given.dtype.split(",")))
+    if len(dtypes) > 1 and "" in given.dtype.split(","):
         raise Refusal(f"dtype '{given['dtype']}': a type is missing between the commas", "dtype")
     return (usual[0] if lengths[0] is None else lengths[0], usual[1] if lengths[1] is None else lengths[1]), dtypes
 
@@ -213,7 +172,7 @@ def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
     """The launch of the recommended plan, all of its servers, and the benchmark that would check it."""
     from commtax.launch.writing import apart_command, benchmark_command, launch_command
 
-    rows, engine, own = searched.plans, order.given["emit"], searched.recommended
+    rows, engine, own = searched.plans, order.given.emit, searched.recommended
     copies = int(rows.replicas[own])
     q = searched.put(rows, own).but(
         max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or searched.longest(rows, own),
@@ -241,30 +200,30 @@ def _timed(search: Callable[[], Answer]) -> tuple[Answer, str]:
 def _answer(order: Order, searched: ServingPlans | TrainPlans, pasted: Standing | None, speed: str) -> NoReturn:
     from commtax.report import planning
 
-    if order.given["html"]:
+    if order.given.html:
         from commtax.web.pages import plan_page
 
-        write_page(order.given["html"], plan_page, searched)
+        write_page(order.given.html, plan_page, searched)
     if not order.output.as_json:
         click.echo(speed, err=True)
     code = 0 if len(searched.plans) else 1
-    order.output.answer(planning.plans_document, planning.show_plans, searched, order.given["top"], pasted, code=code)
+    order.output.answer(planning.plans_document, planning.show_plans, searched, order.given.top, pasted, code=code)
 
 
 def _train(order: Order) -> NoReturn:
     given, q = order.given, order.question
     if order.others:
         raise Refusal("cluster: training plans are searched on one cluster; name one", "cluster")
-    if given["global_batch"] is None:
+    if given.global_batch is None:
         raise Refusal("global_batch: training needs the sequences of a step, such as --global-batch 1024", "global_batch")
-    length = q.kind.length if given["input_len"] is None else given["input_len"]
-    q = q.but(global_batch=given["global_batch"], context=length, sequence_parallel=True, margin=given["margin"])
-    if given["tokens"]:
-        q = q.but(train_tokens=parse_tokens(given["tokens"], "tokens"))
-    q = priced([q], given["price"])[0]
+    length = q.kind.length if given.input_len is None else given.input_len
+    q = q.but(global_batch=given.global_batch, context=length, sequence_parallel=True, margin=given.margin)
+    if given.tokens:
+        q = q.but(train_tokens=parse_tokens(given.tokens, "tokens"))
+    q = priced([q], given.price)[0]
     searched, speed = _timed(lambda: best_training(q))
     pasted = _trains(searched, order.launch) if order.launch else None
-    if given["emit"]:
+    if given.emit:
         order.output.emitted = order.commands(searched.step_of(searched.plans, searched.recommended)) if len(searched.plans) else {}
     _answer(order, searched, pasted, speed)
 

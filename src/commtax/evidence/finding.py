@@ -13,6 +13,7 @@ from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Note, Refusal
 from commtax.timeline import Timeline
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.checking import positive
 
@@ -127,7 +128,7 @@ class Claim:
 
     def bill(self, phase: str = "decode", batch: int = 1, context: int = 1024, **changes: str | int) -> StepBill:
         """The priced step of this plan."""
-        return price(self.question.but(phase=phase, batch=batch, context=context, **changes))
+        return price(settle(self.question.but(phase=phase, batch=batch, context=context, **changes)))
 
     @cached_property
     def distrust(self) -> str:

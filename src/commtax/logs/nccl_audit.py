@@ -13,6 +13,7 @@ from commtax.logs.nccl_log import Communicator, NcclLog, Route, Who, joined
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
 from commtax.units import format_bytes, format_seconds, plural
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import price
 
 SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP, and one through a host's memory, may be
@@ -301,7 +302,7 @@ def _more(claim: Claim, inside: bool) -> tuple[float, float, str] | None:
     try:
         other: Cluster = with_inside(place, slow) if inside else with_between(place, slow)
         step = claim.question.but(phase="decode", batch=claim.batch or 1, context=claim.context or 1024)
-        plain, cost = (float(price(replace(step, cluster=c)).step_s) for c in (place, other))
+        plain, cost = (float(price(settle(replace(step, cluster=c))).step_s) for c in (place, other))
     except Refusal:  # no such chip has such a link
         return None
     return cost - plain, plain, slow.name

@@ -31,7 +31,7 @@ from commtax.question import Question
 from commtax.spec import Attention
 from commtax.statement import Note
 from commtax.units import GiB, format_seconds, plural
-from commtax.verbs.asking import laid, settled
+from commtax.verbs.asking import laid, settle
 from commtax.verbs.fitting import Fit, holds
 
 LEVEL = levels(__name__)
@@ -70,7 +70,7 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
         )
     notes = [] if _started(log, claim) else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
     claim = claim if not notes else replace(claim, question=claim.question.but(engine=catalog.engine(log.engine)))
-    asked, own = settled(claim.question), claim.question.limits
+    asked, own = settle(claim.question), claim.question.limits
     logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(own, n)}  # the user's own count first
     if log.prefix_caching == "False" and not own.state_slots:
         logged["state_slots"] = 1  # a request has its own states alone
@@ -110,7 +110,7 @@ def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
 
 def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
     """Loaded weights of each worker against its stage; workers of one stage that loaded the same share a line."""
-    asked, slack = settled(question), PRINTED_GIB + FREE_BYTES.get(log.engine, 0.0)
+    asked, slack = settle(question), PRINTED_GIB + FREE_BYTES.get(log.engine, 0.0)
     if not log.weights_bytes:
         yield Finding("weights per rank", _stage_bytes(asked, 0), None, "bytes", LEVEL.weights_tolerance, reason=SILENT)
     stages: dict[tuple[int, float], list[str]] = {}
@@ -137,7 +137,7 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
 
 def _whole_bytes(question: Question) -> float:
     """One copy of the model, on one rank."""
-    return _stage_bytes(settled(laid(question, tp=1, pp=1, dp=1, ep=1)), 0)
+    return _stage_bytes(settle(laid(question, tp=1, pp=1, dp=1, ep=1)), 0)
 
 
 def _stage_bytes(asked: Question, stage: int) -> float:
@@ -150,7 +150,7 @@ def _likely(measured: float, question: Question) -> str:
     tries: list[tuple[str, str | int]] = [("tp", t) for t in (1, 2, 4, 8, 16) if t != question.plan.tp]
     for name, value in [*tries, *(("weights_dtype", d) for d in ("fp8", "int4", "bf16", "fp32"))]:
         try:
-            nbytes = _stage_bytes(settled(question.but(**{name: value})), 0)
+            nbytes = _stage_bytes(settle(question.but(**{name: value})), 0)
         except ValueError:
             continue
         if abs(measured / nbytes - 1) <= LEVEL.weights_tolerance:

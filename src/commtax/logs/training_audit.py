@@ -17,7 +17,7 @@ from commtax.question import PHASES, Question
 from commtax.spec import AXES, PARALLEL, SIZES
 from commtax.statement import Note, Refusal
 from commtax.units import format_seconds, plural
-from commtax.verbs.asking import unsettled
+from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.billing import StepBill, price
 
 OTHER_RUN = "other hardware, software or options than was said; the taxes say where the time goes"
@@ -59,7 +59,7 @@ def _priced(log: TrainingLog, told: Told, claim: Claim | None) -> tuple[StepBill
     if "batch" not in options or "context" not in options:
         return None, "the log does not tell the batch and the length of its sequences: say --global-batch and --context"
     try:
-        return price(unsettled(model, cluster, options)), ""
+        return price(settle(unsettled(model, cluster, options))), ""
     except Refusal as refusal:
         return None, f"the logged plan has no price here: {refusal}"
 

@@ -98,7 +98,7 @@ class Job:
     def plan(self, a: Arch) -> Question:
         """The question as the cost functions ask it; a degree that does not divide the model is refused here."""
         place = self.cluster or f"{max(2, self.tp)}x{chip_here() if self.device == 'cuda' else 'cpu'}"
-        return ask(a.model, place, tp=self.tp, engine="builtin", dtype=self.dtype)
+        return ask(a.model, place, tp=self.tp, engine="builtin", dtype=self.dtype).plain()
 
     @property
     def priced(self) -> bool:

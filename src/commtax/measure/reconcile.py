@@ -17,6 +17,7 @@ from commtax.measure.engine import OFF_CORE
 from commtax.measure.generate import Measured, Part, Run, Turn, quiet, turns
 from commtax.measure.job import Job
 from commtax.question import Question, workload
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import StepBill, price, sent, with_link
 
 UNCALIBRATED = (
@@ -95,7 +96,7 @@ def _collectives(job: Job, asked: Question, parts: Sequence[Part]) -> Document:
     """Counted and weighed on every rank, in every step, against ``traffic``: equal means equal."""
     predicted: dict[str, Counter[Sent]] = {}
     for phase in ("prefill", "decode"):
-        items = [line.item for line in sent(asked.but(phase=phase, batch=job.batch, context=job.input_len)).lines]
+        items = [line.item for line in sent(settle(asked.but(phase=phase, batch=job.batch, context=job.input_len))).lines]
         predicted[phase] = Counter({Sent(i.what, i.op, int(i.nbytes)): int(i.count) for i in items})
     seen: list[dict[str, Counter[Sent]]] = []
     for run in (run for part in parts for run in part.runs):
@@ -216,4 +217,4 @@ def predicted_step(job: Job, asked: Question, tp: int) -> StepBill:
     at = at.but(library=job.impl, slow_rank=job.slow[1] if tp > 1 else 1.0)
     if job.emulate_link:
         at = at.but(cluster=with_link(asked.cluster, job.emulate_link), library="textbook")
-    return price(at.but(profile=overlay.load(job.profile)) if job.profile else at)
+    return price(settle(at.but(profile=overlay.load(job.profile)) if job.profile else at))

@@ -1,13 +1,16 @@
 """The best plans for a cluster: ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm", tpot_s="30ms")``; and where a plan that
 somebody runs already stands beside them."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
+from commtax.options import only
 from commtax.planner import serving_search, training_search
 from commtax.planner.columns import SERVED, ServingColumns, ServingPlans, Standing, TrainPlans, describe_kind, order, worth
 from commtax.planner.money import Prices, priced
@@ -16,15 +19,18 @@ from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.replica_loads import Roomy, figures, most_each
 from commtax.planner.space import WIDE, Space
 from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
-from commtax.spec import SIZES, Cluster, Engine, Model, Plan, Profile
+from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.apart import describe_pools
-from commtax.verbs.asking import SearchOptions, describe_gpus, describe_layout, laid, only, settled, unsettled
+from commtax.verbs.asking import describe_gpus, describe_layout, laid, settle, unsettled
 from commtax.verbs.billing import price
 from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.serving import serve
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import PlanOptions, PlanTrainingOptions
 
 
 def plan(
@@ -40,7 +46,7 @@ def plan(
     cost_of: str = "output",
     confidence: float | str = CONFIDENCE,
     margin: float | str | None = None,
-    **options: Unpack[SearchOptions],
+    **options: Unpack[PlanOptions],
 ) -> ServingPlans:
     """Price all legal plans at every concurrency and rank those that fit and meet the limits.
 
@@ -57,9 +63,9 @@ def plan(
     """
     if not isinstance(cluster, str | Cluster):
         raise Refusal("cluster: plans are searched on one; commtax.plan_several takes several", "cluster")
-    usual: SearchOptions = {"disaggregated": True}
+    usual: PlanOptions = {"disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
-    put = unsettled(model, cluster, {**usual, **only(SearchOptions, options), "dtype": dtypes[0]})
+    put = unsettled(model, cluster, {**usual, **only("plan", options), "dtype": dtypes[0]})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
     put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin), cost_of=cost_of)
     return best_serving(priced([put], usd_per_gpu_hour)[0])
@@ -79,19 +85,17 @@ def plan_training(
     *,
     global_batch: int,
     seq: int = SEQUENCE_LEN,
-    engine: str | Engine = "",
-    dtype: str = "",
-    profile: str | Profile | None = None,
     margin: float | str | None = None,
     train_tokens: float = 1e12,
     usd_per_gpu_hour: Prices = None,
+    **options: Unpack[PlanTrainingOptions],
 ) -> TrainPlans:
     """Price all sizes and microbatches for each ZeRO stage, recomputation and schedule. ``margin`` as in ``plan``.
 
     Days and dollars are those of ``train_tokens``.
     """
-    names = {"engine": engine, "dtype": dtype, "profile": profile, "phase": "train", "sequence_parallel": True}
-    put = unsettled(model, cluster, {**names, "context": seq})
+    trained = {"phase": "train", "sequence_parallel": True, "context": seq}
+    put = unsettled(model, cluster, {**only("plan_training", options), **trained})
     goal = put.but(global_batch=global_batch, margin=margin_of(margin), train_tokens=float(train_tokens))
     return best_training(priced([goal], usd_per_gpu_hour)[0])
 
@@ -162,7 +166,7 @@ def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> Standi
 
 def _together(run: Question, clients: int, index: int, by: int) -> ServingColumns:
     """Copies of one plan at their loads."""
-    base = settled(run)
+    base = settle(run).plain()
     kv = float(np.max(cache_tokens(base)))
     _check_room(base, kv)
     copies = int(run.plan.replicas)
@@ -180,7 +184,7 @@ def _apart(run: Question, prompts: Plan, clients: int, index: int, by: int) -> S
     ranks = copies * int(plan.dp)
     loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
     kinds = {"prefill_tp": int(prompts.tp), "prefill_dp": int(prompts.dp), "prefill_workers": int(prompts.replicas)}
-    s = serve(run.but(replicas=1, concurrency=loads, **kinds, decode_workers=copies, disaggregated=True))
+    s = serve(settle(run.but(replicas=1, concurrency=loads, **kinds, decode_workers=copies, disaggregated=True)))
     held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
     _check_room(run, held)
     sizes = {axis: getattr(plan, axis) for axis in SERVED} | {"replicas": copies, "prefill_replicas": kinds.pop("prefill_workers")}
@@ -208,7 +212,7 @@ def training_standing(answer: TrainPlans, run: Question) -> Standing:
     if total % (plan.dp * micro):
         return _cannot(answer, name, f"{plan.dp} replicas and microbatches of {micro} do not divide {total} sequences")
     try:
-        b = price(run.but(batch=total // plan.dp))
+        b = price(settle(run.but(batch=total // plan.dp)))
     except ValueError as error:
         return _cannot(answer, name, str(error))
     row = training_search.columns(

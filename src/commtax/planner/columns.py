@@ -17,7 +17,7 @@ from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.apart import describe_pools, prompter
-from commtax.verbs.asking import describe_layout, laid, settled
+from commtax.verbs.asking import describe_layout, laid, settle
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import cache_tokens, step_limits
@@ -221,9 +221,9 @@ class ServingPlans(Searched):
 
         Else what requests of varied lengths may need, in whole 256s, as far as the cache holds it.
         """
-        asked, wanted = settled(self.put(rows, i)), self.question.requests
+        asked, wanted = settle(self.put(rows, i)), self.question.requests
         sizes = {name: int(getattr(rows, name)[i]) for name in ("prefill_tp", "prefill_dp")}
-        workers = [asked, prompter(asked.but(**sizes))] if rows.mode[i] else [asked]
+        workers = [asked, prompter(asked.vary(**sizes))] if rows.mode[i] else [asked]
         kv = int(min(float(cache_tokens(one)) for one in workers))
         if kv >= asked.model.max_len:
             return 0
@@ -234,10 +234,10 @@ class ServingPlans(Searched):
         """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split; at its own load or at another of the whole."""
         copies, clients, asked = int(rows.replicas[i]), clients or int(rows.concurrency[i]), self.put(rows, i)
         if not int(rows.mode[i]):
-            return serve(asked.but(concurrency=clients // copies, disaggregated=False))
+            return serve(settle(asked.but(concurrency=clients // copies, disaggregated=False)))
         names = {"prefill_tp": "prefill_tp", "prefill_dp": "prefill_dp", "prefill_workers": "prefill_replicas"}
         workers = {name: int(getattr(rows, column)[i]) for name, column in names.items()}
-        return serve(asked.but(concurrency=clients, disaggregated=True, decode_workers=copies, **workers))
+        return serve(settle(asked.but(concurrency=clients, disaggregated=True, decode_workers=copies, **workers)))
 
     def rate_at(self, rows: ServingColumns, i: int, clients: int) -> float:
         """Tokens/s of row ``i`` with so many clients in all."""
@@ -259,7 +259,7 @@ class ServingPlans(Searched):
             some = rows.take(alike)
             sizes = {axis: getattr(some, axis).astype(int) for axis in SERVED}
             put = laid(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
-            priced = serve(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False))
+            priced = serve(settle(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False)))
             widths = np.broadcast_to(priced.range_of(name)[1] / getattr(priced, name), len(alike))
             values = getattr(some, name)
             found |= dict(zip(alike.tolist(), zip(values / widths, values * widths, strict=True), strict=True))
@@ -281,7 +281,7 @@ class ServingPlans(Searched):
     def step_of(self, rows: ServingColumns, i: int) -> StepBill:
         """The decode step that row ``i`` runs in the middle of its requests' lives."""
         batch = int(self.decoding(rows.take(slice(i, i + 1)))[0])
-        return price(self.put(rows, i).but(batch=batch, context=self._middle))
+        return price(settle(self.put(rows, i).but(batch=batch, context=self._middle)))
 
     def comm_fractions(self, rows: ServingColumns) -> Array:
         """Shares of all rows' decode steps that are exposed communication, those of a kind priced together."""
@@ -291,7 +291,7 @@ class ServingPlans(Searched):
             some = rows.take(alike)
             sizes = {axis: getattr(some, axis).astype(int) for axis in SERVED[:3]}
             put = laid(self.question, **sizes, ep=ep, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
-            shares[alike] = price(put.but(batch=self.decoding(some), context=self._middle)).comm_fraction
+            shares[alike] = price(settle(put.but(batch=self.decoding(some), context=self._middle))).comm_fraction
         return shares
 
     @property
@@ -328,7 +328,7 @@ class TrainPlans(Searched):
     def step_of(self, rows: TrainColumns, i: int) -> StepBill:
         """The priced step of row ``i``, line by line."""
         sizes = {axis: int(getattr(rows, axis)[i]) for axis in (*SIZES, "micro_batch")}
-        return price(self.kinds[int(rows.kind[i])].but(batch=self.question.goal.global_batch // sizes["dp"], **sizes))
+        return price(settle(self.kinds[int(rows.kind[i])].but(batch=self.question.goal.global_batch // sizes["dp"], **sizes)))
 
     def kind_words(self, rows: TrainColumns, i: int) -> str:
         """Its sharding, recomputation and schedule."""
@@ -352,7 +352,7 @@ class Standing:
 
 def ground(put: Question) -> Question:
     """A search's question, settled as one GPU's, with what plans that spread experts over ranks keep."""
-    return settled(laid(put)).but(redundant_experts=put.plan.redundant_experts, imbalance=put.what_if.imbalance)
+    return settle(laid(put)).plain().but(redundant_experts=put.plan.redundant_experts, imbalance=put.what_if.imbalance)
 
 
 def paid_rate(q: Question, c: ServingColumns) -> Array:

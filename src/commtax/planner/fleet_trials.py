@@ -22,7 +22,7 @@ from commtax.records import dataclass
 from commtax.sim.serving.running import Fleet, run
 from commtax.spec import Plan
 from commtax.spec.stream import Stream
-from commtax.verbs.asking import settled
+from commtax.verbs.asking import Settled, settle
 from commtax.verbs.confidence import Estimate, through
 from commtax.verbs.loads import first
 from commtax.verbs.requests import RANGED, Outcome, capacity_of, fleet_of, longest_of, range_between, stream_of
@@ -269,9 +269,9 @@ def _saturated(q: Question) -> float:
 
 
 @a_few_remembered
-def _engines(q: Question, longest: int) -> tuple[Question, Fleet]:
+def _engines(q: Question, longest: int) -> tuple[Settled, Fleet]:
     """A question as it is run, and its engines."""
-    asked = settled(q)
+    asked = settle(q)
     return asked, fleet_of(asked, longest)
 
 

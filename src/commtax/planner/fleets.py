@@ -6,11 +6,14 @@ in rounds of equal size whoever does them, so that the answer is the same on one
 what is listed already, nor half of the best, is left out.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isnan
-from typing import ClassVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
+from commtax.options import only
 from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
 from commtax.planner.fleet_search import NEAREST, WORSE, Progress, Search, order, recommended
@@ -27,10 +30,13 @@ from commtax.statement import Refusal
 from commtax.units import format_seconds, plural
 from commtax.verbs import checking
 from commtax.verbs.apart import check_one_place
-from commtax.verbs.asking import SearchOptions, describe_layout, only, unsettled
+from commtax.verbs.asking import describe_layout, unsettled
 from commtax.verbs.checking import positive
 from commtax.verbs.confidence import confidence_of, margin_of, percent
 from commtax.verbs.loads import split
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import PlanFleetOptions
 
 OBJECTIVES = ("gpus", "cost", "tokens")
 METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p95", "p99")
@@ -38,20 +44,6 @@ NEAR, DOUBLINGS = 2, 2  # layouts that are tried on more GPUs where no fleet hol
 LISTED = 10
 LEAST_PROMPTS = 100  # of a run, where somebody says how many
 MOST_GROWTH = 100
-
-
-class FleetOptions(SearchOptions, total=False):
-    """What a search for fleets holds fixed, beside what any search for serving plans does."""
-
-    input_len: int | str  # type: ignore[misc]
-    output_len: int | str  # type: ignore[misc]
-    num_prompts: int | None
-    burstiness: float
-    unique_prompts: int
-    shared_prefix: int
-    prefix_cache: float
-    router: str
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +90,7 @@ def plan_fleet(
     processes: int = 0,
     confidence: float | str = CONFIDENCE,
     margin: float | str | None = None,
-    **options: Unpack[FleetOptions],
+    **options: Unpack[PlanFleetOptions],
 ) -> FleetPlans:
     """The least GPUs (``gpus``), dollars (``cost``) or most tokens/s a GPU (``tokens``) that hold limits at a rate.
 
@@ -111,8 +103,8 @@ def plan_fleet(
     places = [cluster] if isinstance(cluster, str | Cluster) else list(cluster)
     if not places:
         raise Refusal("cluster: name one, such as 8xh100-sxm", "cluster")
-    usual: FleetOptions = {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "disaggregated": True}
-    plain, offered = split({**usual, **only(FleetOptions, options), "request_rate": request_rate})
+    usual: PlanFleetOptions = {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "disaggregated": True}
+    plain, offered = split({**usual, **only("plan_fleet", options), "request_rate": request_rate})
     put = [check_one_place(unsettled(model, place, {**plain, "dtype": dtypes[0]})) for place in places]
     goal = {"slo": limits_of(slo or {}), "objective": objective, "dtypes": tuple(dict.fromkeys(dtypes)), "growth": headroom}
     goal |= {"confidence": confidence_of(confidence), "margin": margin_of(margin), "cost_of": cost_of}

@@ -26,7 +26,7 @@ from commtax.spec import Plan
 from commtax.spec.stream import Stream
 from commtax.units import format_seconds
 from commtax.verbs.apart import MOVING, cache_bytes, outside_Bps, prompting_of
-from commtax.verbs.asking import describe_layout, laid, settled
+from commtax.verbs.asking import describe_layout, laid, settle
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.serving import serve
 
@@ -129,7 +129,7 @@ def _alone(one: Question, plans: Space, name: str, stream: Stream) -> Array:
     metric, which = name.rsplit("_", 1)
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
-    s = serve(laid(_steady(one), **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
+    s = serve(settle(laid(_steady(one), **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens)))
     whole = s.e2e_s if which == "mean" else s.ttft_s
     return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
 
@@ -186,10 +186,10 @@ def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
         spread=one.requests.spread,
         cached=one.offered.prefix_hit_rate * float(one.requests.input_len),
     )
-    steps_of_prompts = prompting_of(settled(laid(one, tp=prompting.tp)), load, 1, prompting.kv_tokens)[0]
+    steps_of_prompts = prompting_of(settle(laid(one, tp=prompting.tp)), load, 1, prompting.kv_tokens)[0]
     prompted = np.broadcast_to(steps_of_prompts.most_per_s(inf), len(prompting))
     for i, tp in enumerate(decoding.tp.tolist()):
-        copy = settled(laid(one, tp=tp))  # its cache over the NIC of one GPU, while no other leaves its host
+        copy = settle(laid(one, tp=tp))  # its cache over the NIC of one GPU, while no other leaves its host
         moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / MOVING)
         answers = float(full_copy(copy, load, float(decoding.kv_tokens[i])).most_per_s(one.requests.output_len - 1))
         for j, ahead in enumerate(prompting.tp.tolist()):

@@ -9,7 +9,7 @@ from commtax.planner.space import Space
 from commtax.question import EVEN, MAX_CONCURRENCY, Question
 from commtax.records import dataclass
 from commtax.spec import Number
-from commtax.verbs.asking import laid
+from commtax.verbs.asking import laid, settle
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import state_places, state_tokens
 from commtax.verbs.serving import Simulation, serve
@@ -56,7 +56,7 @@ def at_once(base: Question, plans: Space) -> Array:
 
 def simulated(base: Question, s: Space, clients: Array) -> Simulation:
     """One copy of each plan under its load."""
-    return serve(laid(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False))
+    return serve(settle(laid(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False)))
 
 
 def columns(grid: Space, load: Array, priced: Simulation, dtype: int, exchange: int) -> ServingColumns:

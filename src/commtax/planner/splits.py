@@ -24,7 +24,7 @@ from commtax.records import dataclass
 from commtax.spec import Cluster, Number, Plan
 from commtax.units import plural
 from commtax.verbs.apart import Apart, decoding_of, network_of, prompting_of, where_prompts_run
-from commtax.verbs.asking import laid
+from commtax.verbs.asking import laid, settle
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.serving import Simulation, serve
 from commtax.verbs.steps import decoding, step_bill
@@ -180,7 +180,7 @@ def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
     """How many times as long TTFT of a request alone is with the confidence that is wanted."""
     if not len(kv) or asked.goal.ttft_s == np.inf:
         return np.ones(len(kv))
-    alone = serve(asked.but(concurrency=asked.plan.dp, kv_tokens=kv, disaggregated=False))
+    alone = serve(settle(asked.but(concurrency=asked.plan.dp, kv_tokens=kv, disaggregated=False)))
     if base.requests.prefill_cluster:  # ranges are those of both chips, whichever does what
         alone = replace(alone, question=alone.question.but(prefill_cluster=base.cluster))
     return np.broadcast_to(surely(alone, "ttft_s") / alone.ttft_s, kv.shape)
@@ -223,7 +223,7 @@ def _longer(one: Question, load: Load, most: int, kv: float) -> Array:
     decode = step_bill(one, decoding(seqs, load))
     steps = Steps(decode.step_s, 0.0)
     quiet = closed_loop(replace(load, concurrency=seqs), steps, seqs, 0.0 * seqs, one.engine)
-    return np.asarray(surely(Simulation(one, seqs, seqs, steps, kv, quiet, (decode, decode)), "tpot_s") / quiet.tpot_s)
+    return np.asarray(surely(Simulation(settle(one), seqs, seqs, steps, kv, quiet, (decode, decode)), "tpot_s") / quiet.tpot_s)
 
 
 def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:

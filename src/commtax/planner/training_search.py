@@ -13,7 +13,7 @@ from commtax.planner.choosing import margin, simplest, training_kinds
 from commtax.planner.columns import Array, Rejected, TrainColumns, TrainPlans
 from commtax.question import Question
 from commtax.spec import SIZES, Engine, Model
-from commtax.verbs.asking import settled
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.checking import positive
 
@@ -28,7 +28,7 @@ def searched(put: Question) -> TrainPlans:
     """The training plans of a question, fastest first."""
     positive(put.goal.global_batch, "global_batch")
     positive(put.context, "seq")
-    base = settled(put)
+    base = settle(put).plain()
     answer = TrainPlans(base, kinds=tuple(_kinds(base)))
     budget = BUDGET * base.cluster.chip.visible_bytes
     every = _widest_first(answer, _grid(base), budget)
@@ -60,7 +60,7 @@ def _widest_first(answer: TrainPlans, grid: Grid, budget: float) -> TrainColumns
 
 def _least_s(answer: TrainPlans) -> float:
     """GPU-seconds of a step at the chip's peak, causal pairs only."""
-    one = price(answer.kinds[0].but(batch=answer.question.goal.global_batch))
+    one = price(settle(answer.kinds[0].but(batch=answer.question.goal.global_batch)))
     return float(one.model_flops("causal") / one.peak_flops_per_s)
 
 
@@ -69,7 +69,7 @@ def _priced(answer: TrainPlans, grid: Grid) -> TrainColumns:
     for index, kind in enumerate(answer.kinds):
         able = _fitting(grid, kind)
         if len(able["tp"]):
-            b = price(kind.but(batch=kind.goal.global_batch // able["dp"], **able))
+            b = price(settle(kind.but(batch=kind.goal.global_batch // able["dp"], **able)))
             rows = columns(b, index, able)
             parts.append(rows.take(np.flatnonzero(b.legal * np.ones(len(rows)))))
     return TrainColumns.joined(parts)

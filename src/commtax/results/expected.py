@@ -16,6 +16,7 @@ from commtax.question import AS_IT_IS
 from commtax.results.bench_record import Bench
 from commtax.statement import Refusal
 from commtax.verbs import requests, serving
+from commtax.verbs.asking import settle
 from commtax.verbs.requests import Outcome
 from commtax.verbs.serving import Simulation
 
@@ -174,7 +175,7 @@ def expected(load: Load, claim: Claim) -> Expected:
     count = _simulated(load)
     lengths = {"input_len": load.prompt, "output_len": load.answer, "spread": load.spread or 0.0}
     offered = {"prefix_hit_rate": load.hit_rate, "burstiness": load.burstiness}
-    asked = claim.question.but(concurrency=min(load.clients or 1, count), num_prompts=count, **lengths, **offered)
+    asked = settle(claim.question.but(concurrency=min(load.clients or 1, count), num_prompts=count, **lengths, **offered))
     if load.rate is not None:
         timed = requests.serve(asked.but(request_rate=load.rate, max_in_flight=float(load.clients or math.inf)))
         _growing(load, timed.overloaded)

@@ -19,6 +19,7 @@ from commtax.traces.meeting import Meetings
 from commtax.traces.repetition import REPEATED, WHOLE
 from commtax.traces.trace import Collective, Device, Step, Trace, middle
 from commtax.units import format_bytes, format_seconds, plural
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import StepBill, sent
 
 NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
@@ -148,7 +149,7 @@ def _is(step: Step, work: _Workload) -> bool:
 def _sent(job: _Steps, work: _Workload, claim: Claim) -> Iterator[Finding]:
     """How many collectives a step has, and how many bytes they hold."""
     step = claim.question.but(phase=work.phase, batch=work.batch, context=work.context)
-    lines = [i for i in sent(step).items if i.is_sent]
+    lines = [i for i in sent(settle(step)).items if i.is_sent]
     measured = {c.op for t in job.traces for c in t.collectives if c.step >= 0} - set(NOT_SENT)
     steps = [(t, s) for t, steps in zip(job.traces, job.chosen, strict=True) for s in steps]
     kinds = [("", measured)] if UNNAMED in measured else [(op, {op}) for op in sorted({i.op for i in lines} | measured)]

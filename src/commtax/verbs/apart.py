@@ -15,7 +15,7 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
-from commtax.verbs.asking import laid
+from commtax.verbs.asking import Settled, laid
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.steps import BULK, chunk_tokens, decoding, prompt_work, step_bill
@@ -57,6 +57,7 @@ def prompter(asked: Question) -> Question:
 def where_prompts_run(asked: Question, **sizes: Any) -> Question:
     """The question of prompt workers of some sizes: on their own cluster where they have one, as the engine runs on its chip."""
     backend, place = asked.what_if.ep_backend, asked.requests.prefill_cluster
+    asked = asked.plain() if isinstance(asked, Settled) else asked
     if place:
         asked = asked.but(cluster=place, engine=on_chip(asked.engine, place.chip), prefill_cluster=None)
     return laid(asked, **sizes, ep_backend=BULK.get(backend, backend))

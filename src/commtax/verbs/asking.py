@@ -1,15 +1,15 @@
 """Names in, a question out: the keywords of each verb, resolved once, rules checked, and what runs it looked up."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from os import PathLike
-from typing import Any, TypedDict, Unpack, cast
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
 from commtax import catalog
-from commtax.catalog import profile as overlay
 from commtax.catalog import transfer
 from commtax.catalog.transfer import Setting
 from commtax.cost import legality
@@ -18,235 +18,38 @@ from commtax.cost.kernel import Terms
 from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
 from commtax.cost.schedules import usual_chunks
-from commtax.question import PHASES, Question
+from commtax.options import options as known_options
+from commtax.question import PARTS, PHASES, Question
+from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
-from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import numeric, positive
 
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import Options
+
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
 """``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
-RENAMED = {"dtype": "weights_dtype", "hsdp": "shard", "prefix_cache": "prefix_hit_rate"}
-"""Keywords that a plan holds under other names."""
-MEASURED = ("batch", "context", "micro_batch", "concurrency", "input_len", "output_len")
-"""Numbers that may be arrays, beside the plan's sizes."""
 
 
-class PlanOptions(TypedDict, total=False):
-    """How a model is laid over GPUs, and with which engine."""
-
-    tp: Number | Sequence[int]
-    pp: Number | Sequence[int]
-    dp: Number | Sequence[int]
-    ep: Number | Sequence[int]  # ``AUTO_EP``: the engine's own size, tp x dp
-    cp: Number | Sequence[int]
-    replicas: Number | Sequence[int]  # servers beside each other; ``dp`` is data parallelism inside one engine
-    engine: str | Engine
-    dtype: str
-    kv_dtype: str
-    lora_rank: int
-    max_loras: int
-    redundant_experts: int  # copies of popular experts beside the model's own, of all ranks together
-    sequence_parallel: bool | None
-    tower: str  # how tp ranks share a vision tower: "weights" or "data"
-    profile: str | Profile | None
-
-
-class PictureOptions(TypedDict, total=False):
-    """Pictures that every prompt has."""
-
-    images: int
-    image_size: str | tuple[int, int]
-
-
-class LengthOptions(PlanOptions, total=False):
-    """How a training step is cut, how many sequences a step has, and how long they are."""
-
-    zero: int | None
-    schedule: str
-    chunks: int
-    recompute: str
-    microbatches: Number  # of ``traffic`` and ``train_fit``: follows from batch and micro_batch unless it is given
-    shard: Number
-    batch: Number | Sequence[int]
-    context: Number | Sequence[int]
-
-
-class ServedOptions(LengthOptions, PictureOptions, total=False):
-    """A step of a server."""
-
-    phase: str
-    speculative: int
-    eager: bool
-    ep_backend: str
-    sampling: str
-
-
-class TrainedOptions(LengthOptions, total=False):
-    """A training step."""
-
-    micro_batch: Number | Sequence[int]
-
-
-class SentOptions(ServedOptions, TrainedOptions, total=False):
-    """A step of any phase."""
-
-
-class WhatIfOptions(TypedDict, total=False):
-    """What-ifs of any step that is priced."""
-
-    slow_rank: float
-    latency_scale: float
-    bandwidth_scale: Number
-    library: str
-    imbalance: float  # tokens of the busiest expert rank over the mean; left out: 1 in training, serving as routers were measured
-
-
-class BillOptions(ServedOptions, WhatIfOptions, total=False):
-    """A server's step, priced."""
-
-    overlap: float
-
-
-class TrainBillOptions(TrainedOptions, WhatIfOptions, total=False):
-    """A training step, priced."""
-
-    eager: bool
-    ep_backend: str
-    hsdp: Number
-    async_axes: tuple[str, ...] | None
-    slow_axis: str
-    slow_links: float
-    flops: str
-
-
-class StepOptions(BillOptions, TrainBillOptions, total=False):
-    """One step of any phase, and its what-ifs."""
-
-
-class LimitOptions(PlanOptions, total=False):
-    """What a launch command limits of a server's steps."""
-
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    gpu_memory_utilization: float | None
-
-
-class FitOptions(LimitOptions, total=False):
-    """… and of its memory."""
-
-    max_model_len: int | None
-    block_size: int | None
-    kv_cache_memory_bytes: float
-    recurrent_dtype: str
-    state_slots: int | None
-
-
-class WorkerOptions(TypedDict, total=False):
-    """Workers of their own for prompts."""
-
-    disaggregated: bool
-    prefill_workers: int | None
-    prefill_tp: int | None
-    prefill_dp: int | None
-    decode_workers: int | None
-    prefill_cluster: str | Cluster | None
-
-
-class RequestOptions(LimitOptions, PictureOptions, WorkerOptions, total=False):
-    """A closed loop of requests."""
-
-    imbalance: float
-    ep_backend: str
-    concurrency: Number | Sequence[int]
-    input_len: Number | Sequence[int]
-    output_len: Number | Sequence[int]
-    num_prompts: Number | None
-    spread: Number
-    prefix_cache: float  # share of a prompt that is cached
-    kv_tokens: Number | None
-
-
-class ServeOptions(FitOptions, WorkerOptions, total=False):
-    """Requests in time: when they come, how long they are, and who serves them."""
-
-    imbalance: float
-    ep_backend: str
-    request_rate: float  # requests/s over all replicas; infinite: all at once
-    concurrency: int  # instead of a rate: clients that each send a request when the last one is answered
-    trace: str | PathLike[str] | Stream  # instead of both: requests as they came
-    input_len: int | str | Lengths  # a number, or a distribution as it is spelled: sharegpt, lognormal:mean=512,p90=1200 …
-    output_len: int | str | Lengths
-    num_prompts: int | None
-    duration: float | str | None
-    burstiness: float
-    spread: float
-    unique_prompts: int | None
-    shared_prefix: int
-    prefix_cache: float | None  # share of a prompt that is cached; None: as prompts share text
-    max_concurrency: int | None
-    ramp_up: float | str
-    warmup: int
-    router: str
-    seed: int
-    kv_tokens: int | None
-
-
-class SearchOptions(TypedDict, total=False):
-    """What a search for serving plans holds fixed."""
-
-    engine: str | Engine
-    redundant_experts: int  # of plans that spread experts …
-    imbalance: float  # … and their tokens of the busiest rank over the mean
-    kv_dtype: str
-    profile: str | Profile | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    gpu_memory_utilization: float | None
-    input_len: int
-    output_len: int
-    spread: float
-    disaggregated: bool
-    prefill_cluster: str | Cluster | None
-
-
-class CellOptions(StepOptions, total=False):
-    """What ``compare`` takes beside a step's own."""
-
-    global_batch: int
-    local_tokens: int
-
-
-class Options(CellOptions, FitOptions, RequestOptions, total=False):
-    """Everything that may be asked."""
-
-
-def only(kind: type, options: Mapping[str, object]) -> Mapping[str, object]:
-    """The options, where their kind has them all: what a verb has no use for is refused, never ignored."""
-    for name in options:
-        if name not in kind.__annotations__:
-            raise Refusal(f"{name}: not an option here; there are {', '.join(kind.__annotations__)}", name)
-    return options
-
-
-def ask(model: str | Model, cluster: str | Cluster, **options: Unpack[Options]) -> Question:
+def ask(model: str | Model, cluster: str | Cluster, **options: Unpack[Options]) -> Settled:
     """The question with its names resolved; an illegal one is refused with the rule and the nearest legal values.
 
     A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine and type are used unless
     others are given. What is None is left to the engine.
     """
-    return settled(unsettled(model, cluster, options))
+    return settle(unsettled(model, cluster, options))
 
 
 def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
     """The question as it was put: names resolved, and nothing checked but that numbers are numbers."""
-    given = {RENAMED.get(name, name): value for name, value in options.items() if value is not None}
+    given = {_key(name): _checked(value, name) for name, value in options.items() if value is not None}
     phase = str(given.pop("phase", "decode"))
     if phase not in PHASES:
         raise Refusal(f"phase '{phase}': one of {', '.join(PHASES)}", "phase", tuple(PHASES))
-    own = overlay.given(cast(str | Profile | None, given.pop("profile", None)))
+    own = _profile(given.pop("profile", None))
     named, weights = given.pop("engine", ""), str(given.pop("weights_dtype", ""))
     if own:
         able = own.engine and phase in catalog.engine(own.engine).phases
@@ -261,10 +64,9 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
     kinds = {"zero": engine.trains.zero, "sequence_parallel": engine.trains.sequence_parallel}
     types = checking.dtype(weights), checking.kv_dtype(str(given.pop("kv_dtype", "")))
     plan = Plan(**sizes, replicas=replicas, weights_dtype=types[0], kv_dtype=types[1], **kinds)  # type: ignore[arg-type]
-    numbers = {name: numeric(given[name], name) for name in MEASURED if name in given}
+    numbers = {name: numeric(given[name], name) for name in _measured() if name in given}
     if PHASES[phase].trains and "microbatches" in given:
         numbers["batch"] = positive(given.pop("microbatches"), "microbatches") * numbers.get("micro_batch", 1)
-    checking.check_limits(given)
     if "recurrent_dtype" in given:
         given["recurrent_dtype"] = checking.recurrent_dtype(str(given["recurrent_dtype"]))
     if "image_size" in given:
@@ -275,6 +77,31 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
     return asked.but(**(given | numbers))
 
 
+def _profile(named: object) -> Profile | None:
+    """A machine's own constants, where somebody names some."""
+    if named is None or isinstance(named, Profile):
+        return named
+    from commtax.catalog.profile import given
+
+    return given(cast(str, named))
+
+
+def _key(name: str) -> str:
+    """The field that an option becomes."""
+    return known_options()[name].key if name in known_options() else name
+
+
+def _checked(value: object, name: str) -> object:
+    """A plain value, within the bounds of its option."""
+    option = known_options().get(name)
+    return checking.within(value, option) if option and option.bounded and option.part != "goal" else value
+
+
+def _measured() -> Iterator[str]:
+    """Numbers that may be arrays, beside the plan's sizes."""
+    return (name for name, option in known_options().items() if option.type == "Numbers" and option.part != "plan")
+
+
 def _ahead(cluster: str | Cluster, own: Profile | None) -> Cluster:
     """Where prompts run, apart from decoding; a profile tells of one machine."""
     if own:
@@ -282,12 +109,36 @@ def _ahead(cluster: str | Cluster, own: Profile | None) -> Cluster:
     return catalog.cluster(cluster) if isinstance(cluster, str) else cluster
 
 
-def settled(put: Question) -> Question:
+@dataclass(frozen=True, slots=True)
+class Settled(Question):
+    """A question as it is run. ``settle`` alone makes one, at the door; verbs take nothing else and ask no rule again."""
+
+    def but(self, **changes: Any) -> Settled:
+        """The same one with something changed, settled anew unless no rule asks about what changes."""
+        changed = self.vary(**changes)
+        return changed if UNRULED.issuperset(changes) else settle(changed)
+
+    def vary(self, **changes: Any) -> Settled:
+        """The same one with something changed that the rules have nothing to say about here: it is not settled anew."""
+        return cast(Settled, Question.but(self, **changes))
+
+    def plain(self) -> Question:
+        """The question to go on asking from: what is made of it has to be settled."""
+        return Question(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+
+UNRULED = frozenset(("requests", "offered", "goal", *PARTS["requests"], *PARTS["offered"], *PARTS["goal"]))
+"""What no rule asks about: loads and goals."""
+
+
+def settle(put: Question) -> Settled:
     """The question as it is run: the machine's own constants laid over, what the engine decides said, the rules checked."""
     q = put
     checking.check_step(q)
     cluster, engine, own = q.cluster, q.engine, q.profile
     if own:
+        from commtax.catalog import profile as overlay  # not for those who have none
+
         cluster, engine = overlay.on_cluster(own, cluster), overlay.on_engine(own, engine)
     engine = on_chip(engine, cluster.chip)
     if q.model.experts and not q.trains:
@@ -304,11 +155,15 @@ def settled(put: Question) -> Question:
     plan = q.plan
     if any(np.ndim(getattr(plan, name)) for name in (*SIZES, "replicas", "microbatches")):
         checking.check_run(q)
-        return replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
+        return _as_settled(q, (), legality.codes(model, cluster, plan, engine))
     legality.check(model, cluster, plan, engine)
     checking.check_run(q)
     remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *checking.chosen_chunks(q, put.plan.chunks))
-    return replace(q, notes=(*remarks, *overlay.remarks(own, cluster, engine)) if own else remarks, codes=0)
+    return _as_settled(q, (*remarks, *overlay.remarks(own, cluster, engine)) if own else remarks, 0)
+
+
+def _as_settled(q: Question, notes: tuple[Note, ...], codes: Any) -> Settled:
+    return Settled(**{f.name: getattr(q, f.name) for f in fields(q)} | {"notes": notes, "codes": codes})
 
 
 def laid(put: Question, **changes: Any) -> Question:
@@ -383,13 +238,20 @@ def fabric_of(q: Question) -> Fabric:
     """The collectives that run: as was said, else the engine's own, or a machine's own where its profile tells of some."""
     if not q.profile:
         return catalog.fabric(q.what_if.library or _own_library(q.engine), q.cluster)
+    from commtax.catalog import profile as overlay
+
     return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)
 
 
 def terms_of(q: Question) -> Terms:
     """What its steps are priced from; kernel constants are a machine's own where it has some."""
     chip = q.cluster.chip
-    kernels = overlay.constants(q.profile, q.engine, chip) if q.profile else catalog.kernel_constants(q.engine, chip)
+    if q.profile:
+        from commtax.catalog.profile import constants
+
+        kernels = constants(q.profile, q.engine, chip)
+    else:
+        kernels = catalog.kernel_constants(q.engine, chip)
     return Terms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, *_known(q))
 
 

@@ -1,30 +1,34 @@
 """The step of any phase: its price, ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.train_bill(...)``;
 and what it sends, ``commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8)``."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from commtax import catalog
 from commtax.arrays import pick, remembered
 from commtax.cost.compute import busiest_rank
+from commtax.cost.kernel import Terms
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import experts_reach, over_replicas, span
 from commtax.cost.pricing import Pricer, comm_line, exposed, inference_bill
 from commtax.cost.traffic import inference, padded_rows
-from commtax.cost.train_kernels import recomputed_flops, step_flops
-from commtax.cost.train_traffic import training
-from commtax.cost.training import training_bill
 from commtax.ledger import Bill, Item, Line
+from commtax.options import only
 from commtax.question import INPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
-from commtax.verbs.asking import BillOptions, SentOptions, TrainBillOptions, context_notes, only, settled, terms_of, unsettled
+from commtax.verbs.asking import Settled, context_notes, settle, terms_of, unsettled
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
 
 USABLE = 0.95
 """Share of the chip's memory that a training run can use."""
@@ -34,7 +38,7 @@ USABLE = 0.95
 class StepBill(Bill):
     """A priced step with the question it answers."""
 
-    question: Question
+    question: Settled
     rows: Number  # of the activation matrix, padding included
     notes: tuple[Note, ...] = ()
 
@@ -105,6 +109,8 @@ class StepBill(Bill):
 
     def model_flops(self, convention: str = "") -> Number:
         """FLOPs that the model needs in one training step: nothing recomputed, padded or masked (``step_flops``)."""
+        from commtax.cost.train_kernels import step_flops
+
         causal = (convention or self.question.what_if.flops) == "causal"
         return step_flops(self.question.model, self.question.plan, self.question.context, causal) * self.tokens
 
@@ -124,6 +130,8 @@ class StepBill(Bill):
     @property
     def hfu(self) -> Number:
         """As ``mfu`` with recomputed FLOPs counted too."""
+        from commtax.cost.train_kernels import recomputed_flops
+
         q = self.question
         layers = [recomputed_flops(q.model, q.plan, q.step, q.engine, causal) for causal in (False, True)]
         return self.mfu + self._utilization(pick(self._causal, layers[1], layers[0]) * self.tokens)
@@ -164,10 +172,10 @@ def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptio
     microbatch through all stages, and tokens of all of them come out in that time. ``profile`` is a machine's own
     constants (a file of ``commtax calibrate``): its engine and type are used unless others are given.
     """
-    asked = unsettled(model, cluster, only(BillOptions, options))
+    asked = unsettled(model, cluster, only("bill", options))
     if asked.trains:
         raise Refusal("phase 'train': train_bill prices training steps; bill is for decode, prefill and mixed", "phase")
-    return price(asked)
+    return price(settle(asked))
 
 
 def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[TrainBillOptions]) -> StepBill:
@@ -178,25 +186,30 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Tra
     """
     if "microbatches" in options:
         raise Refusal("microbatches: follow from batch and micro_batch", "microbatches")
-    return price(unsettled(model, cluster, {**only(TrainBillOptions, options), "phase": "train"}))
+    return price(settle(unsettled(model, cluster, {**only("train_bill", options), "phase": "train"})))
 
 
-def price(q: Question) -> StepBill:
-    """The step of a question, settled first. A step that was priced before is not priced again."""
-    return _priced(q.normal())
+def price(q: Settled) -> StepBill:
+    """The step of a question. A step that was priced before is not priced again."""
+    return _priced(replace(q.normal(), notes=q.notes, codes=q.codes))
 
 
 @remembered
-def _priced(q: Question) -> StepBill:
-    q = settled(q)
+def _priced(q: Settled) -> StepBill:
     check_arithmetic(q)
     check_pictures(q, q.context if q.phase in LOOKING else None)
     terms = terms_of(q)
-    plain = training_bill(terms, q.step, q.tokens) if q.trains else inference_bill(terms, q.work, q.tokens)
+    plain = _trained(terms, q) if q.trains else inference_bill(terms, q.work, q.tokens)
     rows = _rows(q)
     own = [Note("assumed-links", terms.fabric.note)] if terms.fabric.note else []
     notes = (*q.notes, *_step_notes(q, rows), *own, *_untaken(plain, q))
     return StepBill(plain.lines, plain.tokens, q, rows, notes, known_sigma=plain.known_sigma, measured=plain.measured)
+
+
+def _trained(terms: Terms, q: Settled) -> Bill:
+    from commtax.cost.training import training_bill  # not for those who serve
+
+    return training_bill(terms, q.step, q.tokens)
 
 
 def _rows(q: Question) -> Number:
@@ -261,9 +274,9 @@ def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
 
     Without graphs the host waits for collectives too, and everything is priced again.
     """
-    q = priced.question.but(**changes)
+    q = priced.question.vary(**changes)
     if q.what_if.eager or q.profile or q.trains:
-        return price(q)
+        return price(priced.question.but(**changes))
     terms = terms_of(q)
     pricer = Pricer(terms)
     lines = [comm_line(x.item, pricer, q.what_if) if x.kind == "comm" else x for x in priced.lines]
@@ -293,7 +306,7 @@ class SentLine:
 class Traffic:
     """Everything one step sends."""
 
-    question: Question
+    question: Settled
     rows: Number
     items: tuple[Item, ...]
     notes: tuple[Note, ...] = ()
@@ -319,28 +332,29 @@ class Traffic:
         return sum((i.sent_bytes_per_rank for i in self.items), start=0.0)
 
 
-def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[SentOptions]) -> Traffic:
+def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[TrafficOptions]) -> Traffic:
     """The exact collectives of one step.
 
     ``batch`` counts sequences per replica; ``context`` is cached tokens per sequence in decode, prompt length in prefill,
     sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.
     """
-    put = unsettled(model, cluster, {"context": INPUT_LEN, **only(SentOptions, options)})
+    put = unsettled(model, cluster, {"context": INPUT_LEN, **only("traffic", options)})
     if put.trains:
         for name, given in (("eager", put.what_if.eager), ("kv_dtype", options.get("kv_dtype"))):
             if given:
                 raise Refusal(f"{name}: belongs to serving, not to phase train", name)
     if put.profile:
         raise Refusal("profile: holds seconds, and what is sent has none", "profile")
-    return sent(put)
+    return sent(settle(put))
 
 
-def sent(put: Question) -> Traffic:
+def sent(q: Settled) -> Traffic:
     """The collectives of a question's step."""
-    q = settled(put)
     check_arithmetic(q)
     check_pictures(q, q.context if q.phase in LOOKING else None)
     if q.trains:
+        from commtax.cost.train_traffic import training
+
         return Traffic(q, _rows(q), tuple(training(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
     items = inference(q.model, q.plan, q.work, q.engine, ep_backend=q.what_if.ep_backend, eager=q.what_if.eager)
     return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))

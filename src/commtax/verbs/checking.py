@@ -1,13 +1,15 @@
 """What a question must keep to: numbers that are numbers, kinds that exist and go together, lengths that divide."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from commtax.cost.memory import RECOMPUTE
 from commtax.cost.schedules import TRAINING, most_chunks, passes_of
 from commtax.cost.tensors import ROWWISE
-from commtax.question import Changes, Question
+from commtax.options import Option
+from commtax.question import Question
 from commtax.spec import ARITHMETIC, DTYPE_BYTES, MODULES, TAXES, Chip, Engine, Number, Plan
 from commtax.statement import Note, Refusal
 from commtax.units import MAX_COUNT, parse_seconds
@@ -62,16 +64,48 @@ def seconds(value: object, name: str) -> float:
     return float(limit)
 
 
-def check_limits(given: Changes) -> None:
-    """Limits that were given are limits: 0 would mean the engine's own."""
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "state_slots"):
-        positive(given.get(name, 1), name)
-    share(given.get("gpu_memory_utilization", 1.0))
-    part(given.get("prefix_hit_rate", 0.0), "prefix_cache")
-    if (factor := numeric(given.get("imbalance", 1.0), "imbalance")) < 1:
-        raise Refusal(f"imbalance={factor}: {FACTOR}", "imbalance", (1,))
-    if (size := given.get("kv_cache_memory_bytes", 0.0)) < 0:
-        raise Refusal(f"kv_cache_memory_bytes={size}: a size of at least 0 is needed", "kv_cache_memory_bytes", (0,))
+def within(value: object, option: Option) -> object:
+    """A plain value, held to what the table says of its option; anything else is refused by name."""
+    name, least = option.name, option.least
+    if option.rule:
+        return RULES[option.rule](value, name)
+    if option.words:
+        if value not in option.words:
+            raise Refusal(f"{name} '{value}': one of {', '.join(option.words)}", name, option.words)
+        return value
+    if option.above is not None:
+        value = timed(value, name) if option.unit == " s" else value
+        return 0.0 if value == 0 == least else number(value, name, option.above, option.most or np.inf, option.unit, option.endless)
+    if option.most is not None and np.ndim(value):  # type: ignore[arg-type]
+        raise Refusal(f"{name}: one number is needed", name)
+    whole = positive(value, name, int(least or 0))
+    if option.most is not None and whole > option.most:
+        raise Refusal(f"{name}={whole}: at most {option.most:,}", name, (int(option.most),))
+    return whole if option.most is None else int(whole)
+
+
+def number(value: object, name: str, low: float, high: float, unit: str = "", endless: bool = False) -> float:
+    """A number between two bounds, above the lower one where that is 0; infinite where that means something."""
+    if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number)) or np.isnan(value):
+        raise Refusal(f"{name}={value!r}: a number is needed", name)
+    if endless and value == np.inf:
+        return np.inf
+    if not low < value <= high:
+        nearest = f"{high:g}" if value > high else "1"
+        raise Refusal(
+            f"{name}={value:g}{unit}: above {low:g} and at most {high:g}{unit}; nearest valid: {nearest}", name, (nearest,)
+        )
+    return float(value)
+
+
+def timed(value: object, name: str) -> object:
+    """Seconds as a number, or as text with a unit or without."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return parse_seconds(value, name)
 
 
 def part(value: object, name: str) -> float:
@@ -82,11 +116,29 @@ def part(value: object, name: str) -> float:
     return float(value)
 
 
-def share(value: float) -> None:
+def share(value: float, name: str) -> float:
     """A share of a chip's memory."""
     if not 0 < value <= 1:
-        rule = f"gpu_memory_utilization={value}: a fraction above 0 and at most 1 is needed"
-        raise Refusal(rule, "gpu_memory_utilization")
+        raise Refusal(f"{name}={value}: a fraction above 0 and at most 1 is needed", name)
+    return value
+
+
+def factor(value: object, name: str) -> Number:
+    """How many times as much as usual."""
+    if (times := numeric(value, name)) < 1:
+        raise Refusal(f"{name}={times}: {FACTOR}", name, (1,))
+    return times
+
+
+def size(value: float, name: str) -> float:
+    """Bytes; 0 leaves them to the engine."""
+    if value < 0:
+        raise Refusal(f"{name}={value}: a size of at least 0 is needed", name, (0,))
+    return value
+
+
+RULES: Mapping[str, Callable[[Any, str], object]] = {"share": part, "fraction": share, "factor": factor, "size": size}
+"""Checks that the table of options names."""
 
 
 def spread(value: Number) -> Number:

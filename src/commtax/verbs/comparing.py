@@ -4,24 +4,30 @@
 with where the order of two plans flips.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from commtax import catalog
+from commtax.options import only
 from commtax.question import INPUT_LEN, Changes, Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import parse_count
-from commtax.verbs.asking import AUTO_EP, CellOptions, StepOptions, laid, only, unsettled
+from commtax.verbs.asking import AUTO_EP, laid, settle, unsettled
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import share_of
 from commtax.verbs.fitting import fits
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 
 TRAIN_AXES = ("batch", "context", "tp", "pp", "dp", "ep", "link", "cp", "micro_batch", "local_tokens")
 AXES = TRAIN_AXES[:-3]
@@ -75,12 +81,12 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, list[Any]]
     return axis, [parse_count(v, axis) for v in values.split(",")]
 
 
-def compare(model: str | Model, cluster: str | Cluster, over: list[str], **options: Unpack[CellOptions]) -> Comparison:
+def compare(model: str | Model, cluster: str | Cluster, over: list[str], **options: Unpack[CompareOptions]) -> Comparison:
     """Price every combination; a combination that is not legal keeps its rule. ``phase="train"`` prices training steps.
 
     Over ``local_tokens`` a GPU's tokens a step change: sequences of ``context`` tokens, or shorter ones where they are fewer.
     """
-    only(CellOptions, options)
+    only("compare", options)
     fixed = {"global_batch": options.pop("global_batch", None), "local_tokens": options.pop("local_tokens", None)}
     put = unsettled(model, cluster, options)
     return compared(put, over, **fixed)
@@ -111,7 +117,7 @@ def _cell(put: Question, cell: tuple[Any, ...], changes: Changes) -> Row:
             q = q.but(batch=share_of(total, int(q.plan.dp)))
         if tokens is not None:
             q = _local(q, tokens)
-        return Row(cell, price(q))
+        return Row(cell, price(settle(q)))
     except ValueError as error:
         return Row(cell, None, str(error))
 
@@ -220,14 +226,14 @@ def compare_plans(
     links: Sequence[str] = (),
     batches: Sequence[int] = (1,),
     where: Where | None = None,
-    **options: Unpack[StepOptions],
+    **options: Unpack[ComparePlansOptions],
 ) -> PlanTable:
     """Price every plan on every link at every batch, and find the batch, length and bandwidth at which two of them swap.
 
     ``batches`` count sequences over all replicas, so that plans are asked for the same work. ``where`` gives the cluster
     that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them.
     """
-    put = unsettled(model, cluster, only(StepOptions, options))
+    put = unsettled(model, cluster, only("compare_plans", options))
     length = int(put.context) if "context" in options else INPUT_LEN
     return replace(compared_plans(put, plans, links, batches, where), context=length)
 
@@ -270,12 +276,12 @@ class Laid:
         """The step of a replica that has its share of ``batch`` sequences."""
         plan = self.question.plan
         share = -(-np.asarray(batch) // (plan.dp * plan.replicas))
-        return price(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes))
+        return price(settle(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes)))
 
     def row(self, batch: int) -> PlanRow:
         q, where = self.question, (self.name, self.shown, batch, int(self.question.plan.all_gpus))
         try:
-            priced = price(q.but(batch=share_of(batch, int(q.plan.dp)))) if q.trains else self.bill(batch)
+            priced = price(settle(q.but(batch=share_of(batch, int(q.plan.dp))))) if q.trains else self.bill(batch)
             return PlanRow(*where, priced, fits=bool(fits(priced)))
         except ValueError as error:
             return PlanRow(*where, None, str(error))

@@ -1,12 +1,14 @@
 """What fits: ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``."""
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace
 from functools import cache, reduce
 from itertools import islice
-from typing import Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
@@ -15,13 +17,17 @@ from commtax.arrays import different, pick, remembered
 from commtax.cost import memory
 from commtax.cost.caches import Group, KvPool, kv_bytes_per_token_layer, kv_pool, state_bytes_per_sequence
 from commtax.cost.tensors import stage_layers
+from commtax.options import only
 from commtax.question import Limits, Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
-from commtax.verbs.asking import AUTO_EP, FitOptions, laid, only, settled, unsettled
+from commtax.verbs.asking import AUTO_EP, Settled, laid, settle, unsettled
 from commtax.verbs.billing import USABLE, StepBill
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import FitOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class Fit:
     """Whether a plan fits, and what each rank of the tightest stage holds."""
 
     trains: ClassVar[Literal[False]] = False
-    question: Question  # with all limits said
+    question: Settled  # with all limits said
     stage: int
     weights: tuple[memory.WeightLine, ...]
     budget_bytes: float
@@ -112,7 +118,7 @@ def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **op
     """
     if "phase" in options:
         raise Refusal("phase: fit is about serving; train_fit is about training", "phase")
-    put = unsettled(model, cluster, only(FitOptions, options))
+    put = unsettled(model, cluster, only("fit", options))
     judged = holds(put, chosen=options.get("tp") is not None, stages=put.plan.pp if options.get("pp") else None)
     return advised(judged) if advise else judged
 
@@ -124,17 +130,18 @@ def advised(judged: Fit) -> Fit:
 
 def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
     """The plan of a question judged; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where given."""
-    asked = settled(laid(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
+    asked = settle(laid(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
     check_memory(asked)
     asked = replace(asked, limits=limits_of(asked))
     put = replace(put, limits=asked.limits)
     return judge(asked) if chosen else _smallest(put, asked, stages)
 
 
-def _smallest(put: Question, asked: Question, pp: int | None) -> Fit:
+def _smallest(put: Question, asked: Settled, pp: int | None) -> Fit:
     """The first candidate that fits; else the nearest of those without a pipeline (or with the one that was asked for)."""
-    may, nearest = _screen(asked, put.plan.ep == AUTO_EP), None
-    for candidate in _candidates(put, pp, lambda t, p: p == (pp or 1) or may(t, p)):
+    auto = put.plan.ep == AUTO_EP
+    may, nearest = _screen(asked, auto), None
+    for candidate in _candidates(put, pp, lambda t, p: p == (pp or 1) or may(t, p), None if auto else asked):
         judged = judge(candidate)
         if judged.fits:
             return replace(judged, chosen=True)
@@ -207,8 +214,10 @@ def limits_of(asked: Question) -> Limits:
     )
 
 
-def _candidates(put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None) -> Iterator[Question]:
-    """Legal plans that ``may`` fit, in the order in which people try them: tp in a fast domain, then the widest with a pipeline."""
+def _candidates(
+    put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None, known: Settled | None = None
+) -> Iterator[Settled]:
+    """Legal plans that ``may`` fit, as people try them: tp in a fast domain, then a pipeline; one may be ``known``."""
     model, cluster = put.model, put.cluster
     heads, groups = model.attention.num_heads, int(put.plan.dp) * int(put.plan.replicas)
     degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
@@ -218,12 +227,12 @@ def _candidates(put: Question, pp: int | None = None, may: Callable[[int, int], 
         if may and not may(t, p):
             continue
         try:
-            yield settled(put.but(tp=t, pp=p))
+            yield known if known and (t, p) == (known.plan.tp, known.plan.pp) else settle(put.but(tp=t, pp=p))
         except Refusal:  # a rule that joins tp with another axis
             continue
 
 
-def judge(asked: Question) -> Fit:
+def judge(asked: Settled) -> Fit:
     """Memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
     pp = int(asked.plan.pp)
     stages = _different_stages(asked, pp)
@@ -335,7 +344,7 @@ def _left(asked: Question, loaded: Number, peak: Number) -> Number:
     return total * share - loaded - (0 if engine.memory.utilization_of == "static" else peak + other)
 
 
-def _stage(asked: Question, stage: int, pp: int) -> Fit:
+def _stage(asked: Settled, stage: int, pp: int) -> Fit:
     engine, room, total = asked.engine, asked.limits, asked.cluster.chip.visible_bytes
     lines, peak, pool = _contents(asked, stage, pp)
     kv_bytes, over, blocks = _cache(asked, float(sum(w.nbytes for w in lines)), peak, pool)
@@ -348,7 +357,7 @@ def _stage(asked: Question, stage: int, pp: int) -> Fit:
         budget_bytes=total if engine.memory.utilization_of == "free" else total * room.gpu_memory_utilization,
         activation_bytes=float(peak),
         other_bytes=float(memory.other_bytes(asked.plan, engine)),
-        graph_bytes=engine.memory.graph_bytes,
+        graph_bytes=0.0 if asked.what_if.eager else engine.memory.graph_bytes,
         kv_bytes=float(kv_bytes),
         kv_bytes_per_token=float(pool.bytes_per_token),
         kv_blocks=int(blocks),
@@ -383,9 +392,9 @@ def _advice(failed: Fit) -> list[str]:
     longest = _longest(failed)
     changes = [f"--max-model-len {longest} (the longest request that fits as it is)"] if longest else []
     if not asked.plan.weights_dtype and not asked.model.quant:
-        smaller = (dtype for dtype in ("fp8", "int4") if judge(asked.but(weights_dtype=dtype)).fits)
+        smaller = (dtype for dtype in ("fp8", "int4") if judge(asked.vary(weights_dtype=dtype)).fits)
         changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]
-    if asked.plan.kv_dtype != "fp8" and judge(asked.but(kv_dtype="fp8")).fits:
+    if asked.plan.kv_dtype != "fp8" and judge(asked.vary(kv_dtype="fp8")).fits:
         changes.append("--kv-dtype fp8")
     return changes + _more_gpus(failed)
 
@@ -394,7 +403,7 @@ def _longest(failed: Fit) -> int:
     """The longest request whose blocks are there; 0 if not even a short one."""
     asked, size = failed.question, failed.question.limits.block_size
     lengths = range(1, asked.limits.max_model_len + 1)
-    most = bisect_left(lengths, True, key=lambda length: not judge(asked.but(max_model_len=length)).fits)
+    most = bisect_left(lengths, True, key=lambda length: not judge(asked.vary(max_model_len=length)).fits)
     return most // size * size
 
 
@@ -404,7 +413,7 @@ def _more_gpus(failed: Fit) -> list[str]:
     now, dp, spread = int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full, unit = catalog.whole_host(base), catalog.whole_unit(base)
     screen = _screen(asked, spread)
-    wanted = asked.but(
+    wanted = asked.plain().but(
         ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=asked.engine.trains.sequence_parallel, profile=None
     )
     for place in [base] + [catalog.more_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
@@ -423,8 +432,9 @@ def held(priced: StepBill) -> Fit:
     """What a rank of a served plan holds, judged for requests of its own length and the engine's own limits otherwise."""
     q = priced.question
     length = max(1, min(q.model.max_len, int(q.context) + 1))
-    # Activations are judged as the engine runs them: of one replica, whatever else the step was asked with.
-    plain = q.but(sequence_parallel=q.engine.trains.sequence_parallel, limits=Limits(max_model_len=length))
+    # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
+    usual = {"sequence_parallel": q.engine.trains.sequence_parallel, "eager": False}
+    plain = q.vary(**usual, limits=Limits(max_model_len=length))
     return judge(replace(plain, limits=limits_of(plain)))
 
 

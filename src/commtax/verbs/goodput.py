@@ -6,8 +6,8 @@ from math import inf, isfinite
 
 from commtax.records import dataclass
 from commtax.statement import Refusal
+from commtax.verbs.checking import number
 from commtax.verbs.confidence import probability_of
-from commtax.verbs.loads import number
 from commtax.verbs.requests import Outcome
 
 NEEDED = 0.99  # share of the requests that must keep to all limits

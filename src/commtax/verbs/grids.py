@@ -9,6 +9,7 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Cluster
 from commtax.statement import Refusal
+from commtax.verbs.asking import Settled
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.fitting import fits
 
@@ -103,7 +104,7 @@ def _degrees(q: Question) -> list[int]:
     return sorted({tp for tp in legal if tp & (tp - 1) == 0 and tp <= most} | {int(q.plan.tp)})
 
 
-def _cell(empty: Cell, q: Question, tp: int, column: Column) -> Cell:
+def _cell(empty: Cell, q: Settled, tp: int, column: Column) -> Cell:
     now = _sizes(q, int(q.plan.tp), _batch(q))
     try:
         sizes = _sizes(q, tp, column.batch)

@@ -1,41 +1,33 @@
 """What is offered, as users write it: rates and times within bounds, lengths as numbers or distributions, traces as files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from math import inf, isfinite, isnan
+from math import inf, isfinite
 
 import numpy as np
 
 from commtax.catalog.distributions import lengths
+from commtax.options import Option, taken_by
 from commtax.question import Offered
-from commtax.spec.stream import MOST_TOKENS, ROUTERS, Lengths, Stream
+from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Refusal
-from commtax.units import parse_seconds
-from commtax.verbs.checking import part, positive
+from commtax.verbs.checking import positive, within
 
 MOST_SERVED = 1_000_000  # requests that are simulated: about a minute, and a few GiB
 MOST_RATE = 1e6  # requests/s
-MOST_SECONDS = 1e9
-DRAWN = (
-    "request_rate",
-    "burstiness",
-    "unique_prompts",
-    "shared_prefix",
-    "ramp_up",
-    "input_len",
-    "output_len",
-    "spread",
-    "concurrency",
-)
-"""What a trace says itself."""
 Given = dict[str, object]
+
+
+def offered_options() -> Mapping[str, Option]:
+    """Options that become fields of ``Offered``."""
+    return {name: option for name, option in taken_by("serve()").items() if option.part == "offered"}
 
 
 def split(options: Mapping[str, object]) -> tuple[Given, Offered]:
     """The options of a question's other parts, and what is offered."""
     given = {name: value for name, value in options.items() if value is not None}
     stream = _trace(given) if "trace" in given else None
-    offered = {field: check(given.pop(name), name) for name, (field, check) in CHECKED.items() if name in given}
+    offered = {option.key: within(given.pop(name), option) for name, option in offered_options().items() if name in given}
     for side, name in (("inputs", "input_len"), ("outputs", "output_len")):
         if isinstance(given.get(name), (str, Lengths)):
             drawn = _lengths(given[name], side, name)
@@ -52,8 +44,8 @@ def _lengths(value: object, side: str, name: str) -> Lengths:
 def _trace(given: Given) -> Stream:
     """Requests as they came; what else would say when they come and how long they are is refused."""
     source = given.pop("trace")
-    for name in DRAWN:
-        if name in given:
+    for name, option in taken_by("serve()").items():
+        if option.drawn and name in given:
             raise Refusal(f"{name}: the trace says when requests come and how long they are; leave one of them out", name)
     if isinstance(source, Stream):
         return source
@@ -115,78 +107,3 @@ def chosen(stream: Stream, rows: np.ndarray) -> Stream:
     """Some requests of a stream."""
     part = {name: getattr(stream, name)[rows] for name in ("arrival_s", "input_len", "output_len")}
     return replace(stream, **part, prefixes=tuple(stream.prefixes[i] for i in rows.tolist()) if stream.prefixes else None)
-
-
-def number(value: object, name: str, low: float, high: float, unit: str = "", endless: bool = False) -> float:
-    """A number between two bounds, above the lower one where that is 0; infinite where that means something."""
-    if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number)) or isnan(value):
-        raise Refusal(f"{name}={value!r}: a number is needed", name)
-    if endless and value == inf:
-        return inf
-    if not low < value <= high:
-        nearest = f"{high:g}" if value > high else "1"
-        raise Refusal(
-            f"{name}={value:g}{unit}: above {low:g} and at most {high:g}{unit}; nearest valid: {nearest}", name, (nearest,)
-        )
-    return float(value)
-
-
-def _rate(value: object, name: str) -> float:
-    return number(value, name, 0, MOST_RATE, " requests/s", endless=True)
-
-
-def _shape(value: object, name: str) -> float:
-    return number(value, name, 0, MOST_RATE, endless=True)
-
-
-def seconds(value: object, name: str) -> object:
-    """Seconds as a number, or as text with a unit or without."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return parse_seconds(value, name)
-
-
-def _span(value: object, name: str) -> float:
-    return number(seconds(value, name), name, 0, MOST_SECONDS, " s")
-
-
-def _pause(value: object, name: str) -> float:
-    """A time that may be 0."""
-    return 0.0 if seconds(value, name) == 0 else _span(value, name)
-
-
-def _count(least: int, most: int) -> Callable[[object, str], int]:
-    def check(value: object, name: str) -> int:
-        if np.ndim(value):  # type: ignore[arg-type]
-            raise Refusal(f"{name}: one number is needed", name)
-        whole = int(positive(value, name, least))
-        if whole > most:
-            raise Refusal(f"{name}={whole}: at most {most:,}", name, (most,))
-        return whole
-
-    return check
-
-
-def _router(value: object, name: str) -> str:
-    if value not in ROUTERS:
-        raise Refusal(f"{name} '{value}': one of {', '.join(ROUTERS)}", name, ROUTERS)
-    return str(value)
-
-
-CHECKED: Mapping[str, tuple[str, Callable[[object, str], object]]] = {
-    "request_rate": ("request_rate", _rate),
-    "burstiness": ("burstiness", _shape),
-    "duration": ("duration_s", _span),
-    "unique_prompts": ("unique_prompts", _count(1, MOST_SERVED)),
-    "shared_prefix": ("shared_prefix", _count(0, MOST_TOKENS)),
-    "prefix_cache": ("prefix_hit_rate", part),
-    "max_concurrency": ("max_in_flight", _count(1, 2**31)),
-    "ramp_up": ("ramp_up_s", _pause),
-    "warmup": ("warmup", _count(0, MOST_SERVED)),
-    "router": ("router", _router),
-    "seed": ("seed", _count(0, 2**48)),
-}
-"""Options by name: the field of ``Offered`` that each becomes, and what it must keep to."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from commtax.cost.legality import codes
+from commtax.options import page_keys
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import AXES, SIZES
@@ -23,7 +24,7 @@ GIVES_WAY = {"tp": ("dp", "pp"), "pp": ("dp", "tp"), "cp": ("dp", "tp"), "dp": (
 """Whose size shrinks where an axis grows past the cluster, first to last."""
 NAMES = {axis: axis.upper() for axis in SIZES} | {"microbatches": "microbatches", "zero": "ZeRO"}
 SMALL, MOST_VALUES, MOST_PARTS = 64, 48, 6
-MOST = {"tp": 1024, "pp": 1024, "dp": 16_384, "ep": 4096, "cp": 1024, "microbatches": 4096}
+MOST = {entry["option"]: int(entry["high"]) for entry in page_keys().values() if "high" in entry}
 """How far each slider reaches."""
 WEIGHTS = {"tp": 1.0, "pp": 1.0, "cp": 1.0, "dp": 0.9, "ep": 0.1}
 """How far a halving of each axis is from what was asked for."""

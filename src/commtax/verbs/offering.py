@@ -1,19 +1,25 @@
 """``commtax.serve("llama-3.1-70b", "8xh100-sxm", tp=4, request_rate=8, input_len=512, output_len="sharegpt")``."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
+from commtax.options import only
 from commtax.question import Offered, Question
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs import requests
 from commtax.verbs.apart import WORKERS, check_apart, check_pools, prompter
-from commtax.verbs.asking import ServeOptions, only, settled, unsettled
+from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.checking import positive, spread
 from commtax.verbs.loads import split
 from commtax.verbs.requests import Outcome
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import ServeOptions
 
 
 def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOptions]) -> Outcome:
@@ -22,7 +28,7 @@ def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOpt
     One of ``request_rate``, ``concurrency`` and ``trace`` says when they come. Lengths are numbers, which vary by ``spread`` of
     their mean to either side, or distributions. The same ``seed`` gives the same bytes.
     """
-    return requests.serve(put(model, cluster, only(ServeOptions, options)))
+    return requests.serve(settle(put(model, cluster, only("serve", options))))
 
 
 def put(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
@@ -64,7 +70,7 @@ def _check_workers(q: Question) -> None:
     for name in WORKERS:
         if getattr(wanted, name) is not None:
             positive(getattr(wanted, name), name)
-    ahead = settled(prompter(q).but(offered=Offered())).plan
+    ahead = settle(prompter(q).but(offered=Offered())).plan
     check_pools(q, ahead, (wanted.prefill_workers, wanted.decode_workers))
 
 

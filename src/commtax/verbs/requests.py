@@ -26,7 +26,7 @@ from commtax.sim.streams import drawn
 from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
 from commtax.verbs.apart import Apart, lone_ranks, prompter, wire_of
-from commtax.verbs.asking import settled, terms_of
+from commtax.verbs.asking import Settled, terms_of
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.loads import chosen, first
 from commtax.verbs.serving import Simulation, spread_share
@@ -46,7 +46,7 @@ SURE = 1.02  # times the capacity: a run of some thousand requests tells that to
 class Outcome:
     """What became of a stream of requests. Figures count all but the first ``warmup`` requests."""
 
-    question: Question
+    question: Settled
     stream: Stream
     fleet: Fleet
     ran: Run
@@ -251,9 +251,8 @@ def _fewer(count: int, stream: Stream, fleet: Fleet) -> int:
     return count if cuts <= CUTS else max(200, int(count * CUTS / cuts))
 
 
-def serve(put: Question, watch: Callable[[Run], None] | None = None) -> Outcome:
+def serve(asked: Settled, watch: Callable[[Run], None] | None = None) -> Outcome:
     """The run of a question. Whoever watches may interrupt it, and has the requests that were answered until then."""
-    asked = settled(put)
     stream = stream_of(asked)
     fleet = fleet_of(asked, longest_of(stream))
     _check_steps(stream, fleet)
@@ -390,7 +389,9 @@ def steps_of(asked: Question, longest: int) -> Surface:
     """The table of a plan's steps; equal plans share one."""
     tokens, seqs = step_limits(asked)
     rows = tokens if asked.engine.serves.chunked else max(tokens, longest) + seqs
-    return _surface(asked.normal().but(replicas=1), rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST)))))
+    return _surface(
+        replace(asked.normal(), plan=replace(asked.plan, replicas=1)), rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST))))
+    )
 
 
 @a_few_remembered

@@ -1,8 +1,10 @@
 """Closed-loop serving: ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, ...)``."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from commtax.cost.network import STATIONS, Flow, Network, crowding, flow
 from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Z80, Bill
+from commtax.options import only
 from commtax.question import SPREAD, Question, Requests
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number
@@ -21,10 +24,13 @@ from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs import checking
 from commtax.verbs.apart import Apart, check_apart, decoding_of, network_of, prompter, prompting_of
-from commtax.verbs.asking import RequestOptions, context_notes, only, settled, unsettled
+from commtax.verbs.asking import Settled, context_notes, settle, unsettled
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.steps import chunk_tokens, decoding, prompt_work, spread_s, step_bill
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import SimulateOptions
 
 QUEUES = (
     "a queue of prompts stands before their workers",
@@ -39,7 +45,7 @@ EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed 
 class Simulation:
     """Means of a closed loop at one concurrency. TPOT = (E2E - TTFT) / (O - 1), TTFT from sending to the first token."""
 
-    question: Question
+    question: Settled
     running: Number  # requests a replica works on at once
     rows: Number  # of a decode step, padding included
     steps: Steps
@@ -162,7 +168,7 @@ class Simulation:
         return getattr(self, name) / factor, getattr(self, name) * factor
 
 
-def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[RequestOptions]) -> Simulation:
+def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[SimulateOptions]) -> Simulation:
     """Mean TPOT and TTFT of ``concurrency`` clients that each send a request as soon as the last one is answered.
 
     Sizes, concurrency and lengths may be arrays. ``num_prompts`` adds the burst at the start of a finite benchmark;
@@ -170,16 +176,15 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Reque
     of another cluster where ``prefill_cluster`` names one.
     ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
     """
-    return serve(unsettled(model, cluster, only(RequestOptions, options)))
+    return serve(settle(unsettled(model, cluster, only("simulate", options))))
 
 
 @remembered
-def serve(put: Question) -> Simulation:
+def serve(asked: Settled) -> Simulation:
     """The closed loop of a question."""
     for name in ("concurrency", "input_len", "output_len"):
-        positive(getattr(put.requests, name), name)
-    checking.check_pictures(put, put.requests.input_len)
-    asked = settled(put)
+        positive(getattr(asked.requests, name), name)
+    checking.check_pictures(asked, asked.requests.input_len)
     load, known = _load(asked), asked.requests.kv_tokens
     kv = cache_tokens(asked) if known is None else known
     most = np.minimum(step_limits(asked)[1], state_places(asked, kv))
@@ -189,12 +194,12 @@ def serve(put: Question) -> Simulation:
         return _served_apart(asked, load, kv, most, apart)
     steps, served, bills = _together(asked, load, seqs, kv, most)
     work = decoding(np.ceil(seqs / asked.plan.pp), load)
-    rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp)
+    rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
     answer = Simulation(asked, seqs, rows, steps, kv, served, bills, apart)
     return replace(answer, notes=tuple(_notes(answer)))
 
 
-def _served_apart(asked: Question, load: Load, kv: Number, most: Number, apart: Apart) -> Simulation:
+def _served_apart(asked: Settled, load: Load, kv: Number, most: Number, apart: Apart) -> Simulation:
     """The closed loop with prompts on workers of their own."""
     wanted, plan = asked.requests, asked.plan
     if wanted.kv_tokens is None:
@@ -205,12 +210,12 @@ def _served_apart(asked: Question, load: Load, kv: Number, most: Number, apart: 
     chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
     steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp)
     work = decoding(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)
-    rows = padded_rows(work.rows, work, asked.engine, plan.tp)
+    rows = padded_rows(work.rows, work, asked.engine, plan.tp, asked.what_if.eager)
     answer = Simulation(asked, passed.seqs, rows, steps, kv, served, bills, replace(apart, net=net, passed=passed))
     return replace(answer, notes=tuple(_notes(answer)))
 
 
-def _split(asked: Question, enough: Number) -> Apart | None:
+def _split(asked: Settled, enough: Number) -> Apart | None:
     """Both kinds of workers; ``enough`` decode where nobody says how many."""
     wanted = asked.requests
     check_apart(asked)
@@ -218,7 +223,7 @@ def _split(asked: Question, enough: Number) -> Apart | None:
         return None
     ahead = prompter(asked)
     if any(x is not None for x in (wanted.prefill_tp, wanted.prefill_dp, wanted.prefill_cluster)):  # must be legal
-        settled(ahead.but(weights_dtype="", kv_dtype="", profile=None))
+        settle(ahead.but(weights_dtype="", kv_dtype="", profile=None))
     count = None if wanted.prefill_workers is None else int(positive(wanted.prefill_workers, "prefill_workers"))
     copies = enough if wanted.decode_workers is None else int(positive(wanted.decode_workers, "decode_workers"))
     return Apart(ahead.plan, count, copies)
@@ -317,7 +322,7 @@ def _notes_ahead(q: Question) -> Iterator[Note]:
     """What differs where prompts run."""
     if not q.requests.prefill_cluster or any(np.ndim(getattr(q.plan, axis)) for axis in SIZES):
         return
-    for note in settled(prompter(q).but(codes=0)).notes:
+    for note in settle(prompter(q).but(codes=0)).notes:
         if note.code in ("arithmetic", "cluster") and note not in q.notes:
             yield Note(note.code, f"prompts: {note}")
 

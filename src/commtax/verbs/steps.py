@@ -1,12 +1,14 @@
 """Steps of one server that closed loops are made of, priced line by line."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from commtax.arrays import remembered
 from commtax.cost.pricing import inference_bill
 from commtax.cost.serving import Load
 from commtax.ledger import Bill
-from commtax.question import Question, WhatIf
+from commtax.question import Question
 from commtax.spec import Number, Workload
 from commtax.verbs.asking import terms_of
 from commtax.verbs.fitting import step_limits
@@ -19,9 +21,10 @@ SPREAD = ("experts", "routing")
 
 def step_bill(asked: Question, work: Workload) -> Bill:
     """One step of one replica, line by line; engines send prompts to their experts in bulk, whatever decodes are sent with."""
-    said = asked.what_if
-    backend = BULK.get(said.ep_backend, said.ep_backend) if np.any(np.asarray(work.prefill_tokens) > 0) else said.ep_backend
-    return _step(asked.but(what_if=WhatIf(imbalance=said.imbalance, ep_backend=backend)).normal(), work)
+    backend = asked.what_if.ep_backend
+    if np.any(np.asarray(work.prefill_tokens) > 0):
+        backend = BULK.get(backend, backend)
+    return _step(replace(asked.normal(), what_if=replace(asked.what_if, ep_backend=backend)), work)
 
 
 @remembered

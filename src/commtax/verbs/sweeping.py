@@ -8,6 +8,7 @@ import numpy as np
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.statement import Refusal
+from commtax.verbs.asking import settle
 from commtax.verbs.goodput import Slo
 from commtax.verbs.loads import MOST_RATE
 from commtax.verbs.offering import checked
@@ -100,7 +101,7 @@ def sweep(name: str, values: tuple[float, ...], questions: Iterable[Question]) -
     """Every point simulated; where requests are the same, what they could be answered at is found once."""
     outcomes: list[Outcome] = []
     for question in questions:
-        o = serve(question)
+        o = serve(settle(question))
         if outcomes and np.array_equal(outcomes[0].stream.output_len, o.stream.output_len):
             vars(o)["capacity"] = outcomes[0].capacity
         outcomes.append(o)

@@ -1,19 +1,25 @@
 """What fits to train: ``commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8)``."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, ClassVar, Literal, Unpack
 
 from commtax.cost import legality
 from commtax.cost.memory import TrainMemory, training_memory
+from commtax.options import only
 from commtax.question import Changes, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.verbs import checking
-from commtax.verbs.asking import TrainedOptions, only, settled, unsettled
+from commtax.verbs.asking import Settled, settle, unsettled
 from commtax.verbs.billing import USABLE
 from commtax.verbs.fitting import check_memory
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import TrainFitOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +27,7 @@ class TrainFit:
     """Whether a training plan fits in a rank's memory."""
 
     trains: ClassVar[Literal[True]] = True
-    question: Question
+    question: Settled
     memory: TrainMemory
     budget_bytes: float
     advice: tuple[str, ...] = ()
@@ -36,26 +42,25 @@ class TrainFit:
 
 
 def train_fit(
-    model: str | Model, cluster: str | Cluster, *, gpu_memory_utilization: float = USABLE, **options: Unpack[TrainedOptions]
+    model: str | Model, cluster: str | Cluster, *, gpu_memory_utilization: float = USABLE, **options: Unpack[TrainFitOptions]
 ) -> TrainFit:
     """Training memory of one rank of the first stage against the share of the chip that a run can use."""
-    checking.share(gpu_memory_utilization)
-    put = unsettled(model, cluster, {**only(TrainedOptions, options), "phase": "train"})
-    return train_holds(put.but(gpu_memory_utilization=gpu_memory_utilization))
+    checking.share(gpu_memory_utilization, "gpu_memory_utilization")
+    put = unsettled(model, cluster, {**only("train_fit", options), "phase": "train"})
+    return train_holds(settle(put.but(gpu_memory_utilization=gpu_memory_utilization)))
 
 
-def train_holds(put: Question) -> TrainFit:
+def train_holds(asked: Settled) -> TrainFit:
     """The training plan of a question judged, with the first change that would make it fit."""
-    asked = settled(put)
     check_memory(asked)
     judged = _train_judge(asked)
     if judged.fits:
         return judged
-    helps = (options for options, changes in _train_tries(asked) if _train_judge(asked.but(**changes)).fits)
+    helps = (options for options, changes in _train_tries(asked) if _train_judge(asked.vary(**changes)).fits)
     return replace(judged, advice=tuple(islice(helps, 1)))
 
 
-def _train_judge(asked: Question) -> TrainFit:
+def _train_judge(asked: Settled) -> TrainFit:
     budget = asked.cluster.chip.visible_bytes * (asked.limits.gpu_memory_utilization or USABLE)
     return TrainFit(asked, training_memory(asked.model, asked.plan, asked.step, asked.engine), budget)
 

@@ -16,6 +16,7 @@ from commtax.report.view.pictures import serving_front, training_front
 from commtax.report.view.state import SHORT, Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import catalogue
 from commtax.report.whys import why_view
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import price
 from commtax.verbs.explained import Explained
 from commtax.verbs.fitting import advised, holds
@@ -38,7 +39,7 @@ def fit_answer(state: State) -> Record:
     """What ``commtax fit --json`` prints for this state."""
     q = state.question
     if q.trains:
-        return fit_document(train_holds(q))
+        return fit_document(train_holds(settle(q)))
     longest = min(q.model.max_len, state.length + 1)
     return fit_document(advised(holds(q.but(what_if=AS_IT_IS, sequence_parallel=False, max_model_len=longest))))
 
@@ -66,16 +67,21 @@ ANSWERS: dict[str, tuple[str, str, Answer, tuple[Key, ...]]] = {
     "bill": (
         "What ``commtax bill --json`` prints for this state.",
         "PricedAnswer",
-        lambda x: bill_document(Explained(price(x.question))),
+        lambda x: bill_document(Explained(price(settle(x.question)))),
         (),
     ),
-    "why": ("One line of the bill, explained.", "WhyView", lambda x: why_view(why(price(x.question), str(x["line"]))), (LINE,)),
+    "why": (
+        "One line of the bill, explained.",
+        "WhyView",
+        lambda x: why_view(why(price(settle(x.question)), str(x["line"]))),
+        (LINE,),
+    ),
     "fit": ("What ``commtax fit --json`` prints for this state.", "FitAnswer", fit_answer, ()),
     "compare": ("TP against links or batches around this state.", "Grid", lambda x: state_grid(x, x["grid"]), (GRID,)),
     "pipeline": (
         "The pipeline and its bubble, in the times of this step.",
         "Pipeline",
-        lambda x: page_pipeline(price(x.question)),
+        lambda x: page_pipeline(price(settle(x.question))),
         (),
     ),
     "plan": ("What ``commtax plan --json`` prints, and its front with the state of each point.", "Front", plan_answer, ()),

@@ -163,7 +163,7 @@ def _shape(name: str, told: dict[str, Any]) -> Schema:
 def parameters(extra: tuple[Key, ...]) -> list[Schema]:
     """The keys of the state as the schema tells them: the same table that reads them."""
     return [
-        {"name": k.name, "in": "query", "required": False, "description": k.text, "schema": _schema(k)} for k in (*KEYS, *extra)
+        {"name": k.name, "in": "query", "required": False, "description": k.help, "schema": _schema(k)} for k in (*KEYS, *extra)
     ]
 
 

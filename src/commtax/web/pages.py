@@ -10,6 +10,7 @@ from commtax.report.view.pictures import served_patch, serving_front, training_f
 from commtax.report.view.state import SHOWN, State, shortened, written
 from commtax.report.whys import why_view
 from commtax.spec import SIZES
+from commtax.verbs.asking import settle
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explained import Explained
 from commtax.verbs.grids import GRIDS, Cell, Grid, grid
@@ -19,13 +20,13 @@ from commtax.verbs.why import every_why
 
 def state_view(state: State, command: str = "") -> Record:
     """All that is shown of a state at once."""
-    return view(Explained(price(state.question)), state, command)
+    return view(Explained(price(settle(state.question))), state, command)
 
 
 def legal_instead(state: State) -> Record | None:
     """What a refused state could be with other sizes; none where its sizes are not what is wrong."""
     try:
-        alone = price(state.but(dict.fromkeys(SIZES, 1)).question).question
+        alone = price(settle(state.but(dict.fromkeys(SIZES, 1)).question)).question
     except (ValueError, OverflowError):
         return None
     near = instead(alone, {axis: state[axis] for axis in SIZES})
@@ -34,7 +35,7 @@ def legal_instead(state: State) -> Record | None:
 
 def state_grid(state: State, kind: str) -> Grid:
     """A heat map whose cells set the keys in which they differ from the state."""
-    drawn, cells = grid(price(state.question), kind), list[Cell]()
+    drawn, cells = grid(price(settle(state.question)), kind), list[Cell]()
     for cell in drawn.cells:
         patch = None if cell.patch is None else {n: v for n, v in shortened(cell.patch).items() if v != state[n]}
         cells.append(replace(cell, patch=patch))
@@ -57,7 +58,7 @@ def bill_page(step: Explained, command: str) -> Record:
 def _same(b: StepBill, state: State) -> bool:
     """Whether the state prices to this bill: then its neighbours are this bill's too."""
     try:
-        return bool(abs(float(price(state.question).step_s) / float(b.step_s) - 1) < 1e-9) and state["ph"] in SHOWN
+        return bool(abs(float(price(settle(state.question)).step_s) / float(b.step_s) - 1) < 1e-9) and state["ph"] in SHOWN
     except ValueError:
         return False
 

@@ -18,18 +18,18 @@ from commtax.catalog.loader import suggest
 from commtax.catalog.models import named
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import DEFAULT, TRAINING
+from commtax.options import page_keys
 from commtax.planner.serving_search import OBJECTIVES
-from commtax.question import INPUT_LEN, OUTPUT_LEN, PHASES, SEQUENCE_LEN, Question
+from commtax.question import PHASES, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value
-from commtax.spec import DTYPE_BYTES, OVERLAPPED, PARALLEL, SIZES, Cluster, Model
+from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.asking import unsettled
 from commtax.verbs.moves import MOST
 
 MAX_GPUS = MOST["dp"]
 MAX_LAYERS = 1_024
-MAX_CONFIG = 32 * 1024
 SHOWN = ("decode", "prefill", "train")
 """Phases that the page draws."""
 
@@ -44,12 +44,12 @@ class RefusedError(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of the state. Numbers have a range, words a length or a list; ``field`` is its long name."""
+    """One key of the state. Numbers have a range, words a length or a list; ``option`` is its long name."""
 
     name: str
-    field: str
+    option: str
     default: int | float | str
-    text: str
+    help: str
     low: float = 0
     high: float = 0
     words: tuple[str, ...] = ()
@@ -95,50 +95,19 @@ def _shown(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text[:40])
 
 
-NAME = r"[A-Za-z0-9][A-Za-z0-9._@/-]*"
-SAID = {"dp": "Replicas, or data-parallel ranks."}
-BESIDE = ",".join(OVERLAPPED)
-KEYS = (
-    Key("m", "model", "llama-3.1-8b", "Model: a key or alias of the catalogue.", length=96, pattern=NAME),
-    Key("h", "hidden", 0, "Hidden size of a free dense model, as in the lesson; 0: the model m.", 0, 65_536),
-    Key("L", "layers", 32, "Layers of the free model.", 1, MAX_LAYERS),
-    Key("cfg", "config", "", "A pasted Hugging Face config.json, compact; it comes before m and h.", length=MAX_CONFIG),
-    Key("c", "cluster", "8xh100-sxm", "Cluster: a host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.", pattern=NAME),
-    Key("intra", "intra", "", "Another link inside a host.", pattern=NAME),
-    Key("inter", "inter", "", "Another fabric between hosts.", pattern=NAME),
-    Key("e", "engine", "", "Engine; empty: vllm, to train megatron.", pattern=NAME),
-    Key("ph", "phase", "decode", "Phase.", words=SHOWN),
-    *(Key(axis, axis, 1, SAID.get(axis, f"{PARALLEL[axis].title.capitalize()}."), 1, MOST[axis]) for axis in SIZES),
-    Key("b", "batch", 1, "Sequences in the step, per replica; to train, of a microbatch.", 1, 65_536),
-    Key("s", "context", 0, f"Cached tokens, prompt or sequence length; 0: {INPUT_LEN}, to train {SEQUENCE_LEN}.", 0, 2**20),
-    Key("n", "microbatches", 8, "Training: microbatches per replica and step.", 1, MOST["microbatches"]),
-    Key("z", "zero", "", "Training: ZeRO stage; empty: the engine's.", words=("", "0", "1", "2", "3")),
-    Key("rc", "recompute", "none", "Training: what backward computes again.", words=(*RECOMPUTE, *LIGHT)),
-    Key("sch", "schedule", "1f1b", "Training: pipeline schedule.", words=TRAINING),
-    Key("v", "chunks", 2, "Training: chunks per rank, where the schedule is interleaved.", 2, 16),
-    Key("dt", "dtype", "", "Weights in another type; empty: as stored.", words=("", *DTYPE_BYTES)),
-    Key("kv", "kv_dtype", "", "Serving: KV cache in another type.", words=("", "bf16", "fp16", "fp8")),
-    Key("red", "redundant_experts", 0, "Serving: copies of popular experts, where experts are spread over ranks.", 0, 65_536),
-    Key(
-        "a2a",
-        "ep_backend",
-        "",
-        "Serving: how tokens reach spread experts; empty: the engine's.",
-        pattern=r"[a-z_]+",
-    ),
-    Key("imb", "imbalance", 0.0, "Tokens of the busiest expert rank over the mean; 0: as measured, to train 1.", 0, MOST["ep"]),
-    Key("sp", "sequence_parallel", 0, "1: sequence parallelism; 0: the engine's own choice.", 0, 1),
-    Key("eg", "eager", 0, "1: without CUDA graphs, every kernel launched.", 0, 1),
-    Key("lib", "library", "", "Another library's collectives.", words=("", *catalog.keys("libraries"))),
-    Key("as", "async_axes", "", f"Training: axes that overlap, {BESIDE} or none; empty: the engine's.", pattern=r"[a-z,]+"),
-    Key("ttft", "ttft_ms", 0.0, "Plans: mean time to the first token in ms, at most; 0: any.", 0, 1e7),
-    Key("tpot", "tpot_ms", 0.0, "Plans: mean time an output token in ms, at most; 0: any.", 0, 1e7),
-    Key("sure", "confidence", 65.0, "Plans: limits are kept with this probability in %; 50: as predicted.", 1, 99),
-    Key("il", "input_len", INPUT_LEN, "Plans: prompt tokens.", 1, 2**20),
-    Key("ol", "output_len", OUTPUT_LEN, "Plans: output tokens.", 1, 2**20),
-    Key("obj", "objective", "throughput", "Plans: what is best.", words=OBJECTIVES),
-)
-SHORT = {key.field: key.name for key in KEYS} | {"micro_batch": "b", "global_batch": "n", "shard": "z", "async": "as"}
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "ph": SHOWN,
+    "z": ("", "0", "1", "2", "3"),
+    "rc": (*RECOMPUTE, *LIGHT),
+    "sch": TRAINING,
+    "dt": ("", *DTYPE_BYTES),
+    "kv": ("", "bf16", "fp16", "fp8"),
+    "lib": ("", *catalog.keys("libraries")),
+    "obj": OBJECTIVES,
+}
+"""All that a key may be, of those that have a list."""
+KEYS = tuple(Key(name, words=WORDS.get(name, ()), **entry) for name, entry in page_keys().items())
+SHORT = {key.option: key.name for key in KEYS} | {"micro_batch": "b", "global_batch": "n", "shard": "z", "async": "as"}
 """Arguments of the library, and the key that a reader knows them by."""
 
 

@@ -1,0 +1,121 @@
+"""The one table of options, ``options.toml``: what each is, where the question keeps it, and which verbs take it.
+
+Keywords of functions, flags of commands, checks of plain numbers, the page's keys and refusals are made from these records. A verb
+is a command (``bill``) or a function (``bill()``).
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from commtax.kept import table
+from commtax.records import dataclass
+from commtax.statement import Refusal
+
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option, as a verb has it."""
+
+    name: str
+    field: str = ""  # of the question: PART.FIELD, or FIELD of its own; "": none
+    type: str = ""  # of the keyword
+    kind: str = "TEXT"  # of a flag's value
+    default: Any = None
+    group: str = "Output"  # that help lists it in
+    help: str = ""
+    flags: tuple[str, ...] = ()  # where they are not its name with dashes
+    multiple: bool = False
+    required: bool = False
+    metavar: str | None = None  # where its kind's own name says too little
+    verbs: tuple[str, ...] = ()
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # why a command has no use for it
+    serving: bool | tuple[str, ...] = False  # belongs to serving alone; of some commands, where not of all
+    beside: str = ""  # the kind of question that it belongs to alone
+    drawn: bool = False  # says which requests come: a trace says that itself
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    unit: str = ""
+    endless: bool = False  # infinity means something
+    rule: str = ""  # a check that has a name
+    words: tuple[str, ...] = ()  # all that there are
+
+    @property
+    def part(self) -> str:
+        """Of the question; "" for a field of its own."""
+        return self.field.rpartition(".")[0]
+
+    @property
+    def key(self) -> str:
+        """The field's name, which is the option's where the question has no such field."""
+        return self.field.rpartition(".")[2] or self.name
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the table says what its values are held to."""
+        return bool(self.rule or self.words) or self.least is not None or self.above is not None
+
+    def serves(self, command: str) -> bool:
+        """Whether a command refuses it in training."""
+        return self.serving if isinstance(self.serving, bool) else command in self.serving
+
+    def but(self, entry: Entry) -> "Option":
+        """The same option with what is otherwise for a verb."""
+        said = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        changes: Entry = said | {"default": None} if said.pop("optional", False) else said
+        return dataclasses.replace(self, **changes)
+
+
+@cache
+def _tables() -> Entry:
+    return table("options.toml")
+
+
+@cache
+def options() -> Mapping[str, Option]:
+    """All options that several verbs may have, by name, in the order of help."""
+    sets = _tables()["sets"]
+    made = {}
+    for name, entry in _tables()["option"].items():
+        verbs = [verb for word in entry.get("verbs", ()) for verb in (sets[word[1:]] if word.startswith("@") else (word,))]
+        made[name] = Option(name).but({**entry, "verbs": verbs})
+    return made
+
+
+@cache
+def taken_by(verb: str) -> Mapping[str, Option]:
+    """The options of a verb, as it has them; those that it alone has say their kind."""
+    taken = {name: option for name, option in options().items() if verb in option.verbs}
+    for name, entry in _tables()["verb"].get(verb, {}).items():
+        taken[name] = (Option(name) if "kind" in entry and name not in taken else options()[name]).but(entry)
+    return taken
+
+
+def asked_of_all() -> Iterable[str]:
+    """Options that any question may be asked with."""
+    return {name: None for verb in ("compare()", "fit()", "simulate()") for name in taken_by(verb)}
+
+
+def refused_by(command: str) -> Mapping[str, str]:
+    """Options that a command has no use for, and why."""
+    return {name: option.refused[command] for name, option in options().items() if command in option.refused}
+
+
+def only(function: str, given: Mapping[str, object]) -> Mapping[str, object]:
+    """The options, where the function has them all: what it has no use for is refused, with the reason, and never ignored."""
+    allowed = taken_by(f"{function}()")
+    reasons = refused_by(_tables()["commands"].get(function, function))
+    for name in given:
+        if name not in allowed:
+            raise Refusal(f"{name}: {reasons.get(name) or 'not an option here; there are ' + ', '.join(allowed)}", name)
+    return given
+
+
+def page_keys() -> Mapping[str, Entry]:
+    """Keys of the page's links, in their order."""
+    keys: Mapping[str, Entry] = _tables()["page"]
+    return keys
