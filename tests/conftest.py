@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from forked import forked_ranks
+
 settings.register_profile("commtax", max_examples=12, deadline=None, print_blob=True)
 settings.load_profile("commtax")
 
@@ -36,6 +38,12 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
     rank = {f"{name}.py": i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_ranks():
+    with forked_ranks():
+        yield
 
 
 def pytest_collection_finish():

@@ -17,6 +17,7 @@ from commtax.audit.traces import audit_traces
 from commtax.readers import bench, formats, kineto, vllm_log
 from commtax.verbs import billing
 from commtax.verbs.asking import unsettled
+from each import each
 from made_traces import decode_graphs
 from paths import FIXTURES, SHARED
 from start_logs import LOGS, name, of_log
@@ -51,8 +52,8 @@ WORDINGS = {
 }
 
 
-@pytest.mark.parametrize("wording", WORDINGS)
-@pytest.mark.parametrize("row", [r for r in LOGS if r["complete"] and r["args"].get("pp", 1) == 1], ids=name)
+@each("wording", WORDINGS)
+@each("row", [r for r in LOGS if r["complete"] and r["args"].get("pp", 1) == 1], ids=name)
 def test_published_starts_agree(row, wording):
     """The figures of public logs, written as each version writes them, agree with what fits."""
     model, judged = of_log(row)

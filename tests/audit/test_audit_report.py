@@ -25,6 +25,7 @@ from commtax.statement import Note
 from commtax.timeline import Timeline
 from commtax.verbs.asking import unsettled
 from commtax.web.assets import offline
+from each import each
 from made_traces import decode_graphs, write
 from paths import FIXTURES
 
@@ -161,8 +162,8 @@ def claim(**words):
     return Claim(unsettled("llama-3.1-8b", "2xh100-sxm", {"tp": 2, **words}))
 
 
-@pytest.mark.parametrize("words", [{}, {"tp": 1}, {"engine": "sglang"}, {"eager": True}])
-@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@each("words", [{}, {"tp": 1}, {"engine": "sglang"}, {"eager": True}])
+@each("phase", ["decode", "prefill"])
 def test_the_predicted_step_in_time_is_as_long_as_its_bill(phase, words):
     b = claim(**words).bill(phase, 4, 512)
     laid = predicted_step(b)

@@ -21,6 +21,7 @@ from commtax.readers import bench, vllm_log
 from commtax.readers.benches.record import Bench
 from commtax.report.audit_words import headline
 from commtax.verbs.asking import unsettled
+from each import each
 from paths import FIXTURES
 
 TINY = FIXTURES / "tiny-llama"
@@ -114,7 +115,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "claim", "other"), NAMES)
+@each(("name", "claim", "other"), NAMES)
 def test_another_model_is_a_disagreement_and_a_name_that_tells_nothing_is_none(name, claim, other):
     assert bool(other_model(name, catalog.model(claim))) == other
 

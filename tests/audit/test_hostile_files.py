@@ -10,6 +10,7 @@ import pytest
 from cli_run import run_here
 from commtax.catalog import config
 from commtax.readers import bench, kineto, launch, nccl_tests, prefixes, topology, trace, vllm_log
+from each import each
 
 SIZE = 16_000
 UNITS = (
@@ -88,7 +89,7 @@ def _kernel(name):
     return {"ph": "X", "cat": "kernel", "name": name, "ts": 1, "dur": 1, "args": {"Collective name": name, "dtype": name}}
 
 
-@pytest.mark.parametrize("reader", READERS)
+@each("reader", READERS)
 def test_no_text_takes_long(reader):
     for unit in UNITS:
         text = unit * (SIZE // len(unit))

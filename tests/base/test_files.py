@@ -12,6 +12,7 @@ import pytest
 
 from cli_run import run_here
 from commtax import files
+from each import each
 
 
 def test_gzip_is_unpacked_in_members_and_within_a_limit(tmp_path):
@@ -87,9 +88,7 @@ def test_json_that_is_deep_but_not_too_deep_is_read():
     assert files.parse_json("[" * 64 + "]" * 64, "x")
 
 
-@pytest.mark.parametrize(
-    "unit", ["[],", "{},", "1.5,", '"é",', '{"a":1},', "[1],", '{"a":[]},', '{"a":1,"b":2,"c":3,"d":4,"e":5,"f":6},']
-)
+@each("unit", ["[],", "{},", "1.5,", '"é",', '{"a":1},', "[1],", '{"a":[]},', '{"a":1,"b":2,"c":3,"d":4,"e":5,"f":6},'])
 def test_objects_never_take_more_than_was_judged(unit):
     text = "[" + unit * 50_000 + "1]"
     tracemalloc.start()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cli_run import run_here
 from commtax.catalog import config
 from commtax.patterns import Patterns, Reader, modules
+from each import each
 
 NAMES = (
     "lm_head",
@@ -42,7 +43,7 @@ def patterns(*texts):
     return Patterns(Reader(text).read() for text in texts)
 
 
-@pytest.mark.parametrize("text", REAL)
+@each("text", REAL)
 def test_real_patterns_match_as_python_has_it(text):
     for name in NAMES:
         assert patterns(text).match(name) == bool(re.match(text, name)), name
@@ -91,7 +92,7 @@ def test_several_patterns_are_one_question():
     assert [both.match(name) for name in ("aab", "c", "cd", "b")] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "why"),
     [
         (r".*(?!experts)$", r"\(\?!"),

@@ -16,6 +16,7 @@ from commtax.cost.kernel import SINGLE, Kernel
 from commtax.cost.kernels import kernel_sigma, kernel_source, seconds
 from commtax.spec import Chip, Link
 from commtax.verbs.billing import with_link
+from each import each
 
 CHIPS = [
     "a100-40-sxm",
@@ -127,7 +128,7 @@ CLUSTERS = [
 ]
 
 
-@pytest.mark.parametrize("key", CHIPS)
+@each("key", CHIPS)
 def test_chip(key):
     chip = catalog.chip(key)
     assert chip.key == key
@@ -139,7 +140,7 @@ def test_chip(key):
     assert numbers <= chip.sources.keys(), "a number without its source"
 
 
-@pytest.mark.parametrize("key", LINKS)
+@each("key", LINKS)
 def test_link(key):
     link = catalog.link(key)
     assert link.key == key
@@ -148,7 +149,7 @@ def test_link(key):
     assert {"bandwidth_Bps", "latency_s"} <= link.sources.keys()
 
 
-@pytest.mark.parametrize("key", CLUSTERS)
+@each("key", CLUSTERS)
 def test_cluster(key):
     cluster = catalog.cluster(key)
     assert cluster.key == key
@@ -192,7 +193,7 @@ def test_link_anchors(name, value):
     assert catalog.link(name).bandwidth_Bps == value
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "bf16", "memory_Bps"),
     [
         ("h100-sxm", 989.4e12, 3.35e12),
@@ -282,7 +283,7 @@ def test_no_number_in_a_chip_goes_without_a_source():
         assert set(numbers) <= chip.sources.keys(), key
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "key", "domain"),
     [
         ("16xh100-sxm", "2x8xh100-sxm", 8),
@@ -314,7 +315,7 @@ def test_counts_keep_their_gpus_and_keys_are_read_back(chip, gpus):
     assert (again.num_hosts, again.gpus_per_host, again.domain) == (found.num_hosts, found.gpus_per_host, found.domain)
 
 
-@pytest.mark.parametrize(
+@each(
     ("cluster", "gbit"),
     [
         ("2x8xh100-sxm", 3200),
@@ -325,7 +326,7 @@ def test_counts_keep_their_gpus_and_keys_are_read_back(chip, gpus):
         ("2x4xh100-sxm", 1600),
     ],
 )
-@pytest.mark.parametrize("link", ["efa", "efa-100", "efa-200"])
+@each("link", ["efa", "efa-100", "efa-200"])
 def test_a_host_on_efa_has_the_cards_of_its_instance(cluster, gbit, link):
     found = catalog.cluster(cluster, inter=link)
     assert found.nics_per_host * found.inter.bandwidth_Bps * 8 == pytest.approx(gbit * 1e9)
@@ -355,7 +356,7 @@ def test_only_cards_are_bridged():
     assert (cards.intra.key, cards.bridge.key) == ("pcie5", "nvlink-bridge")
 
 
-@pytest.mark.parametrize(
+@each(
     ("host", "chip", "gpus", "gbit", "domain"),
     [  # per GPU in one direction between hosts, as their clouds and makers say
         ("a3-ultra", "h200-sxm", 8, 400, 8),
@@ -387,7 +388,7 @@ def test_hosts_as_they_are_sold(host, chip, gpus, gbit, domain):
 MEASURED = {"h100-sxm": "hopper", "a100-80-sxm": "ampere", "l40s": "ada", "b200-sxm": "blackwell"}
 
 
-@pytest.mark.parametrize("key", [k for k in catalog.keys("chips") if catalog.chip(k).vendor == "nvidia"])
+@each("key", [k for k in catalog.keys("chips") if catalog.chip(k).vendor == "nvidia"])
 def test_a_chip_that_was_not_measured_says_whose_kernels_it_has(key):
     """… and is less sure of them than the chip that was."""
     chip, engine = catalog.chip(key), catalog.engine("vllm")

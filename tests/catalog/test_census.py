@@ -14,6 +14,7 @@ from cli_run import run_here
 from commtax.catalog.census import KINDS, PACKAGE, breakers, census, stood, totals, untold
 from commtax.catalog.effects import mechanisms
 from commtax.files import table
+from each import each
 
 TOLERATED = Path(__file__).with_name("law_breakers.txt")
 RULES = table("catalog/census.toml")
@@ -49,7 +50,7 @@ def test_every_number_is_told():
     assert untold() == [], "say in catalog/census.toml whether these were fitted (code, effects.toml) or are facts"
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "catalog/kernels").glob("*.toml")), ids=lambda path: path.stem)
+@each("path", sorted((PACKAGE / "catalog/kernels").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_constant_of_kernels_is_counted(path, numbers):
     file = path.relative_to(PACKAGE).as_posix()
     stored = [key for key in leaves(tomllib.loads(path.read_text())) if key not in RULES["kernels"]["facts"]]
@@ -69,7 +70,7 @@ def test_every_constant_of_collectives_is_counted_or_a_fact(numbers):
         assert fitted == sum(number.file == path.relative_to(PACKAGE).as_posix() for number in numbers), path.stem
 
 
-@pytest.mark.parametrize("key", RULES["kernels"]["chosen"])
+@each("key", RULES["kernels"]["chosen"])
 def test_constants_that_were_chosen_have_sources_that_say_so(key):
     sources = table(f"catalog/kernels/{key}.toml")["sources"]
     for name in RULES["kernels"]["chosen"][key]:

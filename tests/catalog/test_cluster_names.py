@@ -11,6 +11,7 @@ from commtax.catalog.loader import FACTS as TABLES
 from commtax.catalog.loader import aliases, stems
 from commtax.catalog.unmeasured import check_measured
 from commtax.files import table
+from each import each
 from paths import FIXTURES
 
 RACKS = ["gb200", "gb300"]
@@ -49,12 +50,12 @@ def answer(line, name):
     return done.stdout.replace(catalog.cluster(name).key, "it")
 
 
-@pytest.mark.parametrize("names", SAME, ids=lambda names: names[0])
+@each("names", SAME, ids=lambda names: names[0])
 def test_names_of_one_cluster_mean_the_same_facts(names):
     assert all(facts(name) == facts(names[0]) for name in names)
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "verb"),
     [*((("gb200-nvl72", "72xgb200"), verb) for verb in ASKED)]
     + [(("dgx-h100", "1x8xh100-sxm"), verb) for verb in ASKED if verb != "fleet"],  # the slowest, seen once
@@ -86,7 +87,7 @@ def test_trays_are_the_hosts_of_a_rack_however_they_are_counted(chip, hosts, gpu
         assert facts(f"{hosts * gpus}x{chip}") == facts(place.key)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "verb"),
     [*((name, verb) for name in ("2xgb200-nvl72", "u-p6e-gb200x36", "dgx-h100") for verb in ("bill", "fit", "expect"))]
     + [("dgx-h100", verb) for verb in ("simulate", "serve", "fleet")],

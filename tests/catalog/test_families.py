@@ -20,6 +20,7 @@ from commtax.cost.inventory import mtp_params, num_params
 from commtax.cost.traffic import inference
 from commtax.spec import Attention, DeltaNet, Mamba2, Plan, Workload
 from commtax.statement import Refusal
+from each import each
 from paths import SHARED
 
 KEYS = catalog.keys("models")
@@ -75,7 +76,7 @@ def test_selectors_that_are_shared_are_not_counted_twice():
     assert {s.top_k for s in selectors} == {2048}
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS if "vision_config" in CONFIGS[key]])
+@each("key", [key for key in KEYS if "vision_config" in CONFIGS[key]])
 def test_a_vision_tower_has_dimensions(key):
     tower = catalog.model(key).tower
     layer = tower.num_layers * (
@@ -185,7 +186,7 @@ LEFT_OUT = [
 ]
 
 
-@pytest.mark.parametrize(("key", "name"), LEFT_OUT)
+@each(("key", "name"), LEFT_OUT)
 def test_a_field_that_is_left_out_comes_from_the_model_of_the_same_sizes_and_is_said(key, name):
     found = from_config(without(CONFIGS[key], name), "mine")
     assert (found.blocks, found.layers, found.tower) == (
@@ -198,7 +199,7 @@ def test_a_field_that_is_left_out_comes_from_the_model_of_the_same_sizes_and_is_
     assert note in commtax.fit(found, "8x8xb200-sxm", tp=8, max_model_len=4096).question.notes
 
 
-@pytest.mark.parametrize(("key", "name"), LEFT_OUT)
+@each(("key", "name"), LEFT_OUT)
 def test_a_model_of_other_sizes_is_no_help(key, name):
     """It is refused by the field's name, or has what its model class assumes, and says so."""
     config = without(CONFIGS[key], name)
@@ -282,7 +283,7 @@ def test_a_family_reads_an_unknown_architecture_as_assumed_and_lists_what_it_ign
         from_config(unknown(), "x", "lama")
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@each("architecture", sorted(ARCHITECTURES))
 def test_every_family_can_be_named(architecture):
     key = ONE_OF_EACH.get(architecture)
     if key is None:

@@ -13,6 +13,7 @@ from commtax.catalog.hf import from_config
 from commtax.catalog.models import bundled, origin, variant
 from commtax.cost.inventory import num_params
 from commtax.report.view import state
+from each import each
 
 POPULAR = {
     "Qwen/Qwen3-235B-A22B-Instruct-2507": ("qwen3-235b-a22b", 262144),
@@ -60,7 +61,7 @@ POPULAR = {
 }
 
 
-@pytest.mark.parametrize("name", POPULAR)
+@each("name", POPULAR)
 def test_popular_ids_need_no_network(name):
     key, longest = POPULAR[name]
     model = bundled(name) or variant(name)

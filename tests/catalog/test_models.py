@@ -14,6 +14,7 @@ from commtax.cost.inventory import inventory, num_active_params, num_params
 from commtax.cost.memory import check_stored
 from commtax.cost.tensors import total_bytes
 from commtax.spec import Plan
+from each import each
 
 WANTED = [
     "llama-2-7b",
@@ -53,7 +54,7 @@ def test_all_wanted_models_are_bundled():
     assert set(WANTED) <= set(catalog.keys("models"))
 
 
-@pytest.mark.parametrize("key", catalog.keys("models"))
+@each("key", catalog.keys("models"))
 def test_parameters_equal_the_published_count(key):
     """Every bundled model against figures with their source in the model's own file."""
     totals = [p for p in published(key) if p.kind == "total"]
@@ -80,7 +81,7 @@ def test_counts_by_hand(key, params):
     assert num_params(catalog.model(key)) == params
 
 
-@pytest.mark.parametrize("key", [k for k in catalog.keys("models") if catalog.model(k).experts])
+@each("key", [k for k in catalog.keys("models") if catalog.model(k).experts])
 def test_active_parameters_agree_with_the_cards(key):
     """Cards round, and differ in whether embeddings count: one reading has the card's digits, or is within 5 %."""
     model = catalog.model(key)
@@ -156,7 +157,7 @@ def test_unreadable_fields_are_named(bad):
         from_config(config(vocab_size=bad), "x")
 
 
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+@each("name", sorted(ARCHITECTURES))
 def test_an_empty_config_never_passes(name):
     with pytest.raises(ValueError, match=name):
         from_config({"architectures": [name]}, "x")
@@ -217,7 +218,7 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("change", BROKEN, ids=str)
+@each("change", BROKEN, ids=str)
 def test_broken_fields_are_value_errors_that_name_the_model(change):
     with pytest.raises(ValueError, match="model x"):
         from_config(config(**change), "x")

@@ -24,6 +24,7 @@ from commtax.cost.tensors import total_bytes
 from commtax.cost.traffic import dispatched_bytes
 from commtax.spec import Plan, Workload
 from commtax.statement import Refusal
+from each import each
 from paths import SHARED
 
 NVFP4 = 0.5 + 1 / 16
@@ -174,7 +175,7 @@ def test_each_format_has_its_kernels(config, table):
     assert (table_of(kernel, unpacked) == "gemm.int4") == (config.get("quant_algo") == "W4A16_NVFP4")
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "key", "dtype", "kv"),
     [
         ("nvidia/Llama-3.1-70B-Instruct-FP8", "llama-3.1-70b", "fp8", "fp8"),

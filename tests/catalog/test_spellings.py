@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from commtax import catalog
 from commtax.readers.published.spellings import chip_named, device_named, dtype_named, engine_named, model_named
 from commtax.spec import DTYPE_BYTES
+from each import each
 
 CHIPS = [key for key in catalog.keys("chips") if catalog.chip(key).vendor != "generic"]
 
 
-@pytest.mark.parametrize("key", CHIPS)
+@each("key", CHIPS)
 def test_every_chip_is_known_under_its_usual_spellings(key):
     """As a key, a file's name, a driver's or a shop's name, so many of them, without separators, beside an engine."""
     chip = catalog.chip(key)
@@ -23,7 +24,7 @@ def test_every_chip_is_known_under_its_usual_spellings(key):
     assert {text: chip_named(text) for text in written} == dict.fromkeys(written, key)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "key"),
     [
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),
@@ -119,7 +120,7 @@ def test_a_driver_says_what_a_chip_is():
     assert {name: device_named(name) for name in UNKNOWN_DEVICES} == dict.fromkeys(UNKNOWN_DEVICES, "")
 
 
-@pytest.mark.parametrize("key", catalog.keys("models"))
+@each("key", catalog.keys("models"))
 def test_every_model_is_known_without_its_organisation(key):
     for name in (key, key.upper().replace("-", "_"), f"somebody/{key}", *catalog.model(key).aliases):
         found = model_named(name)
@@ -127,7 +128,7 @@ def test_every_model_is_known_without_its_organisation(key):
         assert found.key == key, name
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "key"),
     [
         ("LLAMA3_70B", "llama-3.1-70b"),

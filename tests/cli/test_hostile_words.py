@@ -10,6 +10,7 @@ import pytest
 
 from cli_run import run_here
 from commtax import cli
+from each import each
 
 WHERE = ("llama-3.2-1b", "-c", "8xh100-sxm")
 VERBS = {
@@ -114,7 +115,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("word", WORDS.values(), ids=WORDS.keys())
+@each("word", WORDS.values(), ids=WORDS.keys())
 def test_any_word_in_any_place(word):
     for words in (
         ("bill", word, "-c", "8xh100-sxm"),

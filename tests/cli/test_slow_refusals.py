@@ -13,6 +13,7 @@ from commtax.cost.schedules import SCHEDULES, fewest_microbatches
 from commtax.planner.columns import Columns, family
 from commtax.verbs import fitting
 from commtax.verbs.asking import settled, unsettled
+from each import each
 
 GENEROUS_S = 6.0  # each takes less than a second; before, they took 9 to 44
 
@@ -67,7 +68,7 @@ def test_advice_is_looked_for_only_where_it_is_read(monkeypatch):
     assert not asked
 
 
-@pytest.mark.parametrize("kind", SCHEDULES.values(), ids=lambda k: k.name)
+@each("kind", SCHEDULES.values(), ids=lambda k: k.name)
 def test_the_fewest_microbatches_are_those_that_counting_finds(kind):
     for p, v, budget in itertools.product((1, 2, 4, 7, 16), (1, 3), (0.0123, 0.2, 0.5, 1.0)):
         if not any(kind.legal(p, m, v) for m in range(1, 4 * p + 1)):

@@ -20,6 +20,7 @@ from commtax.report.view.state import written as controls
 from commtax.spec import Path, Plan, Profile
 from commtax.verbs.apart import Apart, wire_of
 from commtax.verbs.asking import ask, fabric_of
+from each import each
 from made_nccl import TRUE, noisy, output, written
 from planned import value
 
@@ -43,9 +44,9 @@ def test_cards_of_larger_hosts_are_bridged_in_pairs():
     assert all(catalog.cluster(f"8x{key}").bridge is None for key in catalog.keys("chips") if not key.endswith("-nvl"))
 
 
-@pytest.mark.parametrize("cluster", HOSTS)
-@pytest.mark.parametrize("words", [{"tp": 2}, {"pp": 2}, {"dp": 2, "ep": 2}, {"tp": 2, "ep": 2}], ids=str)
-@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@each("cluster", HOSTS)
+@each("words", [{"tp": 2}, {"pp": 2}, {"dp": 2, "ep": 2}, {"tp": 2, "ep": 2}], ids=str)
+@each("phase", ["decode", "prefill"])
 def test_a_pair_costs_the_same_in_every_host(cluster, words, phase):
     """Seconds, link, algorithm, range and source of every collective, the kernels that carry tokens to experts among them."""
     backends = ("", "deepep_low_latency") if "dp" in words else ("",)

@@ -14,6 +14,7 @@ from commtax.catalog.fabric import OPS, fabric
 from commtax.catalog.fabric import library as library_of
 from commtax.cost.collectives import ALGORITHMS, applies, choose, ring_factor
 from commtax.spec import Path
+from each import each
 
 sizes = st.integers(1, 2**33)
 paths = st.builds(
@@ -82,7 +83,7 @@ OWN = [(chip, library) for chip, library, n in PAIRS if has_kernels(library, chi
 """Every chip with half of the libraries that have kernels for it, and every library with half of its chips."""
 
 
-@pytest.mark.parametrize(("chip", "library"), OWN)
+@each(("chip", "library"), OWN)
 def test_nothing_beats_the_wire_and_a_faster_link_is_never_slower(chip, library):
     """Every chip on every link that it may have, every library, collective, group and size."""
     here = catalog.cluster(f"8x{chip}")
@@ -108,7 +109,7 @@ def test_nothing_beats_the_wire_and_a_faster_link_is_never_slower(chip, library)
 BETWEEN = [key for key in catalog.keys("links") if catalog.link(key).scope == "inter"]
 
 
-@pytest.mark.parametrize(("chip", "library"), OWN)
+@each(("chip", "library"), OWN)
 def test_nothing_beats_the_nics(chip, library):
     """Between hosts: what must leave a host, over all of its NICs at their one-way rate.
 
@@ -149,7 +150,7 @@ PUBLISHED = [  # what nobody here measured and no constant was fitted on: GB/s o
 ]
 
 
-@pytest.mark.parametrize(("cluster", "ranks", "nbytes", "busbw", "source"), PUBLISHED, ids=[f"{x[0]}: {x[4]}" for x in PUBLISHED])
+@each(("cluster", "ranks", "nbytes", "busbw", "source"), PUBLISHED, ids=[f"{x[0]}: {x[4]}" for x in PUBLISHED])
 def test_other_hosts_than_the_measured_ones_lie_in_their_range(cluster, ranks, nbytes, busbw, source):
     """The contention of one L40S host is not everybody's: published bandwidths lie in the range, and mostly within a factor of two.
 
@@ -182,7 +183,7 @@ AMD = [  # published times of custom all-reduces, by library; benchmarks/amd/col
 ]
 
 
-@pytest.mark.parametrize(("library", "cluster", "ranks", "nbytes", "seconds"), AMD)
+@each(("library", "cluster", "ranks", "nbytes", "seconds"), AMD)
 def test_amd_has_constants_of_its_own(library, cluster, ranks, nbytes, seconds):
     found = commtax.expect("all-reduce", cluster, ranks=ranks, nbytes=nbytes, library=library)
     assert found.seconds == pytest.approx(seconds, rel=0.12)
@@ -246,7 +247,7 @@ def test_choice_of_an_array_is_the_choice_of_each(sizes, ranks):
             assert (many.latency_s[i], many.wire_s[i], many.path[i]) == (one.latency_s, one.wire_s, one.path)
 
 
-@pytest.mark.parametrize(
+@each(
     ("library", "ranks", "nbytes", "name"),
     [  # vLLM's and SGLang's own limits: one-shot below 512 KiB on 4 and 256 KiB on 8 ranks, then two-shot or multimem, then NCCL
         ("vllm", 8, 16 << 10, "custom one-shot"),
@@ -329,7 +330,7 @@ def test_beyond_the_groups_that_were_measured_paths_compete():
     assert np.all(np.diff(seconds) >= 0)
 
 
-@pytest.mark.parametrize("library", [key for key in catalog.keys("libraries") if key != "textbook"])
+@each("library", [key for key in catalog.keys("libraries") if key != "textbook"])
 def test_no_library_saves_time_by_sending_more(library):
     """Over every chip and group, also where an algorithm ends at a limit between two measured sizes."""
     nbytes = np.unique(np.round(np.logspace(3, 9, 600)))

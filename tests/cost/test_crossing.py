@@ -11,6 +11,7 @@ from commtax.catalog.fabric import OPS, library
 from commtax.cost.collectives import Choice
 from commtax.cost.crossing import PAIRS, Crossing, across
 from commtax.spec import Network
+from each import each
 
 sizes = st.integers(1, 2**33)
 hosts = st.sampled_from(["dgx-h100", "p4de", "p5", "p6-b200", "a3-mega", "a3-high", "dgx-a100", "4x4090-pcie"])
@@ -77,7 +78,7 @@ def test_no_pipeline_fills_for_messages_from_rank_to_rank():
         assert over.latency_s == pytest.approx(network.hops * catalog.link("ib-ndr").latency_s)
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "cluster", "nbytes", "published_us", "within"),
     [
         ("all-reduce", "2x8xh100-sxm", 8, 24.7, 0.3),  # NVIDIA/nccl-tests 309, eight NDR NICs a host

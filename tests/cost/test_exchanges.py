@@ -15,6 +15,7 @@ import commtax
 from commtax import catalog
 from commtax.catalog.fabric import exchange as paths_of
 from commtax.cost.collectives import choose
+from each import each
 from paths import SHARED
 
 TABLES = SHARED / "kernels_more"
@@ -74,8 +75,8 @@ def test_rows_that_were_not_fitted_lie_in_the_range(system, phase, width):
     assert np.median(errors) < 0.13
 
 
-@pytest.mark.parametrize("chip", catalog.keys("chips"))
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("chip", catalog.keys("chips"))
+@each("backend", BACKENDS)
 def test_no_exchange_beats_its_link_and_a_faster_link_is_never_slower(chip, backend):
     here = catalog.cluster(f"8x{chip}")
     kinds = ("pcie", "xgmi") if here.chip.vendor == "amd" else ("pcie", "nvlink")

@@ -18,6 +18,7 @@ from commtax.readers.published.kernels import read as read_kernels
 from commtax.spec import Plan, Workload
 from commtax.validate import check
 from commtax.validate.kernels import answers
+from each import each
 
 CHIPS = ("a100-80-sxm", "h100-sxm", "h200-sxm", "l40s", "b200-sxm", "b300-sxm", "gb200", "rtx-pro-6000", "mi300x")
 ENGINES = ("vllm", "sglang", "trtllm", "megatron")
@@ -155,8 +156,8 @@ def test_loads_add_up(tokens, mixture, ep, skew):
         assert found.copies == tokens * top_k
 
 
-@pytest.mark.parametrize("wild", ["1e400", "1e18", "0.5", "3"])
-@pytest.mark.parametrize("column", ["num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"])
+@each("wild", ["1e400", "1e18", "0.5", "3"])
+@each("column", ["num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"])
 def test_sizes_that_no_mixture_has_are_priced_or_said_to_be_none(column, wild):
     row = {"framework": "vllm", "version": "1", "kernel_source": "x", "moe_dtype": "fp8", "distribution": "power_law_1.2"}
     row |= dict.fromkeys(("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"), "8")

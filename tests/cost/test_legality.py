@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from commtax import catalog
 from commtax.cost.legality import RULES, check, codes, legal_values, notes
 from commtax.spec import Plan
+from each import each
 from strategies import models
 
 VLLM = catalog.engine("vllm")
@@ -36,7 +37,7 @@ def test_one_gpu_is_always_legal(model):
     assert codes(model, catalog.cluster("h100-sxm"), Plan(), catalog.engine("vllm")) == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "cluster", "plan", "says"),
     [
         ("llama-3.1-8b", "8xh100-sxm", Plan(tp=3), "heads-divisible: 32 attention heads.*nearest legal tp: 2 or 4"),

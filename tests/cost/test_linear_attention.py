@@ -26,6 +26,7 @@ from commtax.readers.published.tables import read
 from commtax.spec import Block, DeltaNet, Hyper, Mamba2, Plan, Workload
 from commtax.validate import check
 from commtax.validate.kernels import answers
+from each import each
 from paths import SHARED
 
 TABLES = SHARED / "kernels_more"
@@ -127,9 +128,9 @@ def of_layers(*blocks, hyper=None):
 WORKS = (Workload(decode_seqs=16, cached_tokens=16000), Workload(prefill_seqs=2, prefill_tokens=3000))
 
 
-@pytest.mark.parametrize("mixer", [GATED, KIMI, MAMBA], ids=["gated", "kimi", "mamba"])
-@pytest.mark.parametrize("work", WORKS, ids=["decode", "prefill"])
-@pytest.mark.parametrize("tp", [1, 4])
+@each("mixer", [GATED, KIMI, MAMBA], ids=["gated", "kimi", "mamba"])
+@each("work", WORKS, ids=["decode", "prefill"])
+@each("tp", [1, 4])
 def test_products_of_a_layer_are_its_matrices(mixer, work, tp):
     """Two FLOPs a row and element of each matrix, shared by the ranks; low ranks are whole on each."""
     model = of_layers(Block(mixer, None, 1))

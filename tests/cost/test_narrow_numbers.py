@@ -11,6 +11,7 @@ from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import peak, seconds
 from commtax.readers.published import kernels as kernel_tables
 from commtax.validate import kernels
+from each import each
 
 FP4_CHIPS = ("b200-sxm", "gb200", "b300-sxm")
 PLAIN_CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "l40s")
@@ -20,8 +21,8 @@ def prefill(dtype, chip="b200-sxm", model="llama-3.3-70b", **more):
     return commtax.bill(model, f"8x{chip}" if chip != "gb200" else "2x4xgb200", phase="prefill", dtype=dtype, **more)
 
 
-@pytest.mark.parametrize("chip", FP4_CHIPS)
-@pytest.mark.parametrize("model", ["llama-3.3-70b", "qwen3-32b", "qwen3-235b-a22b"])
+@each("chip", FP4_CHIPS)
+@each("model", ["llama-3.3-70b", "qwen3-32b", "qwen3-235b-a22b"])
 def test_prompts_in_nvfp4_are_faster_than_in_fp8_where_chips_have_fp4(chip, model):
     for tokens in (2048, 8192):
         bf16, fp8, fp4 = (prefill(d, chip, model, tp=4, context=tokens).step_s for d in ("bf16", "fp8", "nvfp4"))

@@ -18,6 +18,7 @@ from commtax.report.view.state import parse as state_of
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.verbs.asking import ask
+from each import each
 
 WIDE = ("deepseek-v3", "-c", "9x8xh100-sxm", "-tp", "1", "-dp", "72", "-ep")
 MIXTURES = ("deepseek-v3", "mixtral-8x7b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2")
@@ -76,7 +77,7 @@ def test_what_is_sent_stays():
     assert [x.item for x in plain.lines] == [x.item for x in copied.lines]
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "options", "argument"),
     [
         ("llama-3.1-8b", {"tp": 8, "redundant_experts": 8}, "redundant_experts"),

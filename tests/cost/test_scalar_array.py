@@ -50,6 +50,7 @@ from commtax.spec import (
     TrainStep,
     Workload,
 )
+from each import each
 
 N = 3
 CLUSTER, ENGINE, MODEL = catalog.cluster("4x8xh100-sxm"), catalog.engine("vllm"), catalog.model("mixtral-8x7b")
@@ -240,7 +241,7 @@ def flat(value):
     return [value] if isinstance(value, (int, float, np.ndarray, np.generic)) and not isinstance(value, bool) else []
 
 
-@pytest.mark.parametrize("function", list(functions()))
+@each("function", list(functions()))
 def test_scalar_equals_array(function):
     hints = typing.get_type_hints(function)
     arguments = {}

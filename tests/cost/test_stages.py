@@ -17,6 +17,7 @@ from commtax.readers.launch.meaning import layout_of, layout_text, stages
 from commtax.sim.pipeline import Durations, run
 from commtax.spec import Plan
 from commtax.verbs.fitting import fits
+from each import each
 
 META = {"tp": 8, "pp": 16, "dp": 128, "batch": 16, "context": 8192, "sequence_parallel": True}
 shapes = st.tuples(st.integers(1, 200), st.integers(1, 16), st.integers(1, 8)).filter(
@@ -58,10 +59,10 @@ def test_as_many_activations_are_kept_as_the_schedule_has_in_flight(shape, round
     assert kept_layers(layers, pp, chunks, rounds * pp) == most
 
 
-@pytest.mark.parametrize("layers", [126, 94, 61, 80])
-@pytest.mark.parametrize("pp", [4, 8, 16])
-@pytest.mark.parametrize("chunks", [2, 3, 4])
-@pytest.mark.parametrize("rounds", [1, 4])
+@each("layers", [126, 94, 61, 80])
+@each("pp", [4, 8, 16])
+@each("chunks", [2, 3, 4])
+@each("rounds", [1, 4])
 def test_the_closed_form_agrees_with_the_run_schedule(layers, pp, chunks, rounds):
     m, most = rounds * pp, math.ceil(layers / pp)
     formula = 3 * most * m + float(idle_s("interleaved", pp, chunks, most, most, most) * fill_factor(layers, pp, chunks))

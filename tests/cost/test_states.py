@@ -32,6 +32,7 @@ from commtax.spec import (
     Workload,
 )
 from commtax.spec.stream import Stream
+from each import each
 from paths import FIXTURES
 
 GIB = 2**30
@@ -63,7 +64,7 @@ def test_enough_logs_of_enough_kinds():
     assert len({row["model"] for row in LOGS}) >= 10
 
 
-@pytest.mark.parametrize("row", LOGS, ids=lambda row: f"{row['model']}-{'-'.join(row['logged'])}")
+@each("row", LOGS, ids=lambda row: f"{row['model']}-{'-'.join(row['logged'])}")
 def test_logged_starts(row):
     """Blocks to the token, KV and states within half a per cent where 3 were asked for, weights within 1."""
     fit, logged = judged(row), row["logged"]

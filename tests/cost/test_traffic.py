@@ -11,6 +11,7 @@ from commtax.cost.placement import span, used_of_domain
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.question import workload
 from commtax.spec import Experts, Plan, Workload
+from each import each
 from strategies import SERVING, questions
 
 
@@ -29,8 +30,8 @@ def test_llama_decode_by_hand():
     }
 
 
-@pytest.mark.parametrize("engine", SERVING)
-@pytest.mark.parametrize("key", ["llama-3.1-8b", "qwen3-32b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b"])
+@each("engine", SERVING)
+@each("key", ["llama-3.1-8b", "qwen3-32b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b"])
 def test_two_all_reduces_a_layer(engine, key):
     found = lines(key, "8xh100-sxm", tp=8, engine=engine, phase="prefill", batch=2, context=100)
     model = catalog.model(key)
@@ -73,7 +74,7 @@ def test_scalar_equals_array(question, batch, phase):
             assert np.broadcast_to(many.count, 3)[i] == one.count
 
 
-@pytest.mark.parametrize(("rows", "padded"), [(1, 1), (3, 4), (5, 8), (9, 16), (255, 256), (257, 272), (512, 512), (513, 513)])
+@each(("rows", "padded"), [(1, 1), (3, 4), (5, 8), (9, 16), (255, 256), (257, 272), (512, 512), (513, 513)])
 def test_vllm_pads_to_its_captured_sizes(rows, padded):
     engine = catalog.engine("vllm")
     assert padded_rows(rows, Workload(decode_seqs=rows), engine) == padded
@@ -185,8 +186,8 @@ def test_groups_that_fit_into_a_domain_do_not_straddle_it_where_there_is_room(ki
             assert not span(axis, plan, place, known).crosses
 
 
-@pytest.mark.parametrize("ep", [16, 32, 64])
-@pytest.mark.parametrize("gpus", [128, 256, 512, 1024])
+@each("ep", [16, 32, 64])
+@each("gpus", [128, 256, 512, 1024])
 def test_experts_stay_in_their_rack(ep, gpus):
     """256 GPUs of NVL72 racks are four times 64, not three and a half racks."""
     words = {"phase": "train", "pp": 2, "dp": gpus // 2, "ep": ep, "batch": 1, "engine": "megatron"}
@@ -243,7 +244,7 @@ def test_sequence_parallel_splits_the_all_reduce():
     assert whole.sent_bytes_per_rank == pytest.approx(split.sent_bytes_per_rank)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "says"),
     [
         ({"batch": 0}, "batch=0"),

@@ -14,6 +14,7 @@ from commtax.cost.inventory import num_params
 from commtax.cost.memory import activations, in_flight, training_memory
 from commtax.cost.train_traffic import training
 from commtax.spec import Plan, TrainStep
+from each import each
 from strategies import questions
 
 MEGATRON = catalog.engine("megatron")
@@ -220,7 +221,7 @@ def test_gradients_of_a_pipeline_add_up_whole_and_are_summed_once():
     assert held[0] == held[1] == held[2]
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "says"),
     [
         ({"zero": 4}, "zero=4"),

@@ -12,6 +12,7 @@ from commtax.cost.memory import weights
 from commtax.cost.placement import expert_tp
 from commtax.cost.tensors import held, share, stage_layers, total_bytes, weight_bytes
 from commtax.spec import Plan
+from each import each
 from strategies import models, powers, questions
 
 TORCH = catalog.engine("torch")
@@ -59,8 +60,8 @@ def test_scalar_equals_array(model, tp):
             assert np.broadcast_to(many.bytes_per_rank, 3)[i] == one.bytes_per_rank
 
 
-@pytest.mark.parametrize("key", ["llama-3.1-8b", "llama-3.1-405b", "gemma-3-27b", "deepseek-v3"])
-@pytest.mark.parametrize("pp", [1, 2, 3, 5, 7, 8, 16])
+@each("key", ["llama-3.1-8b", "llama-3.1-405b", "gemma-3-27b", "deepseek-v3"])
+@each("pp", [1, 2, 3, 5, 7, 8, 16])
 def test_stages_cover_the_layers_once(key, pp):
     model = catalog.model(key)
     stages = stage_layers(model, pp)

@@ -4,11 +4,12 @@ import pytest
 
 from commtax.claims import claims, hierarchical_tax
 from commtax.spelling import ALIASES
+from each import each
 
 BY_KEY = {c.key: c for c in claims()}
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "figures"),
     [
         ("tp-tax-degree", ["4.5%", "31%", "21%"]),

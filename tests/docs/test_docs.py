@@ -13,6 +13,7 @@ import pytest
 
 import commtax
 from cli_run import run_here
+from each import each
 from paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,7 +28,7 @@ def blocks(language):
 COMMANDS = [(page, line) for page, block in blocks("sh") for line in block.splitlines() if line.startswith("commtax ")]
 
 
-@pytest.mark.parametrize(("page", "line"), COMMANDS)
+@each(("page", "line"), COMMANDS)
 def test_commands_run(page, line):
     words = shlex.split(line, comments=True)[1:]
     done = run_here(*words)
@@ -83,7 +84,7 @@ def test_pictures_show_what_is_printed(name, monkeypatch):
     assert len(printed) > 1000
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each("name", MODULES)
 def test_examples_in_docstrings(name):
     found = doctest.testmod(importlib.import_module(name))
     assert found.failed == 0

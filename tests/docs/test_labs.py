@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from each import each
 from paths import ROOT
 
 LABS = ROOT / "labs"
@@ -166,7 +167,7 @@ MISTAKES = {
 SEEDED = [(lab, name, i) for lab, functions in MISTAKES.items() for name, wrong in functions.items() for i in range(len(wrong))]
 
 
-@pytest.mark.parametrize(("folder", "name", "index"), SEEDED)
+@each(("folder", "name", "index"), SEEDED)
 def test_seeded_mistakes_are_caught(folder, name, index):
     assert grade(folder, changed(folder, **{name: MISTAKES[folder][name][index]}))
 

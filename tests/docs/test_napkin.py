@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax import napkin
+from each import each
 from paths import FIXTURES
 
 CASES = json.loads((FIXTURES / "reference_cases.json").read_text())
@@ -24,7 +25,7 @@ def agrees(found, expected, tolerance):
     return abs(found - expected) <= tolerance["value"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=[c["id"] for c in CASES])
+@each("case", CASES, ids=[c["id"] for c in CASES])
 def test_reference_case(case):
     found = getattr(napkin, case["function"])(**case["inputs"])
     assert agrees(found, case["expected"], case["tolerance"]), f"{found} instead of {case['expected']}"
@@ -70,8 +71,8 @@ def valid_inputs(name):
 FUNCTIONS = sorted({c["function"] for c in CASES})
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("bad", [-1, math.nan, math.inf, "8", None, True], ids=str)
+@each("name", FUNCTIONS)
+@each("bad", [-1, math.nan, math.inf, "8", None, True], ids=str)
 def test_bad_values_name_the_argument(name, bad):
     function = getattr(napkin, name)
     for argument, value in valid_inputs(name).items():
@@ -81,7 +82,7 @@ def test_bad_values_name_the_argument(name, bad):
             function(**{**valid_inputs(name), argument: bad})
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each("name", FUNCTIONS)
 def test_fractional_counts_are_refused_and_whole_floats_pass(name):
     function, inputs = getattr(napkin, name), valid_inputs(name)
     counts = [a for a in inputs if a.startswith(("num_", "batch_", "tp", "pp", "hidden", "top_k")) and inputs[a] is not None]
@@ -91,7 +92,7 @@ def test_fractional_counts_are_refused_and_whole_floats_pass(name):
         assert function(**{**inputs, argument: float(inputs[argument])}) == function(**inputs)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each("name", FUNCTIONS)
 def test_zero_ranks_or_bandwidth_are_refused(name):
     inputs = valid_inputs(name)
     for argument in inputs:
@@ -100,7 +101,7 @@ def test_zero_ranks_or_bandwidth_are_refused(name):
                 getattr(napkin, name)(**{**inputs, argument: 0})
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each("name", FUNCTIONS)
 def test_unknown_keywords_are_type_errors(name):
     with pytest.raises(TypeError):
         getattr(napkin, name)(**valid_inputs(name), no_such_argument=1)

@@ -18,6 +18,7 @@ from commtax.spec.stream import Lengths
 from commtax.validate import ADDED, check
 from commtax.validate.open_loop import Job, beyond, question_of, score, scored
 from commtax.validate.statistics import share_unpriced, verdicts
+from each import each
 from paths import SHARED
 
 OPEN_LOOP = SHARED / "open_loop"
@@ -154,7 +155,7 @@ def test_prompts_that_repeat_are_cached_from_the_second_stage_on():
     assert (off.unique_prompts, off.shared_prefix) == (0, 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changed", "reason"),
     [
         ({"tp": ""}, "tp is empty"),

@@ -12,6 +12,7 @@ from commtax.readers.published.rows import mix, publisher
 from commtax.readers.published.serving import distinct, drafted, planned, question
 from commtax.validate import check
 from commtax.validate.apart import FASTER, TOLD, UNFIT
+from each import each
 
 RUN = {
     "backend": "vllm",
@@ -69,7 +70,7 @@ def write(path, rows):
         lines.writerows(rows)
 
 
-@pytest.mark.parametrize(
+@each(
     ("columns", "stored", "block", "dtype"),
     [
         ({}, "int4", None, ""),

@@ -14,6 +14,7 @@ from commtax.cost.train_kernels import forward_flops
 from commtax.readers.published import training, training_rows
 from commtax.readers.published.tables import shipped
 from commtax.statement import Refusal
+from each import each
 
 ROW = dict(
     zip(
@@ -44,7 +45,7 @@ def off():
     return found
 
 
-@pytest.mark.parametrize(
+@each(
     ("engine", "paper", "kind", "bar", "least"),
     [
         ("megatron-2021", "2104.04473", "dense", 0.12, 6),
@@ -63,7 +64,7 @@ def test_mean_errors_of_published_runs(off, engine, paper, kind, bar, least):
     assert np.mean(np.abs(found)) <= bar
 
 
-@pytest.mark.parametrize(
+@each(
     ("spelled", "key"),
     [
         ("LLAMA3_8B", "llama-3.1-8b"),

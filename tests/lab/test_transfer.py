@@ -15,6 +15,7 @@ from commtax.catalog.transfer import Setting, fitted_runs, is_measured, sigma, u
 from commtax.files import table
 from commtax.readers.published.serving import HABITS, Run, question
 from commtax.validate.scoreboard import abroad
+from each import each
 from paths import ROOT
 
 PAGE = ROOT / "docs" / "transfer.md"
@@ -148,7 +149,7 @@ def test_sizes_that_a_table_multiplied_are_taken_once(launched, experts, ranks, 
     assert (run["tp"], run["dp"], run["ep"]) == ((1, launched, experts) if ranks else (launched, 1, experts))
 
 
-@pytest.mark.parametrize("run", fitted_runs(), ids=lambda run: f"{run['engine']} {run['version']} {run['model']} {run['chip']}")
+@each("run", fitted_runs(), ids=lambda run: f"{run['engine']} {run['version']} {run['model']} {run['chip']}")
 def test_no_kernel_beats_the_hardware(run):
     """Whatever an engine lays on a product, bytes over bandwidth and FLOPs over peak still hold."""
     model, chip = catalog.model(run["model"]), catalog.chip(run["chip"])

@@ -25,6 +25,7 @@ from commtax.statement import Refusal
 from commtax.validate import ADDED, ANSWERS, check, predicting
 from commtax.validate.scoreboard import at_home
 from commtax.validate.statistics import figures, judge
+from each import each
 from paths import BENCHMARKS, ROOT, SHARED
 
 TABLES = Path(commtax.__file__).parent / "readers" / "published" / "tables"
@@ -325,7 +326,7 @@ def test_one_long_cell_costs_its_own_length():
     assert most < 100e6
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "chip"),
     [
         ("NVIDIA GB200", "gb200"),

@@ -20,6 +20,7 @@ from commtax.readers.published.tables import ADDED, KINDS, headers, kind_of_colu
 from commtax.validate import ANSWERS, check
 from commtax.validate.scoreboard import abroad, at_home
 from commtax.validate.statistics import RATES
+from each import each
 from paths import BENCHMARKS
 
 GEMM = ["m", "n", "k", "gemm_dtype", "latency_ms"]
@@ -50,7 +51,7 @@ def only_records(folder):
     return check(folder).records
 
 
-@pytest.mark.parametrize("table", list(shipped()), ids=lambda table: table.name)
+@each("table", list(shipped()), ids=lambda table: table.name)
 def test_every_table_is_known_by_its_columns(table):
     if table.kind not in ("kernels", "h200"):  # several kinds in one file, and our own
         assert kind_of_columns(table.header) == kind_of_columns(table.header[::-1]) == table.kind
@@ -134,7 +135,7 @@ def test_bounds_without_rows_say_why(tmp_path):
     assert all(b.why for b in bounds.values() if b.ok is None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("column", "kind", "unit", "per_gpu", "middle"),
     [
         ("silicon_ttft_ms", "ttft", 1e-3, False, False),
@@ -161,7 +162,7 @@ def test_columns_say_what_they_measure(column, kind, unit, per_gpu, middle):
     assert (known.kind, known.unit, known.per_gpu, known.middle) == (kind, unit, per_gpu, middle)
 
 
-@pytest.mark.parametrize("column", ["p99_ttft_ms", "std_tpot_ms", "aic_ttft_ms", "isl", "ttft_slo_ms", "latency_ms", "id", ""])
+@each("column", ["p99_ttft_ms", "std_tpot_ms", "aic_ttft_ms", "isl", "ttft_slo_ms", "latency_ms", "id", ""])
 def test_what_is_no_figure_of_ours(column):
     assert metric(column) is None
 

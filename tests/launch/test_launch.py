@@ -17,6 +17,7 @@ from commtax.question import Question
 from commtax.readers.launch import parse
 from commtax.spec import Plan
 from commtax.verbs.asking import ask
+from each import each
 from strategies import questions
 
 VLLM = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
@@ -32,7 +33,7 @@ def run(*words):
     return run_here(*words)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         f"{VLLM} --tensor-parallel-size 8 --pipeline-parallel-size 2",
@@ -310,8 +311,8 @@ def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
     )
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
-@pytest.mark.parametrize("spread", [0.0, 0.25, 0.5])
+@each("engine", ["vllm", "sglang", "trtllm"])
+@each("spread", [0.0, 0.25, 0.5])
 def test_a_benchmark_draws_the_lengths_that_were_priced(engine, spread):
     """SGLang draws from a share of the stated length up to it, the others to either side of it."""
     asked = ask("llama-3.1-8b", "h100-sxm", input_len=1000, output_len=200, concurrency=8, spread=spread)
@@ -405,7 +406,7 @@ def test_emit_and_mistakes():
         assert says in failed.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         (f"{VLLM} -tp banana", "'-tp banana': a whole number from 1"),
@@ -580,7 +581,7 @@ def test_torchtitans_chunks_are_told_by_the_layers_of_a_stage():
     assert usual.chunks_of(model.num_layers) == 2
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@each("schedule", SCHEDULES)
 def test_a_schedule_that_megatron_has_no_flag_for_is_said(schedule):
     model, cluster = catalog.model("llama-3.1-8b"), catalog.cluster("8xh100-sxm")
     chunks = 2 if schedule == "interleaved" else 1

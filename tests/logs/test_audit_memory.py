@@ -10,6 +10,7 @@ from commtax.audit.finding import Claim
 from commtax.audit.logs import LEFT_TOLERANCE, audit_log
 from commtax.readers import trtllm_log, vllm_log
 from commtax.verbs.asking import unsettled
+from each import each
 from paths import FIXTURES
 from start_logs import LOGS, name, of_log
 
@@ -55,9 +56,7 @@ def test_windows_counted_by_requests():
     assert wrong["KV tokens in that memory"].verdict == "disagree"
 
 
-@pytest.mark.parametrize(
-    "row", [r for r in LOGS if r["version"].startswith("latest") and "available_kv_gib" in r["logged"]], ids=name
-)
+@each("row", [r for r in LOGS if r["version"].startswith("latest") and "available_kv_gib" in r["logged"]], ids=name)
 def test_little_that_is_left_is_judged_on_what_it_is_left_of(row):
     """gpt-oss-120b on an H100: 3.33 GiB where 3.15 were predicted is 6 % of what is left and 0.2 % of the memory."""
     model, judged = of_log(row)

@@ -28,6 +28,7 @@ from commtax.report.audit_words import headline
 from commtax.statement import Refusal
 from commtax.verbs.asking import unsettled
 from commtax.verbs.billing import price
+from each import each
 from paths import FIXTURES
 
 EXCERPTS = {e["name"]: e for e in json.loads((FIXTURES / "audit" / "training.json").read_text())}
@@ -71,7 +72,7 @@ def test_every_excerpt_is_known_by_its_content(excerpt, tmp_path):
     assert formats.kinds(file) == [excerpt["kind"]]
 
 
-@pytest.mark.parametrize("excerpt", named("training"))
+@each("excerpt", named("training"))
 def test_published_steps_are_counted(excerpt):
     log, wanted = log_of(excerpt["name"]), excerpt["expected"]
     told = by_code(audit_training(log, None))
@@ -354,7 +355,7 @@ def test_clocks_against_the_catalogue():
     assert by_code(section)["clock"].predicted == pytest.approx(1980, rel=0.02)
 
 
-@pytest.mark.parametrize("excerpt", [p for p in named("collectives") if "runs" not in p.values[0]["expected"]])
+@each("excerpt", [p for p in named("collectives") if "runs" not in p.values[0]["expected"]])
 def test_published_collectives(excerpt):
     tests, wanted = collective_tests.parse("\n".join(excerpt["lines"])), excerpt["expected"]
     (run,) = tests.runs

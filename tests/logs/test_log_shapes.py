@@ -11,6 +11,7 @@ from commtax.audit.reading import Read
 from commtax.readers import crashes, flight_text, formats, llamacpp_log, nccl_log, sglang_log, vllm_log
 from commtax.readers.startup import Moment
 from commtax.report.audit_words import headline
+from each import each
 
 SERVED = "INFO 02-01 06:36:05 llm_engine.py:921] Avg prompt throughput: 382.6 tokens/s, Avg generation throughput: 118.5 tokens/s, "
 
@@ -119,7 +120,7 @@ ECHO = "ERROR 06-13 08:28:11 [async_llm.py:420] vllm.v1.EngineDeadError: EngineC
 FRAME = 'ERROR 06-13 08:28:11 [async_llm.py:420]   File "/x/async_llm.py", line 379, in output_handler\n'
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "error"),
     [
         (

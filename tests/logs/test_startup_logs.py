@@ -4,12 +4,13 @@ import pytest
 
 from commtax.audit.logs import audit_log
 from commtax.readers import tgi_log, vllm_log
+from each import each
 from paths import FIXTURES
 
 GIB = 2**30
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "field", "value"),
     [
         ("INFO 01-30 03:18:12 model_runner.py:1115] Loading model weights took 67.7229 GB", "weights", 67.7229),

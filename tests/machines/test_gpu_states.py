@@ -13,6 +13,7 @@ from commtax.audit.topologies import audit_topology
 from commtax.readers import formats, matrices, smi_query
 from commtax.statement import Refusal
 from commtax.verbs.asking import unsettled
+from each import each
 
 LEGEND = (
     "\nLegend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe and the SMP interconnect\n  NV#  = bonded set of # NVLinks\n"
@@ -150,7 +151,7 @@ def gpu(bus="18", **other):
 HEAD = "\n==============NVSMI LOG==============\n\nDriver Version                            : 565.57.01\n\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("odd", "code", "off"),
     [
         ({"active": "HW Thermal Slowdown"}, "throttled", True),

@@ -8,6 +8,7 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.readers.topology import describe, nvlink_of, parse, pcie_of, place
+from each import each
 from paths import FIXTURES
 
 FILE = FIXTURES / "topo-4x3090.txt"
@@ -87,7 +88,7 @@ def switched(size, links):
     return made([["X" if i == j else f"NV{links}" for j in range(size)] for i in range(size)])
 
 
-@pytest.mark.parametrize(
+@each(
     ("chip", "size", "links", "tp", "key"),
     [
         ("a100-80-sxm", 8, 12, 8, "nvlink3"),

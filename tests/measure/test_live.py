@@ -237,17 +237,17 @@ def test_what_a_rank_refuses_is_refused_here():
 
 
 SCRIPT = """
-import signal
+import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and that is respected
 from commtax.measure import launch
-launch.run("live_targets:forever", {}, 2, watch=lambda pids: print(*pids, flush=True))
+launch.run("live_targets:forever", {}, int(sys.argv[1]), watch=lambda pids: print(*pids, flush=True))
 """
 
 
-@pytest.mark.parametrize("signs", [[signal.SIGTERM] * 2, [signal.SIGHUP], [signal.SIGKILL]])
-def test_neither_ranks_nor_folders_outlive_the_launcher(signs, tmp_path):
+@pytest.mark.parametrize(("signs", "ranks"), [([signal.SIGTERM] * 2, 2), ([signal.SIGHUP], 1), ([signal.SIGKILL], 1)])
+def test_neither_ranks_nor_folders_outlive_the_launcher(signs, ranks, tmp_path):
     running = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", SCRIPT, str(ranks)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -347,21 +347,10 @@ def command(capsys, *words):
 
 
 def test_under_torchrun(checkpoints, tmp_path):
-    words = [
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "commtax.measure.tp",
-        "--device",
-        "cpu",
-        "--input-len",
-        "12",
-        "--cluster",
-        "2xcpu",
-    ]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "commtax.measure.tp"]
+    asked = ["--device", "cpu", "--cluster", "2xcpu", "--input-len", "12", "--output-len", "4"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words, "--output-len", "4", "--model", str(checkpoints["llama"][0])],
+        [*start, *asked, "--model", str(checkpoints["llama"][0])],
         capture_output=True,
         text=True,
         check=False,
@@ -372,20 +361,8 @@ def test_under_torchrun(checkpoints, tmp_path):
 
 
 def test_the_command_proves_and_shows(checkpoints, capsys):
-    done = command(
-        capsys,
-        "tp",
-        "--model",
-        str(checkpoints["qwen3"][0]),
-        "-tp",
-        "2",
-        "--input-len",
-        "8",
-        "--output-len",
-        "3",
-        "--device",
-        "cpu",
-    )
+    lengths = ("--input-len", "8", "--output-len", "3")
+    done = command(capsys, "tp", "--model", str(checkpoints["qwen3"][0]), "-tp", "2", *lengths, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("equal: ") == 3
     assert "replicas give" in done.stdout

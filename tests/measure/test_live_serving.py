@@ -16,6 +16,7 @@ from commtax.study import live
 from commtax.study.predicting import compared, figures, predicted, slower
 from commtax.study.serving import Made
 from commtax.study.surface import Step, apart, batches, grid, most_per_s, rising, surface, together
+from each import each
 
 PROMPTS, SLOTS, RATES = 20, 3, (40.0, 400.0)
 SECONDS = st.floats(1e-6, 1.0)
@@ -109,7 +110,7 @@ def test_two_ranks_serve_from_the_command_line(folder):
     assert document["runs"][0]["measured"]["total_output_tokens"] == 24
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "named"),
     [
         (("--request-rate", "0"), "request_rate"),

@@ -14,6 +14,7 @@ from commtax.measure import machine
 from commtax.measure.machine import Facts
 from commtax.study.leash import leashed
 from commtax.study.vllm import failure
+from each import each
 
 SKYLAKE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512bw\nprocessor\t: 1\nflags\t\t: fpu"
 SAPPHIRE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
@@ -60,7 +61,7 @@ def test_this_machine_is_read():
 # --- programs of others ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "log", "says"),
     [
         (-4, "", "died of SIGILL: it ran an instruction that this CPU does not have"),

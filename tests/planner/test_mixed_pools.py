@@ -17,6 +17,7 @@ from commtax.emit import apart_command
 from commtax.planner import plan, standing
 from commtax.spec import Plan
 from commtax.verbs.apart import MOVING
+from each import each
 
 CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "l40s", "b200-sxm")
 LENGTHS = {"input_len": 2000, "output_len": 200}
@@ -221,7 +222,7 @@ def test_the_commands_say_what_runs_where():
     assert (document["prefill_cluster"], document["gpus"], document["idle_gpus"]) == ("8xh100-sxm", 16, 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "said"),
     [
         (("plan", *BOTH, "--no-disaggregated"), "prefill_cluster=8xh100-sxm: belongs to disaggregated plans"),

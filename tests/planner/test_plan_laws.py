@@ -24,6 +24,7 @@ from commtax.spec import Workload
 from commtax.verbs.asking import ask
 from commtax.verbs.billing import price
 from commtax.verbs.steps import step_bill
+from each import each
 from planned import command, questions, value
 
 
@@ -194,8 +195,8 @@ def test_one_client_has_one_prompt_worker():
     assert np.all(alone.prefill_replicas == 1)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
-@pytest.mark.parametrize("model", ["glm-5", "mixtral-8x7b", "qwen3-30b-a3b"])
+@each("engine", ["vllm", "sglang", "trtllm"])
+@each("model", ["glm-5", "mixtral-8x7b", "qwen3-30b-a3b"])
 def test_a_plan_among_others_costs_what_it_costs_alone(model, engine):
     """All plans of a cluster priced at once; experts are gathered over dp in some of them and over ep in others."""
     base = ask(model, "4x8xh200-sxm", engine=engine)

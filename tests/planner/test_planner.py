@@ -13,6 +13,7 @@ from commtax import catalog
 from commtax.planner import plan, plan_training
 from commtax.verbs.asking import ask, settled
 from commtax.verbs.fitting import cache_tokens, fits
+from each import each
 from planned import command, questions
 
 
@@ -126,7 +127,7 @@ def test_the_command():
     assert json.loads(out)["plans"][0]["mfu"] > 0.3
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "says"),
     [
         (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--workload", "x"), "workload 'x'"),
@@ -303,7 +304,7 @@ def test_where_a_pasted_training_job_stands():
     assert "do not divide 6 sequences" in json.loads(out)["pasted"]["reason"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "says"),
     [
         (("--from", f"{PASTED} -tp 8 --enforce-eager"), "the command sets eager"),

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from commtax import catalog
+from each import each
 from paths import ROOT
 
 
@@ -39,7 +40,7 @@ def test_the_list_is_broad():
     assert all(row["source"]["url"].startswith("https://") and row["source"]["date"] for row in ROWS)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
+@each("row", ROWS, ids=lambda row: row["id"])
 def test_a_published_plan_is_of_its_kind(row):
     bench, ran, cluster = practice(), row["ran"], catalog.cluster(row["ask"]["cluster"])
     if "decode" in ran:
@@ -53,7 +54,7 @@ def apart(text):
     return re.sub(r"\d+%", "%", text), [int(n) for n in re.findall(r"(\d+)%", text)]
 
 
-@pytest.mark.parametrize("row", ROWS[::3], ids=lambda row: row["id"])  # all of them: benchmarks/practice.py
+@each("row", ROWS[::3], ids=lambda row: row["id"])  # all of them: benchmarks/practice.py
 def test_the_page_says_what_a_row_gives(row):
     bench = practice()
     found = bench.line(bench.judged(row)).strip("| ").split(" | ")

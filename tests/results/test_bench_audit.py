@@ -19,6 +19,7 @@ from commtax.audit.finding import Claim
 from commtax.readers import bench
 from commtax.readers.benches.record import Bench
 from commtax.verbs.asking import unsettled
+from each import each
 from paths import FIXTURES, SHARED
 
 PLACE = "8xh100-sxm"
@@ -179,7 +180,7 @@ def test_what_does_not_fit_is_said_and_not_compared():
     assert "hold" in finding.reason
 
 
-@pytest.mark.parametrize(
+@each(
     "odd",
     [
         {"concurrency": 1e18, "lengths": (10, 2)},

@@ -13,6 +13,7 @@ from commtax.readers import bench, formats
 from commtax.readers.benches import prometheus
 from commtax.readers.benches.cut import readable
 from commtax.statement import Refusal
+from each import each
 from paths import FIXTURES
 
 REAL = json.loads((FIXTURES / "audit" / "benches.json").read_text())
@@ -118,7 +119,7 @@ def test_aiperf_blocks_in_any_unit(unit, factor):
     assert found.output_len == 128
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "{",
@@ -254,7 +255,7 @@ def test_a_sweep_is_one_result_a_row():
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("strategy", "load"),
     [
         ({"type_": "concurrent", "streams": 16}, (16, None, 1)),
@@ -263,7 +264,7 @@ def test_a_sweep_is_one_result_a_row():
         ({"type_": "poisson", "rate": 2.5, "max_concurrency": 9}, (9, 2.5, 1)),
     ],
 )
-@pytest.mark.parametrize("place", ["args", "config"])
+@each("place", ["args", "config"])
 def test_strategies_of_guidellm_in_both_schemas(strategy, load, place):
     metrics = {"time_to_first_token_ms": {"successful": {"mean": 5.0}}, "request_totals": {"successful": 7, "errored": 2}}
     (found,) = bench.parse(json.dumps({"benchmarks": [{place: {"strategy": strategy}, "metrics": metrics}]}))

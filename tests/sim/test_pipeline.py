@@ -14,6 +14,7 @@ from commtax import napkin
 from commtax.cost.schedules import SCHEDULES, Order, Pair
 from commtax.sim.pipeline import Durations, run, simulate
 from commtax.timeline import Timeline
+from each import each
 from made_traces import clashes
 
 NAMES = sorted(SCHEDULES)
@@ -34,7 +35,7 @@ def flat(ops):
     return [x for op in ops for x in ((op.forward, op.backward) if isinstance(op, Pair) else (op,))]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_simulated_bubble_equals_the_closed_form(name):
     """All legal p <= 16 and m <= 24, and m up to 64 here and there; equal stages, to 1e-9."""
     kind = SCHEDULES[name]
@@ -59,7 +60,7 @@ def test_closed_forms_that_claim_any_times(name, data):
     assert timeline.idle_s() == pytest.approx(np.full(p, kind.idle(p, f, b, w)), rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_orders_are_sound(name):
     """Each operation once, F before B before W, no lane overlaps itself, and in flight as many as algebra says."""
     kind = SCHEDULES[name]
@@ -81,7 +82,7 @@ def test_orders_are_sound(name):
         assert clashes(simulate(order, Durations())) == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "p", "m", "v"),
     [("interleaved", 4, 6, 2), ("zb-h1", 4, 3, 1), ("zb-h2", 4, 6, 1), ("zb-v", 4, 6, 1), ("dualpipe", 3, 12, 1),
      ("dualpipe", 4, 6, 1), ("dualpipe", 4, 9, 1), ("1f1b", 0, 4, 1), ("gpipe", 4, 0, 1), ("1f1b", 4, 8, 2)],
@@ -208,7 +209,7 @@ def test_command_answers_the_budget_question():
     assert "straggler" in text
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "says"),
     [
         (("-p", "8"), "microbatches"),

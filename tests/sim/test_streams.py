@@ -15,6 +15,7 @@ from commtax.sim.arrivals import read, write
 from commtax.sim.streams import arrival_times, draw_lengths, draw_pairs, drawn
 from commtax.spec.stream import MOST_TOKENS, Z90, Lengths, Stream, through
 from commtax.statement import Refusal
+from each import each
 from paths import SHARED
 
 OPEN_LOOP = SHARED / "open_loop"
@@ -78,7 +79,7 @@ def test_an_infinite_rate_sends_all_at_once():
     assert stream.arrival_s.tolist() == [0.0] * 5
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "argument"),
     [
         ({"rate": 0, "count": 1}, "request_rate"),
@@ -154,7 +155,7 @@ def test_a_table_of_a_sample_keeps_its_mean_and_its_order(sample):
         )
 
 
-@pytest.mark.parametrize("name", SETS)
+@each("name", SETS)
 def test_a_data_set_draws_its_own_quantiles(name):
     known = data_set(name)
     assert known.key == name
@@ -238,7 +239,7 @@ def test_prompts_come_again_and_share_what_is_common(unique, shared, block):
 # Spellings
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("shargpt", "did you mean sharegpt"),

@@ -12,6 +12,7 @@ from commtax.catalog import loader, models
 from commtax.cost.collectives import ALGORITHMS
 from commtax.cost.memory import on_chip
 from commtax.cost.schedules import SCHEDULES
+from each import each
 from paths import SOURCE
 
 PYTHON = {path: path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
@@ -117,7 +118,7 @@ def test_no_hardware_is_named_where_prices_are_made(kind):
     assert not named
 
 
-@pytest.mark.parametrize("name", sorted(cli.VERBS))
+@each("name", sorted(cli.VERBS))
 def test_a_verb_is_a_file_of_the_command_line(name):
     assert (SOURCE / "cli" / f"{name}.py").exists()
     assert (SOURCE / "cli" / "app.py").read_text().count(f'"{name}"') == 1

@@ -16,6 +16,7 @@ from commtax.readers import kineto
 from commtax.readers.kineto_facts import facts_of
 from commtax.readers.trace import KINDS, usage, without_strays
 from commtax.timeline import Timeline
+from each import each
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import SHARED
 
@@ -326,14 +327,14 @@ def test_the_chip_is_read(device, cluster, verdict, says):
     assert any(f"2 x {device['name']}" in n for n in section.notes)
 
 
-@pytest.mark.parametrize("key", [k for k in catalog.keys("chips") if k != "cpu"])
+@each("key", [k for k in catalog.keys("chips") if k != "cpu"])
 def test_every_chip_is_recognised_by_its_size(key):
     known = catalog.chip(key)
     assert key in recognise("", known.visible_bytes, known.num_sms)
     assert key in recognise(known.name, known.visible_bytes, known.num_sms)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "gib", "sms", "key"),
     [
         ("NVIDIA H200", 139.81, 132, "h200-sxm"),

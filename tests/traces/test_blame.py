@@ -26,6 +26,7 @@ from commtax.readers.repetition import period_of
 from commtax.readers.trace import KINDS as WORK
 from commtax.readers.trace import Trace, usage
 from commtax.timeline import Timeline
+from each import each
 from fault_traces import KINDS, case
 from made_traces import decode_graphs, document, event, kernel, launch
 
@@ -40,8 +41,8 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("skew", [0.0, 50.0])
-@pytest.mark.parametrize(("fault", "job"), SMALL)
+@each("skew", [0.0, 50.0])
+@each(("fault", "job"), SMALL)
 def test_a_fault_is_named_and_dated(fault, job, skew):
     """A sample of what ``benchmarks/faults.py`` runs by the hundred."""
     made = case(42, fault, skew, job, ranks=3)

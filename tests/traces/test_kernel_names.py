@@ -3,11 +3,11 @@
 import json
 from time import perf_counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax.readers.collective_names import algorithm_of, is_fused, kernel_op, operator_op
+from each import each
 from paths import FIXTURES
 
 NAMES = json.loads((FIXTURES / "audit" / "kernel-names.json").read_text())
@@ -20,7 +20,7 @@ def test_enough_names_of_both_kinds():
     assert all(n["source"] for n in NAMES)
 
 
-@pytest.mark.parametrize("found", NAMES, ids=lambda n: n["name"][:60])
+@each("found", NAMES, ids=lambda n: n["name"][:60])
 def test_what_a_name_tells(found):
     name = found["name"]
     assert (kernel_op(name), is_fused(name), algorithm_of(name)) == (found["op"], found["fused"], found["algorithm"])

@@ -16,6 +16,7 @@ from commtax.files import opened
 from commtax.readers import formats, kineto
 from commtax.readers.ranks import distinct
 from commtax.timeline import crossed, merged
+from each import each
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES, SHARED
 
@@ -176,8 +177,8 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
-@pytest.mark.parametrize("place", [0, 2, 4])
+@each("bad", BAD, ids=range(len(BAD)))
+@each("place", [0, 2, 4])
 def test_a_bad_event_goes_alone(bad, place):
     lines = [json.dumps(e) for e in SOUND]
     text = '{"traceEvents": [' + ",\n".join([*lines[:place], bad, *lines[place:]]) + '], "baseTimeNanoseconds": 5}'
@@ -312,7 +313,7 @@ def test_ranks_and_hosts_by_the_name_of_the_file():
     assert distinct([read["trace-r1.json"], read["driver1.json"]]) == [read["trace-r1.json"], read["driver1.json"]]
 
 
-@pytest.mark.parametrize(
+@each(
     ("runtime", "kernels"),
     [
         ("cuda_driver", "kernel"),

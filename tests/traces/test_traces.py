@@ -15,6 +15,7 @@ from commtax.readers.collective_names import call_op, kernel_op
 from commtax.readers.meeting import meet
 from commtax.readers.trace import graph_steps
 from commtax.timeline import Timeline
+from each import each
 from made_traces import clashes, decode_graphs, document, event, exposed, kernel, launch, per_step, write
 from paths import FIXTURES, SHARED
 
@@ -147,7 +148,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize(("name", "op"), KERNELS.items())
+@each(("name", "op"), KERNELS.items())
 def test_kernels_by_name(name, op):
     assert kernel_op(name) == op
 

@@ -18,16 +18,15 @@ from commtax.spec import Plan
 from commtax.units import format_seconds
 from commtax.verbs.billing import price, with_link
 from commtax.verbs.explain import counterfactuals, verdict
+from each import each
 from strategies import questions
 
 FIGURES = ("step_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 
 
-@pytest.mark.parametrize(
-    "key", ["llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b", "gpt-oss-120b", "deepseek-v3", "gemma-3-27b", "opt-1.3b"]
-)
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "torch", "textbook"])
-@pytest.mark.parametrize("cluster", ["8xh100-sxm", "8xl40s", "2x4xa100-80-sxm"])
+@each("key", ["llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b", "gpt-oss-120b", "deepseek-v3", "gemma-3-27b", "opt-1.3b"])
+@each("engine", ["vllm", "sglang", "trtllm", "torch", "textbook"])
+@each("cluster", ["8xh100-sxm", "8xl40s", "2x4xa100-80-sxm"])
 def test_no_step_below_its_physical_floor(key, engine, cluster):
     """1,000 random steps for each of 105 questions: bytes / bandwidth, FLOPs / peak, wire bytes / link."""
     rng = np.random.default_rng(crc32(f"{key} {engine} {cluster}".encode()))

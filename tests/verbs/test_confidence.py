@@ -16,6 +16,7 @@ from commtax.planner import plan
 from commtax.planner.fleets import plan_fleet
 from commtax.statement import Refusal
 from commtax.verbs.confidence import Estimate, confidence_of, percent, through
+from each import each
 from paths import BENCHMARKS
 from web_client import get, refused
 
@@ -61,7 +62,7 @@ def test_spellings(text, value):
     assert confidence_of(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["0", "100%", "100", "-3", "120%", "nan", "sure", "", True, None, [0.8]])
+@each("text", ["0", "100%", "100", "-3", "120%", "nan", "sure", "", True, None, [0.8]])
 def test_what_is_no_probability_is_refused(text):
     with pytest.raises(Refusal, match="confidence"):
         confidence_of(text)

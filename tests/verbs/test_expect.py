@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax.readers.nccl_tests import parse
+from each import each
 
 HEADER = """# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592 step: 2(factor)
 # all_reduce_perf
@@ -21,8 +22,8 @@ OLD = "     1048576        262144     float     sum    25.41   41.26   72.21  2e
 SHORT = "     1048576         32768      int8     sum      -1    25.41   41.26   72.21    N/A    25.20   41.61   72.82    N/A"
 
 
-@pytest.mark.parametrize("prefix", ["", "[1,0]<stdout>:", "0: "])
-@pytest.mark.parametrize("row", [NEW, OLD, SHORT])
+@each("prefix", ["", "[1,0]<stdout>:", "0: "])
+@each("row", [NEW, OLD, SHORT])
 def test_rows_of_every_variant(prefix, row):
     run = parse(
         "\n".join(

@@ -17,6 +17,7 @@ from commtax.cost.traffic import largest_graph
 from commtax.spec import Attention, Plan
 from commtax.verbs.asking import ask
 from commtax.verbs.fitting import judge, limits_of
+from each import each
 from start_logs import LOGS, name, of_log
 from strategies import questions
 
@@ -30,7 +31,7 @@ def test_enough_logs_with_their_sources():
     assert all(r["source"].startswith("https://") and (r["complete"] or r["why_not"]) for r in LOGS)
 
 
-@pytest.mark.parametrize("row", [r for r in LOGS if r["complete"]], ids=name)
+@each("row", [r for r in LOGS if r["complete"]], ids=name)
 def test_complete_logs(row):
     """Weights within 1 %, KV memory, tokens and concurrency within 5 %."""
     _, fit = of_log(row)
@@ -48,7 +49,7 @@ def test_complete_logs(row):
             assert value == pytest.approx(logged[key], rel=0.05), key
 
 
-@pytest.mark.parametrize("row", [r for r in LOGS if not r["complete"]], ids=name)
+@each("row", [r for r in LOGS if not r["complete"]], ids=name)
 def test_incomplete_logs_stay_near(row):
     """What is missing from the command (``why_not``) explains the rest: within 3 % of weights, 10 % of KV."""
     model, fit = of_log(row)
@@ -163,7 +164,7 @@ def test_more_memory_never_gives_fewer_tokens(question):
     assert tokens == sorted(tokens)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "says"),
     [
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0"),

@@ -1,15 +1,15 @@
 """The laws of ``laws.py`` on a few questions each; ``benchmarks/laws.py`` asks thousands."""
 
-import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from each import each
 from laws import LAWS
 
 SLOW = tuple(name for name, (_, share) in LAWS.items() if share == 1)
 
 
-@pytest.mark.parametrize("name", sorted(LAWS))
+@each("name", sorted(LAWS))
 def test_law(name):
     law, _ = LAWS[name]
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import commtax
+from each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("verb", "name", "value"),
     [
         (commtax.bill, "micro_batch", 2),

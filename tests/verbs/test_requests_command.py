@@ -29,6 +29,7 @@ from commtax.verbs.serving import serve as closed_loop
 from commtax.verbs.sweeping import at, points, sweep
 from commtax.verbs.tails import first_tokens, gaps
 from commtax.verbs.usage import usage_of
+from each import each
 
 MODEL, PLACE = "llama-3.1-8b", "8xh100-sxm"
 LENGTHS = {"input_len": 512, "output_len": 64}
@@ -115,7 +116,7 @@ def test_what_is_wrong_is_said_first_and_is_the_exit_code(words, code, first):
     assert done.stdout.startswith(first)
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "names"),
     [
         (("--request-rate", "0"), "request_rate=0"),
@@ -165,7 +166,7 @@ def test_each_option_is_refused_in_one_line(words, names):
     assert names in done.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "names"),
     [
         ({}, "request_rate: say when"),

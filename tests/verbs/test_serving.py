@@ -18,6 +18,7 @@ from commtax.readers.published.serving import is_fitted, may_draft, measured, qu
 from commtax.spec import Experts
 from commtax.statement import Refusal
 from commtax.units import format_seconds
+from each import each
 from paths import SHARED
 
 RUNS = SHARED / "serving_runs.csv"
@@ -167,11 +168,11 @@ def test_prompts_ahead_by_hand():
     assert prompts_ahead(independent, 64, 8192, vllm) == pytest.approx(2 * 63 / 1025)
 
 
-@pytest.mark.parametrize(
+@each(
     ("engine", "pp", "clients", "below", "above"),
     [("sglang", 1, 2, 4096, 4097), ("vllm", 2, 2, 4096, 4097), ("vllm", 1, 64, 8129, 8130), ("trtllm", 1, 8, 4096, 4097)],
 )
-@pytest.mark.parametrize("spread", [0.0, 0.5])
+@each("spread", [0.0, 0.5])
 def test_one_more_prompt_token_saves_no_time(engine, pp, clients, below, above, spread):
     """What a prompt leaves of a step's budget goes to the next one: nothing jumps where two prompts just fit into a step."""
     words = {"engine": engine, "pp": pp, "concurrency": clients, "spread": spread}

@@ -9,6 +9,7 @@ from commtax.spec import Workload
 from commtax.verbs.asking import settled, unsettled
 from commtax.verbs.requests import steps_of
 from commtax.verbs.steps import step_bill
+from each import each
 
 PLANS = (
     ("llama-3.1-8b", "8xh100-sxm", {"tp": 1}),
@@ -45,7 +46,7 @@ def looked_up(table, seqs, context, prompts, new, past):
     return table.mixing(seqs, seqs * context, prompts * new, prompts, table.prompts_s([(0, new, past)] * prompts))
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan[0]}-{plan[2].get('engine', 'vllm')}")
+@each("plan", PLANS, ids=lambda plan: f"{plan[0]}-{plan[2].get('engine', 'vllm')}")
 def test_a_step_looked_up_is_the_step_priced(plan):
     asked = asked_of(plan)
     table = steps_of(asked, LONGEST)

@@ -21,6 +21,7 @@ from commtax.readers.published.training import question
 from commtax.sim.pipeline import Durations, run
 from commtax.verbs.explain import causes, thresholds, verdict
 from commtax.verbs.fitting import fits
+from each import each
 from paths import SHARED
 
 RUNS = SHARED / "training_runs.csv"
@@ -182,8 +183,8 @@ def test_overlap_is_an_inequality_with_an_efficiency_below_one():
     assert hidden_s(1.0, 2.0, 0.5) == 0.5
 
 
-@pytest.mark.parametrize("name", TRAINING)
-@pytest.mark.parametrize("p", [2, 4, 8])
+@each("name", TRAINING)
+@each("p", [2, 4, 8])
 def test_idle_times_are_the_simulators(name, p):
     """Exactly for equal times, and within 3 % of the run for times as training has them."""
     kind = SCHEDULES[name]
@@ -256,7 +257,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("change", "says"), BAD)
+@each(("change", "says"), BAD)
 def test_options_are_honoured_or_refused(change, says):
     with pytest.raises(ValueError, match=says):
         commtax.train_bill(**{"model": "llama-3.1-8b", "cluster": "8xh100-sxm", **change})

@@ -21,6 +21,7 @@ from commtax.files import table
 from commtax.spec import KernelHabits
 from commtax.verbs.asking import terms_of
 from commtax.verbs.why import chosen, every_why, labels, why
+from each import each
 
 EXACT = 1e-9
 SERVERS = ("vllm", "sglang", "trtllm", "torch", "fused", "textbook", "vllm@0.11", "vllm-rocm", "trtllm-mlperf", "gpt-fast")
@@ -140,7 +141,7 @@ def test_constants_that_are_seconds_are_those_of_the_physics():
     assert timed == {*SECONDS, *RATES, *DAMPED}
 
 
-@pytest.mark.parametrize("form", [*FORMS, *CHIP_FORMS])
+@each("form", [*FORMS, *CHIP_FORMS])
 def test_every_form_states_its_equation(form):
     assert equation(form).startswith("t = ")
 

@@ -21,6 +21,7 @@ from commtax.report.view.tour import catalogue
 from commtax.units import format_seconds
 from commtax.verbs.billing import price, with_collectives
 from commtax.verbs.layer import layer_of
+from each import each
 from web_client import ask, get, refused
 
 STATES = 40
@@ -116,7 +117,7 @@ def test_the_page_says_what_the_command_line_says_for_random_states(tmp_path, mo
     assert len(phases) == 6
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_api_bill_and_fit_are_the_command_lines_documents(name):
     state = parse(CASES[name].items())
     if state.file:
@@ -141,7 +142,7 @@ def evaluate(text):
     return eval(plain)
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_formulas_evaluate_to_their_results(name):
     shown = get("view", **CASES[name])
     rows = [(x["formula"], x["total_s"]) for x in shown["bill"]]
@@ -156,7 +157,7 @@ def test_formulas_evaluate_to_their_results(name):
         assert evaluate(right) == pytest.approx(drawn, rel=0.006)
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_a_layer_is_compute_and_what_is_exposed_to_scale(name):
     state = parse(CASES[name].items())
     b, drawn = price(state.question), layer_of(price(state.question))
@@ -179,7 +180,7 @@ def test_a_layer_is_compute_and_what_is_exposed_to_scale(name):
         assert drawn.length_s * b.question.model.num_layers == pytest.approx(inside, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_the_layer_has_every_collective_of_its_layers_once(name):
     """Over a step's layers and microbatches the bars sum to the lines that they are shares of."""
     state = parse(CASES[name].items())
@@ -198,7 +199,7 @@ def test_the_layer_has_every_collective_of_its_layers_once(name):
             assert sum(bars) * whole == pytest.approx(float(line.total_s), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_buttons_do_what_they_say(name):
     shown = get("view", **CASES[name])
     state = parse((k, str(v)) for k, v in shown["state"].items())
@@ -211,15 +212,15 @@ def test_buttons_do_what_they_say(name):
     assert applied
 
 
-@pytest.mark.parametrize("name", [name for name, asked in CASES.items() if asked.get("ph") != "train"])
-@pytest.mark.parametrize("eager", ["0", "1"])
+@each("name", [name for name, asked in CASES.items() if asked.get("ph") != "train"])
+@each("eager", ["0", "1"])
 def test_what_ifs_of_collectives_are_the_whole_step_priced_again(name, eager):
     b = price(parse({**CASES[name], "eg": eager}.items() if CASES[name].get("ph") != "prefill" else CASES[name].items()).question)
     for changes in ({"latency_scale": 0.5}, {"bandwidth_scale": 2.0}, {"library": "nccl"}):
         assert with_collectives(b, **changes).step_s == price(b.question.but(**changes)).step_s
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_the_normal_state_asks_the_same_question(name):
     first = get("view", **CASES[name])
     again = get("view", **first["state"])
@@ -227,7 +228,7 @@ def test_the_normal_state_asks_the_same_question(name):
     assert again["totals"] == first["totals"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_a_line_is_explained_under_its_place_in_the_bill(name):
     """The page asks by the place of a line in the table: parts add up to what that line takes."""
     lines = get("view", **CASES[name])["bill"]
@@ -237,8 +238,8 @@ def test_a_line_is_explained_under_its_place_in_the_bill(name):
         assert sum(part["seconds"] for part in found["parts"]) == pytest.approx(lines[place - 1]["each_s"], rel=1e-9)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("kind", ["tp-link", "tp-batch"])
+@each("name", CASES)
+@each("kind", ["tp-link", "tp-batch"])
 def test_grids_hold_this_state_and_load_their_cells(name, kind):
     shown, found = get("view", **CASES[name]), get("compare", **CASES[name], grid=kind)
     row, column = found["here"]

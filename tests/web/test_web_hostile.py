@@ -17,6 +17,7 @@ from commtax import catalog
 from commtax.report.view.state import KEYS, parse
 from commtax.verbs.billing import price
 from commtax.web.app import create_app
+from each import each
 from paths import BENCHMARKS
 from web_client import ask, refused
 
@@ -88,8 +89,8 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("text", EVIL)
-@pytest.mark.parametrize("key", ["m", "c", "intra", "inter", "e", "cfg", "as", "lib", "z"])
+@each("text", EVIL)
+@each("key", ["m", "c", "intra", "inter", "e", "cfg", "as", "lib", "z"])
 def test_names_are_of_the_catalogue_or_refused(key, text):
     ask("/api/view")  # what is loaded on first use is loaded
     with watched() as seen:
@@ -108,14 +109,14 @@ def test_a_folder_beside_the_server_is_no_model(tmp_path, monkeypatch):
         assert refused("view", {"m": name})[0] in (400, 422)
 
 
-@pytest.mark.parametrize("text", NUMBERS)
-@pytest.mark.parametrize("key", [k.name for k in KEYS if isinstance(k.default, int)])
+@each("text", NUMBERS)
+@each("key", [k.name for k in KEYS if isinstance(k.default, int)])
 def test_numbers_are_whole_and_in_range(key, text):
     status, found = refused("bill", {key: text})
     assert (status, found["argument"]) == (400, key)
 
 
-@pytest.mark.parametrize("text", ["NaN", "Infinity", "-1", "1e999", "1e400", "0x1p3", "", "1_0", "٣"])
+@each("text", ["NaN", "Infinity", "-1", "1e999", "1e400", "0x1p3", "", "1_0", "٣"])
 def test_limits_are_numbers(text):
     assert refused("plan", {"ttft": text})[0] == 400
 
@@ -143,7 +144,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@each("name", CONFIGS)
 def test_pasted_configs_are_read_or_refused(name):
     status, found = refused("view", {"cfg": CONFIGS[name]})
     assert status in (400, 422)
@@ -160,7 +161,7 @@ def test_every_field_of_a_config_may_be_wrong():
                     assert price(parse([("cfg", json.dumps({**config, field: value}))]).question).step_s > 0, (model, field, value)
 
 
-@pytest.mark.parametrize(
+@each(
     "host",
     [
         "evil.example",
@@ -223,7 +224,7 @@ def test_long_and_broken_queries_are_refused():
         json.loads(body)
 
 
-@pytest.mark.parametrize(
+@each(
     "path",
     [
         "/../pyproject.toml",

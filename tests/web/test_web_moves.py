@@ -7,6 +7,7 @@ import pytest
 from commtax.report.view import view
 from commtax.report.view.state import parse
 from commtax.verbs.billing import price
+from each import each
 from web_client import refused
 
 AXES = ("tp", "pp", "dp", "ep", "cp")
@@ -39,7 +40,7 @@ def walk(case):
     return state, found
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_every_place_of_a_slider_is_legal(name):
     state, places = walk(CASES[name])
     for axis in AXES:
