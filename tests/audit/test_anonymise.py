@@ -15,22 +15,14 @@ from commtax.audit.anonymising import MOST_STEPS, anonymous, write_anonymous
 from commtax.readers import kineto
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES, SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 LARGE = 800_000  # bytes: reading such a trace takes longer than all that is asked of it
 SMALL = (p for p in (SHARED / "traces").glob("*.json.gz") if p.stat().st_size < LARGE)
 TRACES = [*sorted(SMALL), *sorted(FIXTURES.glob("*.trace.json.gz"))]
-OPS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "send_recv",
-    "barrier",
-    "gather",
-    "scatter",
-)
+OPS = DATA["ops"]
 OWN = ("ProfilerStep#", "execute_context_", "cudaLaunchKernel", "cudaGraphLaunch", "Optimizer.step#", "gloo:")
 """What a profiler and an engine call things in every trace."""
 

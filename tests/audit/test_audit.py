@@ -21,6 +21,9 @@ from each import each
 from made_traces import decode_graphs
 from paths import FIXTURES, SHARED
 from start_logs import LOGS, name, of_log
+from tables import tables
+
+DATA = tables(__file__)
 
 TINY = str(FIXTURES / "tiny-llama")
 TRACES = SHARED / "traces"
@@ -33,23 +36,7 @@ def run(*words):
     return done
 
 
-WORDINGS = {
-    "0.6": (
-        "Loading model weights took {:.4f} GB",
-        "the rest of the memory reserved for KV Cache is {:.2f}GiB",
-        "# GPU blocks: {}, # CPU blocks: 1",
-    ),
-    "0.8": (
-        "Model loading took {:.4f} GiB and 5.3 seconds",
-        "Available KV cache memory: {:.2f} GiB",
-        "GPU KV cache size: {:,} tokens",
-    ),
-    "0.32": (
-        "Model loading took {:.2f} GiB memory and 5.3 seconds",
-        "Available KV cache memory: {:.2f} GiB",
-        "GPU KV cache size: {:,} tokens, x",
-    ),
-}
+WORDINGS = DATA["wordings"]
 
 
 @each("wording", WORDINGS)

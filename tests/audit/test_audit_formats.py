@@ -11,6 +11,9 @@ from commtax.audit import audit
 from commtax.readers import bench, collective_tests, formats, training_log
 from commtax.readers.startup import Moment, StartupLog
 from commtax.report.audit_words import headline
+from tables import tables
+
+DATA = tables(__file__)
 
 GIB = 2**30
 
@@ -31,26 +34,7 @@ def told(tmp_path):
 
 # results
 
-AGGREGATE = {
-    "hw": "b200",
-    "conc": 32,
-    "model": "some/Model-7B",
-    "framework": "dynamo-sglang",
-    "precision": "fp8",
-    "spec_decoding": "none",
-    "isl": 1000,
-    "osl": 500,
-    "tp": 4,
-    "ep": 1,
-    "tput_per_gpu": 900.0,
-    "output_tput_per_gpu": 300.0,
-    "mean_ttft": 0.25,
-    "p99.9_ttft": 1.5,
-    "mean_tpot": 0.02,
-    "mean_itl": 0.05,
-    "mean_e2el": 9.23,
-    "mean_intvty": 50.0,
-}
+AGGREGATE = DATA["aggregate"]
 
 
 def test_a_summary_of_inferencex_is_read_in_seconds_and_for_all_gpus(told):
@@ -91,17 +75,7 @@ def test_a_table_whose_frame_does_not_end_is_partial(told):
     assert "partial" not in told(TABLE + "└──────┴─────┴─────┘\n")[2]
 
 
-SUMMARY = [
-    "SUT name : MySUT",
-    "Scenario : Server",
-    "Mode     : PerformanceOnly",
-    "Completed samples per second    : 4.50",
-    "Completed tokens per second: 900.00",
-    "Result is : INVALID",
-    "  Performance constraints satisfied : NO",
-    "  Min duration satisfied : Yes",
-    "Scheduled samples per second : 6.00",
-]
+SUMMARY = DATA["summary"]
 
 
 @settings(max_examples=12, deadline=None)
@@ -121,23 +95,7 @@ def test_that_a_run_is_invalid_is_something_off(told):
     assert "something is off" in head
 
 
-OVERVIEW = """\
-===========
-PYTORCH BACKEND
-===========
-Model:                  some-model
-TP Size:                2
-Number of requests:     64
-Average Input Length (tokens):  100.0
-Average Output Length (tokens): 50.0
-===========
-PERFORMANCE OVERVIEW ( before / after )
-===========
--- | -- | --
-Request Throughput (req/sec): |  1.5 | 1.6
-Total Output   Throughput (tokens/sec): | 75.0 | 80.0
-Total   Latency (ms):   | 42666.7 | 40000.0
-"""
+OVERVIEW = DATA["overview"]
 
 
 def test_columns_of_an_overview_are_results_of_their_own():
@@ -150,22 +108,7 @@ def test_columns_of_an_overview_are_results_of_their_own():
     assert (single.requests_per_s, single.duration_s) == (1.5, pytest.approx(42.6667))
 
 
-SERVED = """\
-============ Serving Benchmark Result ============
-Successful requests:                     100
-Benchmark duration (s):                  50.00
-Total generated tokens:                  10000
-Request throughput (req/s):              2.00
-Output token throughput (tok/s):         200.00
-Peak concurrent requests:                37.00
-Mean TTFT (ms):                          500.00
-P95 TTFT (ms):                           900.00
-Mean TPOT (ms):                          40.00
-Mean ITL (ms):                           160.00
-P90 TPOT (ms):                           45.00
-P95 TPOT (ms):                           50.00
-==================================================
-"""
+SERVED = DATA["served"]
 
 
 def test_the_highest_percentile_the_gaps_and_the_peak_of_a_result_are_told(told):
@@ -213,9 +156,7 @@ def test_a_queue_before_a_cache_with_room_is_told_with_what_binds(told):
 
 
 @settings(max_examples=15, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20), st.floats(0, 1)), min_size=3, max_size=20),
-)
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20), st.floats(0, 1)), min_size=3, max_size=20))
 def test_requests_that_do_not_outnumber_those_that_run_are_no_queue(rows):
     from commtax.audit.held_up import behind_cache, held_up
 

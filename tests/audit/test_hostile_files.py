@@ -11,53 +11,15 @@ from cli_run import run_here
 from commtax.catalog import config
 from commtax.readers import bench, kineto, launch, nccl_tests, prefixes, topology, trace, vllm_log
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 SIZE = 16_000
 UNITS = (
-    *(
-        "a",
-        "1",
-        " ",
-        "\n",
-        "(",
-        "[",
-        "{",
-        "'",
-        '"',
-        "#",
-        "=",
-        ":",
-        "$A",
-        "a=(",
-        "a=()",
-        'a="$a" ',
-        "(Worker",
-        "Worker",
-        "rank 1",
-        "\x1b[",
-    ),
-    *(
-        "cat > x << E\n",
-        "cat << E > x\n",
-        "cat>",
-        "srun ",
-        "world_size=1 rank=1 ",
-        "Using [",
-        "Using [] all-reduce backends ",
-        "_perf",
-    ),
-    *(
-        "all_reduce_perf ",
-        "GPU0 GPU1 ",
-        "oneshot",
-        "one_shot_",
-        "vllm serve ",
-        "vllm/vllm-openai:1.1",
-        "--a ",
-        "a: ",
-        "\\\n",
-        "with config a",
-    ),
+    *DATA["units"],
+    *DATA["units_2"],
+    *DATA["units_3"],
     *("model weights took 1,", ",", "LLM(", "torchrun ", "-m torch.distributed.", "a = b, ", "NV1", "1 1 float sum -1 ", "²"),
     *("[1,0]<stdout>:", "[a,", "[0] ", "a-", "2024-11-04T12:00:00Z ", "[pod/", " 0: ", "[1,0][a"),
 )
@@ -151,22 +113,7 @@ EVENTS = [
         "tid": 1,
         "args": {"Input Dims": [[4]], "Input type": ["float"]},
     },
-    {
-        "ph": "X",
-        "cat": "kernel",
-        "name": "ncclDevKernel_AllReduce",
-        "ts": 5,
-        "dur": 9,
-        "args": {
-            "correlation": 7,
-            "In msg nelems": 4,
-            "Out msg nelems": 4,
-            "dtype": "Float",
-            "Group size": 2,
-            "stream": 1,
-            "device": 0,
-        },
-    },
+    DATA["events"],
 ]
 TRACE = {
     "traceEvents": EVENTS,

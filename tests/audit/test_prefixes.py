@@ -10,28 +10,11 @@ from hypothesis import strategies as st
 from commtax.calibrate import calibrate
 from commtax.readers import formats, nccl_tests, prefixes
 from made_nccl import SIZES, TRUE, noisy, output, written
+from tables import tables
 
-PREFIXES = {
-    "open-mpi-4": "[1,0]<stdout>:",
-    "open-mpi-5": "[1,0]<stdout>: ",
-    "open-mpi-5-name": "[prterun-node01-4321@1,0]<stdout>: ",
-    "open-mpi-5-detailed": "[1,0][node01:4321]<stdout>: ",
-    "open-mpi-time": "Mon Nov  4 12:00:00 2024[1,0]<stdout>:",
-    "open-mpi-time-alone": "Mon Nov 14 12:00:00 2024<stdout>: ",
-    "mpich": "[0] ",
-    "srun": "0: ",
-    "srun-wide": "  0: ",
-    "pdsh": "node-01.cluster: ",
-    "torchrun": "[default0]:",
-    "kubectl": "[pod/nccl-launcher-x/main] 2024-11-04T12:00:00.123456789Z ",
-    "pod-file": "2024-11-04T12:00:00.123456789Z stderr F ",
-    "compose": "vllm-1  | ",
-    "compose-old": "runner_llm_1   | ",
-    "compose-quoted": "> nccl-1   | ",
-    "journald": "Nov  4 12:00:00 gpu07 vllm[1234]: ",
-    "journald-iso": "2024-11-04T12:00:00+0000 gpu07.cluster vllm@8b[1234]: ",
-    "kubectl-mpirun": "2024-11-04T12:00:00Z [1,0]<stdout>:",
-}
+DATA = tables(__file__)
+
+PREFIXES = DATA["prefixes"]
 
 
 @pytest.fixture(scope="module")

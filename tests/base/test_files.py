@@ -13,6 +13,9 @@ import pytest
 from cli_run import run_here
 from commtax import files
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 
 def test_gzip_is_unpacked_in_members_and_within_a_limit(tmp_path):
@@ -204,19 +207,7 @@ HOSTILE = {
     "binary": bytes(range(256)) * 40,
     "empty": b"",
 }
-READING = [
-    ("audit", "{}", "-m", "llama-3.2-1b", "-c", "2xh100-sxm"),
-    ("audit", "{0}", "{0}", "--baseline", "{0}", "-m", "llama-3.2-1b", "-c", "2xh100-sxm"),
-    ("calibrate", "{}", "-c", "2xh100-sxm", "-o", "/dev/null"),
-    ("expect", "all-reduce", "-c", "2xh100-sxm", "--measured", "{}"),
-    ("bill", "llama-3.2-1b", "-c", "2xh100-sxm", "--profile", "{}"),
-    ("bill", "llama-3.2-1b", "-c", "2xh100-sxm", "-tp", "2", "--topo", "{}"),
-    ("compare", "llama-3.2-1b", "-c", "2xh100-sxm", "--plans", "tp1,tp2", "--topo", "{}"),
-    ("bill", "-c", "2xh100-sxm", "--from", "{}"),
-    ("bill", "-c", "2xh100-sxm", "--from", "trtllm-serve llama-3.2-1b --extra_llm_api_options {}", "--profile", "{}"),
-    ("fit", "{}", "-c", "2xh100-sxm"),
-    ("catalog", "models", "{}"),
-]
+READING = DATA["reading"]
 
 
 @pytest.mark.parametrize("words", READING, ids=lambda w: " ".join(w[:1]) + " " + w[-2])

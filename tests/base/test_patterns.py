@@ -12,31 +12,12 @@ from cli_run import run_here
 from commtax.catalog import config
 from commtax.patterns import Patterns, Reader, modules
 from each import each
+from tables import tables
 
-NAMES = (
-    "lm_head",
-    "model.layers.0.mlp.gate",
-    "model.layers.12.mlp.gate_proj",
-    "model.layers.3.self_attn.q_proj",
-    "model.layers.7.mlp.experts.gate",
-    "model.layers.3.mlp.shared_experts.down_proj",
-    "visual.blocks.0.attn",
-    "",
-)
-REAL = (
-    ".*lm_head",
-    ".*mlp.gate$",
-    r".*mlp\.gate$",
-    ".*self_attn.*",
-    r"model\.layers\.\d+\.mlp\.gate",
-    "visual.*",
-    ".*shared_experts.*",
-    r".*mlp\.(gate|up|gate_up|down)_proj.*",
-    r"model\.layers\.[0-9]+\.mlp",
-    r"^model\.layers\.(?:0|1|2)\..*_proj$",
-    r".*layers\.[1-9]{1,2}\..*",
-    "(.*lm_head|.*gate)?",
-)
+DATA = tables(__file__)
+
+NAMES = DATA["names"]
+REAL = DATA["real"]
 
 
 def patterns(*texts):
@@ -126,13 +107,7 @@ def test_wildcards_and_names():
     named = modules(("lm_head", "model.layers.1*", "re:.*gate$", "*.layers.[!0-4].mlp"))
     assert [
         named.hold(n) for n in ("lm_head.weight", "model.layers.12.x", "a.gate", "model.layers.7.mlp.up", "model.layers.2.mlp")
-    ] == [
-        True,
-        True,
-        True,
-        True,
-        False,
-    ]
+    ] == [True, True, True, True, False]
 
 
 def test_a_hostile_checkpoint_does_not_hold_a_command(tmp_path):

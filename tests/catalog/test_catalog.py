@@ -17,115 +17,13 @@ from commtax.cost.kernels import kernel_sigma, kernel_source, seconds
 from commtax.spec import Chip, Link
 from commtax.verbs.billing import with_link
 from each import each
+from tables import tables
 
-CHIPS = [
-    "a100-40-sxm",
-    "a100-80-sxm",
-    "a100-40-pcie",
-    "a100-80-pcie",
-    "h100-sxm",
-    "h100-pcie",
-    "h100-nvl",
-    "h100-96-hbm2e",
-    "h200-sxm",
-    "h200-nvl",
-    "gh200-96",
-    "gh200-144",
-    "h20",
-    "h20-3e",
-    "h800-sxm",
-    "h800-pcie",
-    "b200-sxm",
-    "b300-sxm",
-    "gb200",
-    "gb300",
-    "gb10",
-    "l4",
-    "l40s",
-    "l20",
-    "a10",
-    "a40",
-    "t4",
-    "v100-16-sxm",
-    "v100-32-sxm",
-    "rtx-3090",
-    "rtx-4090",
-    "rtx-5090",
-    "rtx-pro-6000",
-    "rtx-pro-6000-server",
-    "rtx-pro-4500",
-    "mi300x",
-    "mi325x",
-    "mi350x",
-    "mi355x",
-    "arc-pro-b60",
-    "cpu",
-]
-LINKS = [
-    "nvlink2",
-    "nvlink3",
-    "nvlink4",
-    "nvlink4-h800",
-    "nvlink5",
-    "nvlink-bridge",
-    "nvlink-bridge-h200",
-    "pcie3",
-    "pcie3-x8",
-    "pcie4",
-    "pcie4-contended",
-    "pcie4-x8",
-    "pcie5",
-    "pcie5-x8",
-    "xgmi-mi300x",
-    "ib-hdr",
-    "ib-ndr",
-    "ib-xdr",
-    "roce-100",
-    "roce-200",
-    "roce-400",
-    "efa-100",
-    "efa-400",
-    "roce-200-spark",
-    "1gbe",
-    "10gbe",
-    "25gbe",
-    "100gbe",
-]
-CLUSTERS = [
-    "dgx-a100",
-    "dgx-h100",
-    "dgx-h200",
-    "dgx-b200",
-    "gb200-nvl72",
-    "p4d",
-    "p4de",
-    "p5",
-    "p5e",
-    "p5en",
-    "p6-b200",
-    "p6-b300",
-    "p6e-gb200",
-    "a3-mega",
-    "a3-ultra",
-    "a4",
-    "a4x",
-    "dgx-b300",
-    "gb300-nvl72",
-    "u-p6e-gb200x72",
-    "u-p6e-gb200x36",
-    "a4x-max",
-    "nd-gb200-v6",
-    "nd-gb300-v6",
-    "dgx-spark",
-    "hgx-h800",
-    "hgx-h20",
-    "8xmi350x",
-    "8xmi355x",
-    "8xl40s-pcie",
-    "8xl40s-contended",
-    "4x4090-pcie",
-    "8xmi300x",
-]
+DATA = tables(__file__)
+
+CHIPS = DATA["chips"]
+LINKS = DATA["links"]
+CLUSTERS = DATA["clusters"]
 
 
 @each("key", CHIPS)
@@ -195,20 +93,7 @@ def test_link_anchors(name, value):
 
 @each(
     ("name", "bf16", "memory_Bps"),
-    [
-        ("h100-sxm", 989.4e12, 3.35e12),
-        ("h200-sxm", 989.4e12, 4.8e12),
-        ("a100-80-sxm", 312e12, 2.039e12),
-        ("l40s", 362.05e12, 864e9),
-        ("mi300x", 1307.4e12, 5.3e12),
-        ("mi350x", 2306.9e12, 8e12),
-        ("gb300", 2500e12, 8e12),
-        ("h800", 989.4e12, 3.35e12),
-        ("h20-3e", 148e12, 4.8e12),
-        ("l20", 119.5e12, 864e9),
-        ("rtx-pro-6000-server", 480e12, 1597e9),
-        ("rtx-pro-4500", 219.7e12, 896e9),
-    ],
+    DATA["chip_anchors"],
 )
 def test_chip_anchors(name, bf16, memory_Bps):
     chip = catalog.chip(name)
@@ -285,17 +170,7 @@ def test_no_number_in_a_chip_goes_without_a_source():
 
 @each(
     ("text", "key", "domain"),
-    [
-        ("16xh100-sxm", "2x8xh100-sxm", 8),
-        ("12xh100-sxm", "2x6xh100-sxm", 6),
-        ("8xh100-nvl", "8xh100-nvl", 8),
-        ("8xrtx-4090", "8xrtx-4090", 8),
-        ("72xgb200", "18x4xgb200", 72),
-        ("1x72xgb200", "18x4xgb200", 72),
-        ("144xgb200", "36x4xgb200", 72),
-        ("16xcpu", "16xcpu", 16),
-        ("1x16xh100-sxm", "1x16xh100-sxm", 16),
-    ],
+    DATA["more_gpus_than_a_host_holds_are_several_hosts"],
 )
 def test_more_gpus_than_a_host_holds_are_several_hosts(text, key, domain):
     found = catalog.cluster(text)

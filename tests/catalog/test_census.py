@@ -118,10 +118,7 @@ def test_an_effect_of_a_model_and_one_beyond_the_law_are_found(tmp_path):
     assert totals(found)["effect"] == 4
     assert totals(found)["host"] == 1
     broken = {where.removeprefix("catalog/paces.toml "): rules for where, rules in breakers(found).items()}
-    assert list(broken) == [
-        "family DeepseekV3ForCausalLM.experts",
-        "engine vllm, chips hopper, kernel experts, dtype fp8.log",
-    ]
+    assert list(broken) == ["family DeepseekV3ForCausalLM.experts", "engine vllm, chips hopper, kernel experts, dtype fp8.log"]
     of_a_family = {"belongs to models", "belongs to no engine", "no mechanism", "outside 0.7 to 1.4"}
     assert of_a_family <= set(broken["family DeepseekV3ForCausalLM.experts"])
 

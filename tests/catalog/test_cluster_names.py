@@ -13,28 +13,13 @@ from commtax.catalog.unmeasured import check_measured
 from commtax.files import table
 from each import each
 from paths import FIXTURES
+from tables import tables
+
+DATA = tables(__file__)
 
 RACKS = ["gb200", "gb300"]
-SAME = [
-    ("gb200-nvl72", "nvl72", "dgx-gb200", "72xgb200", "1x72xgb200", "18x4xgb200", "18xnd-gb200-v6"),
-    ("2xgb200-nvl72", "144xgb200", "2x72xgb200", "36x4xgb200"),
-    ("gb300-nvl72", "72xgb300", "18x4xgb300", "18xnd-gb300-v6"),
-    ("u-p6e-gb200x72", "18xp6e-gb200"),
-    ("8xgb200", "2x4xgb200", "2xnd-gb200-v6"),
-    ("8xh100-sxm", "1x8xh100-sxm", "dgx-h100"),
-    ("2x8xh100-sxm", "16xh100-sxm", "2xdgx-h100"),
-    ("8xh200-sxm", "dgx-h200"),
-    ("8xb200-sxm", "dgx-b200"),
-]
-ASKED = {
-    "bill": "bill deepseek-r1 -tp 4 -ep 4",
-    "train": "bill llama-3.1-8b --phase train -tp 2 -dp 2",
-    "fit": "fit deepseek-r1 --dtype bf16 -tp 2",
-    "simulate": "simulate llama-3.1-8b -tp 2 --request-rate 2",
-    "serve": "plan llama-3.1-8b --tpot 30ms --ttft 2s --input-len 1024 --output-len 1024",
-    "fleet": "plan llama-3.1-8b --request-rate 4 --ttft 2s --tpot 50ms",
-    "expect": "expect all-reduce --size 1MiB",
-}
+SAME = DATA["same"]
+ASKED = DATA["asked"]
 FACTS = ("chip", "num_hosts", "gpus_per_host", "domain", "intra", "inter", "nics_per_host", "bridge")
 
 

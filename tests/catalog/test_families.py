@@ -22,6 +22,9 @@ from commtax.spec import Attention, DeltaNet, Mamba2, Plan, Workload
 from commtax.statement import Refusal
 from each import each
 from paths import SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 KEYS = catalog.keys("models")
 CONFIGS = {key: models.config(key) for key in KEYS}
@@ -172,18 +175,7 @@ def read_or_refused(config):
         return None, str(refused)
 
 
-LEFT_OUT = [
-    ("nemotron-3-nano-30b-a3b", "hybrid_override_pattern"),
-    ("nemotron-3-ultra-550b-a55b", "layers_block_type"),
-    ("deepseek-v4-flash", "compress_ratios"),
-    ("kimi-k3", "linear_attn_config"),
-    ("kimi-k3", "vision_config"),
-    ("mimo-v2-flash", "hybrid_layer_pattern"),
-    ("minimax-m3", "sparse_attention_config"),
-    ("llama-3.3-nemotron-super-49b", "block_configs"),
-    ("step-3.5-flash", "attention_other_setting"),
-    ("qwen3-vl-8b", "vision_config"),
-]
+LEFT_OUT = DATA["left_out"]
 
 
 @each(("key", "name"), LEFT_OUT)

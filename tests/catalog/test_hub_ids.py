@@ -14,51 +14,11 @@ from commtax.catalog.models import bundled, origin, variant
 from commtax.cost.inventory import num_params
 from commtax.report.view import state
 from each import each
+from tables import tables
 
-POPULAR = {
-    "Qwen/Qwen3-235B-A22B-Instruct-2507": ("qwen3-235b-a22b", 262144),
-    "Qwen/Qwen3-235B-A22B-Thinking-2507": ("qwen3-235b-a22b", 262144),
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": ("qwen3-30b-a3b", 262144),
-    "Qwen/Qwen3-30B-A3B-Thinking-2507": ("qwen3-30b-a3b", 262144),
-    "Qwen/Qwen3-Coder-30B-A3B-Instruct": ("qwen3-30b-a3b", 262144),
-    "Qwen/Qwen3-4B-Instruct-2507": ("qwen3-4b", 262144),
-    "Qwen/Qwen3-4B-Thinking-2507": ("qwen3-4b", 262144),
-    "Qwen/Qwen2.5-7B": ("qwen2.5-7b", 131072),
-    "Qwen/Qwen2.5-1.5B-Instruct": ("qwen2.5-1.5b", 32768),
-    "google/gemma-3-1b-it": ("gemma-3-1b", 32768),
-    "google/gemma-3-4b-it": ("gemma-3-4b", 131072),
-    "google/gemma-3-12b-it": ("gemma-3-12b", 131072),
-    "google/gemma-3-27b-it": ("gemma-3-27b", 131072),
-    "mistralai/Mistral-7B-v0.3": ("mistral-7b-v0.3", 32768),
-    "mistralai/Mistral-7B-Instruct-v0.2": ("mistral-7b-v0.2", 32768),
-    "mistralai/Mistral-Small-3.2-24B-Instruct-2506": ("mistral-small-3.2-24b", 131072),
-    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": ("llama-3.1-8b", 131072),
-    "deepseek-ai/DeepSeek-R1-Distill-Llama-70B": ("llama-3.3-70b", 131072),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": ("deepseek-r1-distill-qwen-1.5b", 131072),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": ("qwen2.5-7b", 131072),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": ("qwen2.5-14b", 131072),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": ("qwen2.5-32b", 131072),
-    "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": ("qwen3-8b", 131072),
-    "moonshotai/Kimi-K2-Instruct-0905": ("kimi-k2", 262144),
-    "ibm-granite/granite-4.0-h-small": ("granite-4.0-h-small", 131072),
-    "allenai/OLMo-2-1124-7B-Instruct": ("olmo-2-7b", 4096),
-    "allenai/OLMo-2-0325-32B": ("olmo-2-32b", 4096),
-    "tiiuae/Falcon3-7B-Instruct": ("falcon3-7b", 32768),
-    "tiiuae/Falcon3-10B-Base": ("falcon3-10b", 32768),
-    "nvidia/NVIDIA-Nemotron-Nano-12B-v2": ("nemotron-nano-12b-v2", 131072),
-    "meta-llama/Meta-Llama-3-8B-Instruct": ("llama-3.1-8b", 8192),
-    "HuggingFaceTB/SmolLM3-3B": ("smollm3-3b", 65536),
-    "microsoft/Phi-3.5-mini-instruct": ("phi-3-mini-128k", 131072),
-    "facebook/opt-125m": ("opt-125m", 2048),
-    "openai-community/gpt2": ("gpt2", 1024),
-    "MiniMaxAI/MiniMax-M2.7": ("minimax-m2.5", 204800),
-    "codellama/CodeLlama-13b-Instruct-hf": ("codellama-13b", 16384),
-    "codellama/CodeLlama-70b-Instruct-hf": ("codellama-70b", 4096),
-    "Qwen/Qwen1.5-MoE-A2.7B": ("qwen1.5-moe-a2.7b", 8192),
-    "Qwen/Qwen2-57B-A14B": ("qwen2-57b-a14b", 131072),
-    "THUDM/glm-4-9b-hf": ("glm-4-9b", 8192),
-    "ibm-granite/granite-3.0-8b-base": ("granite-3.1-8b", 4096),
-}
+DATA = tables(__file__)
+
+POPULAR = DATA["popular"]
 
 
 @each("name", POPULAR)
@@ -80,18 +40,7 @@ def test_the_answer_says_what_an_id_was_taken_for():
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [
-        ("unsloth/Qwen3-4B-Instruct-2507", "qwen3-4b, 262,144 tokens long: the same name; its config is not at hand"),
-        ("someone/Llama-3.1-8B-Instruct", "llama-3.1-8b: the same name; its config is not at hand"),
-        (
-            "Qwen/Qwen3-8B-Base",
-            "qwen3-8b: same architecture by its name; its config is not at hand, and length and vocabulary may differ",
-        ),
-        ("Qwen/Qwen3-4B-Instruct-2507-FP8", "qwen3-4b with fp8, 262,144 tokens long: its config is not at hand"),
-        ("TheBloke/Mistral-7B-Instruct-v0.2-AWQ", "mistral-7b-v0.2 with awq int4: its config is not at hand"),
-        ("unsloth/gemma-3-4b-it-bnb-4bit", "gemma-3-4b with bitsandbytes int4: its config is not at hand"),
-        ("moonshotai/Kimi-K2-Thinking", "kimi-k2 with compressed-tensors int4, 262,144 tokens long"),
-    ],
+    DATA["what_is_not_known_of_an_id_is_said"],
 )
 def test_what_is_not_known_of_an_id_is_said(tmp_path, monkeypatch, name, said):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
@@ -103,37 +52,8 @@ IDS = sorted(name for name in loader.aliases("models") if "/" in name)
 RELEASED = sorted(name for release in checkpoints._file()["releases"] for name in release["ids"])
 SIZE = re.compile(r"(?<![\w.])(a?\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
 VERSION = re.compile(r"(?<=\d\.)\d{1,2}(?![\d.]*[bm]\b)")
-ENDINGS = (
-    "-instruct",
-    "-thinking",
-    "-base",
-    "-chat",
-    "-it",
-    "-2507",
-    "-0905",
-    "-v0.3",
-    "-v2",
-    "-fp8",
-    "-awq",
-    "-gptq-int4",
-    "-nvfp4",
-)
-OTHERS = (
-    "-vl",
-    "-1m",
-    "-128k",
-    "-lora",
-    "-reward",
-    "-eagle3",
-    "-embedding",
-    "-vision",
-    "-draft",
-    "-4bit",
-    "-mlx",
-    "-onnx",
-    "x",
-    "-9999",
-)
+ENDINGS = DATA["endings"]
+OTHERS = DATA["others"]
 
 
 @settings(max_examples=15, deadline=None)

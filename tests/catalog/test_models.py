@@ -15,39 +15,11 @@ from commtax.cost.memory import check_stored
 from commtax.cost.tensors import total_bytes
 from commtax.spec import Plan
 from each import each
+from tables import tables
 
-WANTED = [
-    "llama-2-7b",
-    "llama-2-13b",
-    "llama-2-70b",
-    "llama-3.1-8b",
-    "llama-3.1-70b",
-    "llama-3.1-405b",
-    "llama-3.2-1b",
-    "llama-3.2-3b",
-    "qwen2.5-7b",
-    "qwen2.5-32b",
-    "qwen2.5-72b",
-    "qwen3-8b",
-    "qwen3-32b",
-    "qwen3-30b-a3b",
-    "qwen3-235b-a22b",
-    "mistral-7b",
-    "mixtral-8x7b",
-    "mixtral-8x22b",
-    "deepseek-v3",
-    "deepseek-r1",
-    "gpt-oss-20b",
-    "gpt-oss-120b",
-    "kimi-k2",
-    "glm-5",
-    "minimax-m2.5",
-    "llama-4-scout",
-    "gemma-3-27b",
-    "phi-4",
-    "opt-1.3b",
-    "gpt-3-175b",
-]
+DATA = tables(__file__)
+
+WANTED = DATA["wanted"]
 
 
 def test_all_wanted_models_are_bundled():
@@ -165,9 +137,7 @@ def test_an_empty_config_never_passes(name):
 
 @given(
     st.dictionaries(
-        st.sampled_from(sorted(config())),
-        st.none() | st.booleans() | st.integers() | st.text() | st.floats(),
-        max_size=4,
+        st.sampled_from(sorted(config())), st.none() | st.booleans() | st.integers() | st.text() | st.floats(), max_size=4
     )
 )
 def test_garbage_in_a_config_is_a_value_error(changes):
@@ -192,8 +162,7 @@ def test_local_folder_and_its_headers(tmp_path):
     plain = catalog.model(str(tmp_path))
     assert plain.stored_bytes == 0
     write_safetensors(
-        tmp_path / "model-1.safetensors",
-        {"model.layers.0.x": ("BF16", [8], 16), "model.layers.7.mtp": ("BF16", [8], 16)},
+        tmp_path / "model-1.safetensors", {"model.layers.0.x": ("BF16", [8], 16), "model.layers.7.mtp": ("BF16", [8], 16)}
     )
     write_safetensors(tmp_path / "model-2.safetensors", {"lm_head.weight": ("BF16", [8], 16)})
     assert catalog.model(str(tmp_path)).stored_bytes == 32, "a layer beyond the last is not the model's"

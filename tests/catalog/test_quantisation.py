@@ -26,6 +26,9 @@ from commtax.spec import Plan, Workload
 from commtax.statement import Refusal
 from each import each
 from paths import SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 NVFP4 = 0.5 + 1 / 16
 DEEPSEEK = ["lm_head", "*.self_attn.q_a_proj", "*.self_attn.q_b_proj", "*.self_attn.kv_a_proj_with_mqa", "*.self_attn.kv_b_proj"]
@@ -177,19 +180,7 @@ def test_each_format_has_its_kernels(config, table):
 
 @each(
     ("name", "key", "dtype", "kv"),
-    [
-        ("nvidia/Llama-3.1-70B-Instruct-FP8", "llama-3.1-70b", "fp8", "fp8"),
-        ("nvidia/DeepSeek-V3.1-NVFP4", "deepseek-v3", "nvfp4", "fp8"),
-        ("nvidia/DeepSeek-R1-0528-FP4-v2", "deepseek-r1", "nvfp4", "fp8"),
-        ("nvidia/Qwen3-235B-A22B-NVFP4", "qwen3-235b-a22b", "nvfp4", "fp8"),
-        ("Qwen/Qwen3-32B-FP8", "qwen3-32b", "fp8", ""),
-        ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "qwen3-32b", "fp8", "fp8"),
-        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "llama-3.1-8b", "fp8", ""),
-        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b", "int4", ""),
-        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "qwen2.5-72b", "int4", ""),
-        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "qwen2.5-7b", "int4", ""),
-        ("amd/Llama-3.1-405B-Instruct-MXFP4", "llama-3.1-405b", "mxfp4", ""),
-    ],
+    DATA["ids_of_quantised_checkpoints_resolve"],
 )
 def test_ids_of_quantised_checkpoints_resolve(name, key, dtype, kv):
     model = catalog.model(name)

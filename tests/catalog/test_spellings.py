@@ -10,6 +10,9 @@ from commtax import catalog
 from commtax.readers.published.spellings import chip_named, device_named, dtype_named, engine_named, model_named
 from commtax.spec import DTYPE_BYTES
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 CHIPS = [key for key in catalog.keys("chips") if catalog.chip(key).vendor != "generic"]
 
@@ -26,80 +29,13 @@ def test_every_chip_is_known_under_its_usual_spellings(key):
 
 @each(
     ("text", "key"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
-        ("H100-SXM", "h100-sxm"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("H100 80GB PCIe", "h100-pcie"),
-        ("A100-80GB-SXM", "a100-80-sxm"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40-sxm"),
-        ("NVIDIA A100 80GB PCIe", "a100-80-pcie"),
-        ("NVIDIA A100-PCIE-40GB", "a100-40-pcie"),
-        ("a100_40gb", "a100-40-sxm"),
-        ("h200_sxm", "h200-sxm"),
-        ("NVIDIA H200", "h200-sxm"),
-        ("NVIDIA H200 NVL", "h200-nvl"),
-        ("gb300", "gb300"),
-        ("GB300 NVL72", "gb300"),
-        ("NVIDIA B300 SXM6 AC", "b300-sxm"),
-        ("b60", "arc-pro-b60"),
-        ("Intel(R) Arc(TM) Pro B60 Graphics", "arc-pro-b60"),
-        ("rtx_pro_6000_server", "rtx-pro-6000-server"),
-        ("rtx_pro_6000_blackwell_server_edition", "rtx-pro-6000-server"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000"),
-        ("RTXPRO6000", "rtx-pro-6000"),
-        ("AMD Instinct MI300X OAM", "mi300x"),
-        ("AMD_Instinct_MI355X", "mi355x"),
-        ("NVIDIA GH200 144G HBM3e", "gh200-144"),
-        ("NVIDIA GH200 480GB", "gh200-96"),
-        ("Tesla V100-SXM2-16GB", "v100-16-sxm"),
-        ("H100-96GB-HBM2e-500W", "h100-96-hbm2e"),
-        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-        ("DGX H100", "h100-sxm"),
-        ("4 x H100", "h100-sxm"),
-        ("NVIDIA GB10", "gb10"),
-        ("RTX 6000 Ada", ""),
-        ("L40", ""),
-        ("A10G", ""),
-        ("A1000", ""),
-        ("gaudi2", ""),
-        ("", ""),
-    ],
+    DATA["chips_as_tables_and_drivers_write_them"],
 )
 def test_chips_as_tables_and_drivers_write_them(text, key):
     assert chip_named(text) == key
 
 
-KNOWN_DEVICES = {
-    "NVIDIA A100-SXM4-80GB": "a100-80-sxm",
-    "NVIDIA A100-SXM4-40GB": "a100-40-sxm",
-    "NVIDIA A100 80GB PCIe": "a100-80-pcie",
-    "NVIDIA A100-PCIE-40GB": "a100-40-pcie",
-    "NVIDIA H100 80GB HBM3": "h100-sxm",
-    "NVIDIA H100 PCIe": "h100-pcie",
-    "NVIDIA H100 NVL": "h100-nvl",
-    "NVIDIA H200": "h200-sxm",
-    "NVIDIA H200 NVL": "h200-nvl",
-    "NVIDIA H20": "h20",
-    "NVIDIA H20-3e": "h20-3e",
-    "NVIDIA GH200 480GB": "gh200-96",
-    "NVIDIA B200": "b200-sxm",
-    "NVIDIA B300 SXM6 AC": "b300-sxm",
-    "NVIDIA GB200": "gb200",
-    "NVIDIA GeForce RTX 3090": "rtx-3090",
-    "NVIDIA GeForce RTX 4090": "rtx-4090",
-    "NVIDIA GeForce RTX 5090": "rtx-5090",
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-server",
-    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000",
-    "NVIDIA L4": "l4",
-    "NVIDIA L40S": "l40s",
-    "NVIDIA A10": "a10",
-    "NVIDIA A40": "a40",
-    "Tesla T4": "t4",
-    "Tesla V100-SXM2-32GB": "v100-32-sxm",
-    "AMD Instinct MI300X OAM": "mi300x",
-}
+KNOWN_DEVICES = DATA["known_devices"]
 UNKNOWN_DEVICES = (
     *(
         "NVIDIA GeForce RTX 2080 Ti",
@@ -130,20 +66,7 @@ def test_every_model_is_known_without_its_organisation(key):
 
 @each(
     ("text", "key"),
-    [
-        ("LLAMA3_70B", "llama-3.1-70b"),
-        ("LLAMA31_405B", "llama-3.1-405b"),
-        ("Llama 3 8B", "llama-3.1-8b"),
-        ("meta-llama/Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b"),
-        ("RedHatAI/Llama-3.1-70B-Instruct-quantized.w8a8", "llama-3.1-70b"),
-        ("DeepSeekV3", "deepseek-v3"),
-        ("DeepSeekV3 (w/o MTP)", "deepseek-v3"),
-        ("Qwen3_30B_a3B", "qwen3-30b-a3b"),
-        ("GPT OSS 120B", "gpt-oss-120b"),
-        ("NEMOTRONH_56B", "nemotron-h-56b"),
-        ("zhipuai/GLM-5", "glm-5"),
-        ("nvidia/Kimi-K2.5-NVFP4", "kimi-k2.5"),
-    ],
+    DATA["models_as_tables_write_them"],
 )
 def test_models_as_tables_write_them(text, key):
     assert model_named(text).key == key

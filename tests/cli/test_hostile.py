@@ -10,7 +10,7 @@ from paths import BENCHMARKS
 from web_client import ask
 
 
-@pytest.mark.parametrize(("name", "count"), [("hostile_commands", 25), ("hostile_files", 14)])
+@pytest.mark.parametrize(("name", "count"), [("hostile_commands", 12), ("hostile_files", 8)])
 def test_a_sample_is_answered_or_refused(name, count):
     """Whole processes, because each command is a fork of one that has nothing else in it."""
     command = [sys.executable, BENCHMARKS / f"{name}.py", "--count", str(count), "--jobs", "1"]

@@ -28,20 +28,14 @@ from commtax.validate import check
 from commtax.validate.kernels import answers
 from each import each
 from paths import SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 TABLES = SHARED / "kernels_more"
 CHIPS = ("a100-80-sxm", "h100-sxm", "h200-sxm", "l40s", "b200-sxm", "b300-sxm", "gb200", "mi300x")
 ENGINES = ("vllm", "sglang", "trtllm", "textbook")
-BARS = {
-    "gdn": 0.15,
-    "kda": 0.15,
-    "mamba2": 0.15,
-    "gemm": 0.07,
-    "hyper-connections": 0.10,
-    "quantisation": 0.10,
-    "encoder-attention": 0.15,
-    "scales": 0.15,
-}
+BARS = DATA["bars"]
 LLAMA = catalog.model("llama-3.1-8b")
 GATED = DeltaNet(16, 32, 128, 128)
 KIMI = DeltaNet(32, 32, 128, 128, decay_rank=128, gate_rank=128)

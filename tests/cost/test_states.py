@@ -17,20 +17,7 @@ from commtax.cost.traffic import inference
 from commtax.readers.launch import parse
 from commtax.sim.serving.book import Rules, book_of
 from commtax.sim.serving.pool import Pool
-from commtax.spec import (
-    Attention,
-    Block,
-    Compressed,
-    DeltaNet,
-    Experts,
-    Hyper,
-    Indexer,
-    Mamba2,
-    Mlp,
-    Model,
-    Plan,
-    Workload,
-)
+from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Hyper, Indexer, Mamba2, Mlp, Model, Plan, Workload
 from commtax.spec.stream import Stream
 from each import each
 from paths import FIXTURES

@@ -11,25 +11,11 @@ from commtax.readers.published import training, training_rows
 from commtax.readers.published.training_pages import of_page
 from commtax.spec import Plan
 from commtax.statement import Refusal
+from tables import tables
 
-PAGE = {
-    "source": "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md",
-    "section": "Performance Archive / 26.06 NeMo Container / LoRA Performance / Model: LLAMA3_70B",
-    "gpu_type": "DGX-GB300",
-    "gpus": "8",
-    "precision": "FP8",
-    "global_batch": "32",
-    "microbatch": "1",
-    "seq": "4096",
-    "tp": "1",
-    "pp": "2",
-    "cp": "1",
-    "interleave": "20",
-    "ep": "n/a",
-    "tokens_per_s_per_gpu": "7,481[^note]",
-    "fsdp": "",
-    "model": "",
-}
+DATA = tables(__file__)
+
+PAGE = DATA["page"]
 
 
 def trained(rank=0, model="llama-3.1-8b", **options):

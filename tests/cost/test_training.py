@@ -28,10 +28,7 @@ def test_tensor_parallel_by_hand():
     """GPT-3 shape, TP 8 x PP 8 x DP 2, 16 microbatches: 12 layers a stage, 2 all-reduces each way."""
     found = lines("gpt-3-175b", "16x8xa100-80-sxm", tp=8, pp=8, dp=2, batch=16, context=2048)
     payload = 2048 * 12288 * 2
-    assert (found["layers forward", "all-reduce"].nbytes, found["layers forward", "all-reduce"].count) == (
-        payload,
-        2 * 12 * 16,
-    )
+    assert (found["layers forward", "all-reduce"].nbytes, found["layers forward", "all-reduce"].count) == (payload, 2 * 12 * 16)
     assert found["layers backward", "all-reduce"].count == 2 * 12 * 16
     assert found["activations on", "send-recv"].count == found["gradients back", "send-recv"].count == 16
     assert found["loss", "all-reduce"].nbytes == 2048 * 4
@@ -59,10 +56,7 @@ def test_gradients():
     plain = lines("llama-3.1-8b", "8x8xh100-sxm", dp=64, batch=1)
     assert plain["gradients", "all-reduce"].nbytes == 4 * padded
     sharded = lines("llama-3.1-8b", "8x8xh100-sxm", dp=64, batch=4, zero=1)
-    assert (sharded["gradients", "reduce-scatter"].nbytes, sharded["gradients", "reduce-scatter"].count) == (
-        4 * padded,
-        1,
-    )
+    assert (sharded["gradients", "reduce-scatter"].nbytes, sharded["gradients", "reduce-scatter"].count) == (4 * padded, 1)
     assert sharded["parameters", "all-gather"].nbytes == 2 * padded
     assert lines("llama-3.1-8b", "8x8xh100-sxm", dp=64, batch=4, zero=2)["gradients", "reduce-scatter"].count == 4
 

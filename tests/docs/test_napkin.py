@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from commtax import napkin
 from each import each
 from paths import FIXTURES
+from tables import tables
+
+DATA = tables(__file__)
 
 CASES = json.loads((FIXTURES / "reference_cases.json").read_text())
 
@@ -136,12 +139,4 @@ def test_signatures_are_the_contract():
     assert inspect.signature(napkin.tp_tax).parameters["tp"].default == 2
     parameters = inspect.signature(napkin.overlap_calculator).parameters
     keyword_only = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
-    assert keyword_only == [
-        "peak_flops_per_s",
-        "intra_Bps",
-        "inter_Bps",
-        "gpus_per_node",
-        "mfu",
-        "threshold_mfu",
-        "num_microbatches",
-    ]
+    assert keyword_only == DATA["signatures_are_the_contract"]

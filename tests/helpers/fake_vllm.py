@@ -7,8 +7,6 @@ FAKE_VLLM_STUBBORN does not end when asked. FAKE_VLLM_NAMELESS asks for its own 
 FAKE_VLLM_BROKEN says why it cannot be loaded.
 """
 
-import http.server
-import importlib.metadata
 import json
 import os
 import shutil
@@ -48,14 +46,25 @@ def profile():
         shutil.copy(FIXTURES / f"vllm-cpu-tp2-rank{rank}.trace.json.gz", Path(folder) / f"rank{rank}.1.pt.trace.json.gz")
 
 
-class Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
+def serve():
+    import http.server  # a tenth of a second, which no other command needs
 
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.do_GET()
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+    http.server.HTTPServer((option("--host"), int(option("--port"))), Answer).serve_forever()
+
+
+def own_version():
+    import importlib.metadata
+
+    return importlib.metadata.version("vllm")
 
 
 def die():
@@ -71,7 +80,7 @@ def main():
     words = " ".join(sys.argv[1:])
     if "FAKE_VLLM_BROKEN" in os.environ:
         sys.exit(os.environ["FAKE_VLLM_BROKEN"])
-    version = importlib.metadata.version("vllm") if "FAKE_VLLM_NAMELESS" in os.environ else "0.32.0+cpu"
+    version = own_version() if "FAKE_VLLM_NAMELESS" in os.environ else "0.32.0+cpu"
     if os.environ.get("FAKE_VLLM_FAIL") and os.environ["FAKE_VLLM_FAIL"] in words:
         sys.exit("ValueError: not enough devices")
     tp = option("--tensor-parallel-size", "1")
@@ -86,7 +95,7 @@ def main():
     elif words.startswith("serve"):
         say_log(tp)
         sys.stdout.flush()
-        http.server.HTTPServer((option("--host"), int(option("--port"))), Answer).serve_forever()
+        serve()
     elif words.startswith("bench serve"):
         found = json.loads((FIXTURES / "vllm-cpu-tp1.serve.json").read_text())
         (Path(option("--result-dir")) / option("--result-filename")).write_text(json.dumps(found))

@@ -20,37 +20,14 @@ from commtax.validate.open_loop import Job, beyond, question_of, score, scored
 from commtax.validate.statistics import share_unpriced, verdicts
 from each import each
 from paths import SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 OPEN_LOOP = SHARED / "open_loop"
 here = pytest.mark.skipif(not OPEN_LOOP.is_dir(), reason="the shared table of open-loop runs is not here")
 
-VLLM = {
-    "id": "lab-s0",
-    "source_group": "residency-vllm",
-    "chip": "h100-sxm",
-    "gpus": "1",
-    "model": "Qwen/Qwen3-14B",
-    "weights_dtype": "bf16",
-    "engine": "vllm",
-    "engine_version": "0.23.0+patched",
-    "tp": "1",
-    "max_num_seqs": "256",
-    "arrival": "poisson",
-    "request_rate_rps": "4",
-    "max_in_flight": "256",
-    "num_requests": "200",
-    "input_dist": "constant(1024 asked)",
-    "input_mean_tokens": "986",
-    "input_p50_tokens": "986",
-    "input_p90_tokens": "1006",
-    "output_dist": "constant(128)",
-    "output_mean_tokens": "128",
-    "achieved_rps": "3.9",
-    "ttft_mean_ms": "72.5",
-    "tpot_mean_ms": "13.6",
-    "e2e_p99_ms": "2092",
-    "tpot_origin": "derived",
-}
+VLLM = DATA["vllm"]
 MLPERF = {
     **VLLM,
     "id": "mlperf-v5.1-lab",
@@ -195,15 +172,7 @@ def test_figures_are_seconds_and_verdicts_are_yes_or_no():
 
 @pytest.mark.parametrize(
     ("changed", "piled_up"),
-    [
-        ({}, False),
-        ({"achieved_rps": "3.7"}, True),
-        ({"achieved_rps": ""}, False),
-        ({"load_regime": "saturated-capped"}, True),
-        ({"load_regime": "overload"}, True),
-        ({"load_regime": "near-saturation"}, False),
-        ({"scheduled_rps": "3.9", "achieved_rps": "3.7"}, False),
-    ],
+    DATA["who_is_overloaded"],
 )
 def test_who_is_overloaded(changed, piled_up):
     assert open_loop.overloaded({**VLLM, **changed}) is piled_up
@@ -226,15 +195,7 @@ def test_fitted_runs_are_told_apart():
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [
-        ("meta-llama/Llama-2-70b-chat-hf", "llama-2-70b"),
-        ("neuralmagic/Llama-2-7b-chat-hf-FP8", "llama-2-7b"),
-        ("RedHatAI/Llama-3.1-8B-Instruct-FP8-dynamic", "llama-3.1-8b"),
-        ("codellama/CodeLlama-34b-Instruct-hf", "codellama-34b"),
-        ("01-ai/Yi-34B", "yi-34b"),
-        ("mistralai/Mistral-Nemo-Instruct-2407", "mistral-nemo-12b"),
-        ("openai/gpt-oss-120b", "gpt-oss-120b"),
-    ],
+    DATA["models_by_the_names_that_runs_use"],
 )
 def test_models_by_the_names_that_runs_use(name, key):
     assert run_of({**VLLM, "model": name}).server.model == key

@@ -13,49 +13,13 @@ from commtax.readers.published.serving import distinct, drafted, planned, questi
 from commtax.validate import check
 from commtax.validate.apart import FASTER, TOLD, UNFIT
 from each import each
+from tables import tables
 
-RUN = {
-    "backend": "vllm",
-    "backend_version": "0.19.0",
-    "model_path": "moonshotai/Kimi-K2.5",
-    "system": "b200_sxm",
-    "mode": "agg",
-    "isl": "1024",
-    "osl": "1024",
-    "batch_size": "8",
-    "tp_size": "4",
-    "silicon_ttft_ms": "169.9",
-    "silicon_tpot_ms": "10.5",
-}
-APART = {
-    "mode": "disagg",
-    "backend": "trtllm",
-    "model_path": "deepseek-ai/DeepSeek-V3",
-    "system": "gb200",
-    "gemm_quant_mode": "fp8",
-    "prefill_num_workers": "2",
-    "prefill_tp_size": "1",
-    "prefill_attention_dp_size": "8",
-    "decode_num_workers": "1",
-    "decode_tp_size": "1",
-    "decode_attention_dp_size": "32",
-    "decode_moe_ep_size": "32",
-    "silicon_data_source": "db-dump/2026-04-27; silicon_concurrency=2048; measured=2026-02-05",
-}
-STEP = {
-    "source": "ml-energy/leaderboard public/data/models/x.json",
-    "model_path": "meta-llama/Llama-3.1-8B-Instruct",
-    "task": "gpqa",
-    "gemm_quant_mode": "bfloat16",
-    "avg_batch_size": "31.9",
-    "avg_output_len": "1000",
-    "median_itl_ms": "10.5",
-    "system": "H100",
-    "gpus": "1",
-    "tp": "1",
-    "ep": "1",
-    "dp": "1",
-}
+DATA = tables(__file__)
+
+RUN = DATA["run"]
+APART = DATA["apart"]
+STEP = DATA["step"]
 
 
 def run(**columns):
@@ -157,15 +121,7 @@ def test_a_runtimes_version_is_not_the_engines():
 
 @pytest.mark.parametrize(
     ("columns", "says"),
-    [
-        ({"silicon_data_source": "source_file=2026-04-06.csv; silicon_concurrency=4; measured=2026-01-14"}, "all with drafted"),
-        ({"silicon_data_source": "source_file=2026-04-06.csv; silicon_concurrency=4; measured=2026-02-03"}, ""),
-        ({"silicon_data_source": "source_file=2026-04-06.csv; silicon_concurrency=4; measured=2026-03-01"}, "alike"),
-        ({"silicon_data_source": "db-dump/2026-04-27; silicon_concurrency=4; measured=2026-03-01"}, ""),
-        ({"spec_decoding": "mtp"}, "the row says"),
-        ({"spec_decoding": "none", "id": "x_mtp_1"}, ""),
-        ({"id": "dsr1_b200_spec-mtp_conc4"}, "the row says"),
-    ],
+    DATA["runs_that_may_have_drafted_are_told_by_rule"],
 )
 def test_runs_that_may_have_drafted_are_told_by_rule(columns, says):
     found = drafted(run(model_path="deepseek-ai/DeepSeek-R1", backend="trtllm", gemm_quant_mode="nvfp4", **columns))

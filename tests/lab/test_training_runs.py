@@ -15,6 +15,9 @@ from commtax.readers.published import training, training_rows
 from commtax.readers.published.tables import shipped
 from commtax.statement import Refusal
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 ROW = dict(
     zip(
@@ -47,16 +50,7 @@ def off():
 
 @each(
     ("engine", "paper", "kind", "bar", "least"),
-    [
-        ("megatron-2021", "2104.04473", "dense", 0.12, 6),
-        ("llama3", "2407.21783", "dense", 0.10, 3),
-        ("megatron", "2406.11704", "dense", 0.08, 3),
-        ("megatron-deepspeed", "2201.11990", "dense", 0.15, 3),
-        ("megatron-deepspeed", "2211.05100", "dense", 0.15, 1),
-        ("deepseek", "2412.19437", "mixture", 0.20, 1),
-        ("megatron-bridge", "", "dense", 0.08, 20),
-        ("megatron-bridge", "", "mixture", 0.15, 20),
-    ],
+    DATA["mean_errors_of_published_runs"],
 )
 def test_mean_errors_of_published_runs(off, engine, paper, kind, bar, least):
     found = off[engine, paper, kind]
@@ -66,18 +60,7 @@ def test_mean_errors_of_published_runs(off, engine, paper, kind, bar, least):
 
 @each(
     ("spelled", "key"),
-    [
-        ("LLAMA3_8B", "llama-3.1-8b"),
-        ("LLAMA31_405B", "llama-3.1-405b"),
-        ("LLAMA3.1_405B", "llama-3.1-405b"),
-        ("DeepSeekV3 (w/ MTP)", "deepseek-v3"),
-        ("Qwen3_235B_a22B (tokendrop)", "qwen3-235b-a22b"),
-        ("NEMOTRONH_56B", "nemotron-h-56b"),
-        ("Nemotron_3_Nano", "nemotron-3-nano-30b-a3b"),
-        ("Kimi_K2", "kimi-k2"),
-        ("GPT-175B", ""),
-        ("llama", ""),
-    ],
+    DATA["models_are_known_by_any_spelling"],
 )
 def test_models_are_known_by_any_spelling(spelled, key):
     assert training_rows.model_key(spelled.lower()) == key

@@ -17,14 +17,14 @@ from commtax.readers.published.serving import HABITS, Run, question
 from commtax.validate.scoreboard import abroad
 from each import each
 from paths import ROOT
+from tables import tables
+
+DATA = tables(__file__)
 
 PAGE = ROOT / "docs" / "transfer.md"
 WIDENING = ("engine", "chip", "dtype", "family", "publisher")
 NAMES = {level: sorted({run[level] for run in fitted_runs()}) for level in WIDENING}
-SETTINGS = st.builds(
-    Setting,
-    **{level: st.sampled_from([*names, "nobody"]) for level, names in NAMES.items()},
-)
+SETTINGS = st.builds(Setting, **{level: st.sampled_from([*names, "nobody"]) for level, names in NAMES.items()})
 
 
 def setting(run):
@@ -108,15 +108,7 @@ def row(clients, **columns):
 
 @pytest.mark.parametrize(
     ("clients", "columns", "steps"),
-    [
-        (4, {}, 10),
-        (15, {}, 10),
-        (16, {}, 30),
-        (64, {}, 30),
-        (64, {"tp_size": "4"}, 10),
-        (64, {"system": "h200_sxm"}, 1),
-        (64, {"silicon_data_source": "", "batch_size": "64"}, 1),
-    ],
+    DATA["a_run_is_read_as_its_script_launched_it"],
 )
 def test_a_run_is_read_as_its_script_launched_it(clients, columns, steps):
     run = question(row(clients, **columns))

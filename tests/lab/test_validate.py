@@ -27,6 +27,9 @@ from commtax.validate.scoreboard import at_home
 from commtax.validate.statistics import figures, judge
 from each import each
 from paths import BENCHMARKS, ROOT, SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 TABLES = Path(commtax.__file__).parent / "readers" / "published" / "tables"
 GROUP = {
@@ -159,17 +162,7 @@ def test_the_command_exits_1_when_a_bound_is_exceeded(tmp_path):
 
 
 def write_odd_folder(folder):
-    (folder / "collectives.csv").write_text(
-        "gpu,gpus,library,op,bytes,time_us\n"
-        "H100 SXM,8,NCCL,all_reduce,1048576,40\n"
-        "H100 SXM,8,mystery,all_reduce,1048576,40\n"
-        "Quantum 9000,8,NCCL,all_reduce,1048576,40\n"
-        "H100 SXM,,NCCL,all_reduce,1048576,40\n"
-        "H100 SXM,8,NCCL,all_reduce,many,40\n"
-        "H100 SXM,8,NCCL,teleport,1048576,40\n"
-        "H100 SXM,8\n"
-        "H100 SXM,8,NCCL,all_reduce,1048576,-1\n"
-    )
+    (folder / "collectives.csv").write_text(DATA["write_odd_folder"])
     with gzip.open(folder / "serving_runs.csv.gz", "wt") as file:
         file.write("model_path,system,backend,isl,osl,batch_size,tp_size,silicon_tpot_ms\n")
         file.write("meta-llama/Llama-3.1-8B-Instruct,h100_sxm,vllm,1024,128,8,1,8.0\n")
@@ -252,7 +245,7 @@ def test_bad_arguments_are_one_line(tmp_path):
 
 
 def test_a_picture(tmp_path):
-    ran = run("--only", "inference", "--plot", tmp_path / "a.svg")
+    ran = run("--only", "collectives", "--plot", tmp_path / "a.svg")
     assert ran.returncode == 0, ran.stderr
     assert 1_000 < (tmp_path / "a.svg").stat().st_size < 400_000
 
@@ -328,28 +321,7 @@ def test_one_long_cell_costs_its_own_length():
 
 @each(
     ("words", "chip"),
-    [
-        ("NVIDIA GB200", "gb200"),
-        ("gb200_nvl72", "gb200"),
-        ("b200_sxm", "b200-sxm"),
-        ("AWS p6-b200 x4", "b200-sxm"),
-        ("GB300", "gb300"),
-        ("NVIDIA GH200 480GB", "gh200-96"),
-        ("NVIDIA GB10", "gb10"),
-        ("b300_sxm", "b300-sxm"),
-        ("h800_sxm", "h800-sxm"),
-        ("NVIDIA H200 NVL", "h200-nvl"),
-        ("NVIDIA H20-3e", "h20-3e"),
-        ("rtx_pro_6000_server", "rtx-pro-6000-server"),
-        ("rtx_pro_6000", "rtx-pro-6000"),
-        ("RTXPRO6000", "rtx-pro-6000"),
-        ("b60", "arc-pro-b60"),
-        ("8xH100 SXM", "h100-sxm"),
-        ("NVIDIA H200", "h200-sxm"),
-        ("2x 8 H20", "h20"),
-        ("a100_pairwise_nvlink", "a100-80-pcie"),
-        ("Tesla T4", "t4"),
-    ],
+    DATA["a_chip_is_named_by_a_word_of_its_own"],
 )
 def test_a_chip_is_named_by_a_word_of_its_own(words, chip):
     assert chip_named(words) == chip

@@ -22,19 +22,13 @@ from commtax.validate.scoreboard import abroad, at_home
 from commtax.validate.statistics import RATES
 from each import each
 from paths import BENCHMARKS
+from tables import tables
+
+DATA = tables(__file__)
 
 GEMM = ["m", "n", "k", "gemm_dtype", "latency_ms"]
 PRODUCTS = [["16", "4096", "4096", "bfloat16", "0.02"], ["512", "8192", "4096", "bfloat16", "0.07"]]
-RUN = {
-    "id": "one",
-    "model_path": "meta-llama/Llama-3.1-8B-Instruct",
-    "system": "h100_sxm",
-    "backend": "vllm",
-    "isl": "1024",
-    "osl": "256",
-    "batch_size": "16",
-    "tp_size": "2",
-}
+RUN = DATA["run"]
 ASKED = {"model": "llama-3.1-8b", "cluster": "8xh100-sxm", "engine": "vllm", "tp": 2, "input_len": 1024, "output_len": 256}
 
 
@@ -137,25 +131,7 @@ def test_bounds_without_rows_say_why(tmp_path):
 
 @each(
     ("column", "kind", "unit", "per_gpu", "middle"),
-    [
-        ("silicon_ttft_ms", "ttft", 1e-3, False, False),
-        ("mean_ttft", "ttft", 1.0, False, False),
-        ("Median TPOT (ms)", "tpot", 1e-3, False, True),
-        ("mean_itl_ms", "tpot", 1e-3, False, False),
-        ("mean_e2el_ms", "e2e", 1e-3, False, False),
-        ("request_latency", "e2e", 1.0, False, False),
-        ("output_throughput", "throughput", 1.0, False, False),
-        ("throughput", "throughput", 1.0, False, False),
-        ("total_token_throughput", "total-rate", 1.0, False, False),
-        ("tput_per_gpu", "total-rate", 1.0, True, False),
-        ("output_tput_per_gpu", "throughput", 1.0, True, False),
-        ("input_tput_per_gpu", "input-rate", 1.0, True, False),
-        ("tokens/s/gpu", "throughput", 1.0, True, False),
-        ("tokens/s/user", "interactivity", 1.0, False, False),
-        ("mean_intvty", "interactivity", 1.0, False, False),
-        ("request_throughput", "request-rate", 1.0, False, False),
-        ("QPS", "request-rate", 1.0, False, False),
-    ],
+    DATA["columns_say_what_they_measure"],
 )
 def test_columns_say_what_they_measure(column, kind, unit, per_gpu, middle):
     known = metric(column)

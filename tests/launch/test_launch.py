@@ -19,6 +19,9 @@ from commtax.spec import Plan
 from commtax.verbs.asking import ask
 from each import each
 from strategies import questions
+from tables import tables
+
+DATA = tables(__file__)
 
 VLLM = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
 
@@ -76,13 +79,7 @@ def test_what_a_vllm_command_says():
         found.options.get("kv_dtype"),
         found.options.get("dtype"),
         found.options.get("speculative"),
-    ) == (
-        True,
-        "nccl",
-        "fp8",
-        "fp8",
-        3,
-    )
+    ) == (True, "nccl", "fp8", "fp8", 3)
     assert found.options.get("gpu_memory_utilization") == 0.95
     assert set(found.unread) == {"NCCL_P2P_DISABLE=1", "--foo-bar 3", "-O3", "--all2all-backend pplx"}
 
@@ -125,12 +122,7 @@ def test_trtllm_settings_beside_the_command():
         found.options.get("gpu_memory_utilization"),
         found.options.get("max_num_seqs"),
         found.unread,
-    ) == (
-        "fp8",
-        0.8,
-        1024,
-        (),
-    )
+    ) == ("fp8", 0.8, 1024, ())
     absent = parse("trtllm-serve x/y --tp_size 8 --extra_llm_api_options nowhere.yml")
     assert absent.unread == ("--config nowhere.yml (no such file here)",)
 
@@ -181,13 +173,7 @@ def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
         bench.options.get("concurrency"),
         bench.options.get("input_len"),
         bench.options.get("output_len"),
-    ) == (
-        1,
-        8,
-        16,
-        512,
-        64,
-    )
+    ) == (1, 8, 16, 512, 64)
 
 
 @pytest.mark.parametrize("text", ["ls -l", "", "torchrun train.py --lr 1", 'vllm serve "x', "LLM(model="])
@@ -196,20 +182,7 @@ def test_what_is_no_launched(text):
         parse(text)
 
 
-FLAGS = [
-    "-tp",
-    "--dp",
-    "--ep",
-    "--enable-dp-attention",
-    "--tp_size",
-    "--nnodes",
-    "--max-model-len",
-    "-q",
-    "--config",
-    "x",
-    "0",
-    "-1",
-]
+FLAGS = DATA["flags"]
 WORDS = st.lists(st.one_of(st.sampled_from([*FLAGS, "8", "$X", "{", "&", "#", "\n"]), st.text(max_size=6)), max_size=12)
 HEADS = [
     "vllm serve m",
@@ -303,12 +276,7 @@ def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
         titan.options.get("global_batch"),
         titan.options.get("context"),
         titan.options.get("recompute"),
-    ) == (
-        2,
-        2 * 2 * pp * dp,
-        2048,
-        recompute,
-    )
+    ) == (2, 2 * 2 * pp * dp, 2048, recompute)
 
 
 @each("engine", ["vllm", "sglang", "trtllm"])

@@ -16,6 +16,9 @@ from commtax.readers import formats, nccl_log, sglang_log, trtllm_log, vllm_log
 from commtax.readers.nccl_log import Route
 from commtax.verbs.asking import unsettled
 from paths import FIXTURES
+from tables import tables
+
+DATA = tables(__file__)
 
 GIB = 2**30
 REAL = json.loads((FIXTURES / "audit" / "logs.json").read_text())
@@ -285,15 +288,7 @@ def test_versions_that_differ_between_processes():
 
 @pytest.mark.parametrize("reader", [vllm_log, sglang_log, trtllm_log, nccl_log])
 def test_one_endless_line_ends(reader):
-    for piece in (
-        "NCCL INFO Channel 00/0 : ",
-        "a='",
-        "(Worker pid=1",
-        "Load weight end. ",
-        "iter = 1 host_step_time = ",
-        "[0] 1/-1/-1->",
-        "\x1b[",
-    ):
+    for piece in DATA["one_endless_line_ends"]:
         reader.parse(piece * 200_000)
 
 

@@ -30,6 +30,9 @@ from commtax.verbs.asking import unsettled
 from commtax.verbs.billing import price
 from each import each
 from paths import FIXTURES
+from tables import tables
+
+DATA = tables(__file__)
 
 EXCERPTS = {e["name"]: e for e in json.loads((FIXTURES / "audit" / "training.json").read_text())}
 GIB, MIB, KIB = 2**30, 2**20, 2**10
@@ -202,29 +205,7 @@ def test_a_batch_that_grows_is_no_slower_run(noise):
     assert not found.slow
 
 
-PLANS = (
-    {"model": "llama-3.1-8b", "cluster": "8xh100-sxm", "dp": 8, "zero": 1, "batch": 4, "context": 4096},
-    {
-        "model": "llama-3.1-70b",
-        "cluster": "8x8xh100-sxm",
-        "tp": 8,
-        "pp": 4,
-        "dp": 2,
-        "batch": 32,
-        "context": 4096,
-        "sequence_parallel": True,
-    },
-    {
-        "model": "mixtral-8x7b",
-        "cluster": "2x8xh100-sxm",
-        "dp": 16,
-        "ep": 8,
-        "zero": 1,
-        "batch": 8,
-        "context": 2048,
-        "recompute": "full",
-    },
-)
+PLANS = DATA["plans"]
 
 
 @settings(max_examples=10)

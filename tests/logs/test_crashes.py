@@ -6,91 +6,19 @@ from hypothesis import strategies as st
 
 from commtax.audit import audit
 from commtax.readers import crashes, vllm_log
+from tables import tables
 
-VLLM = """\
-(APIServer pid=11) INFO 11-18 13:43:00 [api_server.py:1977] vLLM API server version 0.11.0
-(EngineCore_DP0 pid=22) INFO 11-18 13:43:20 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='Qwen/Qwen3-8B'
-(Worker_TP0 pid=32) WARNING 11-18 13:43:30 [utils.py:368] Failed to create oneDNN linear, fallback. RuntimeError: no primitive
-(Worker_TP1 pid=33) ERROR 11-18 13:44:07 [multiproc_executor.py:597] WorkerProc failed to start.
-(Worker_TP1 pid=33) ERROR 11-18 13:44:07 [multiproc_executor.py:597] Traceback (most recent call last):
-(Worker_TP1 pid=33) ERROR 11-18 13:44:07 [multiproc_executor.py:597]   File "/opt/vllm/executor.py", line 571, in worker_main
-(Worker_TP1 pid=33) ERROR 11-18 13:44:07 [multiproc_executor.py:597]     worker = WorkerProc(*args, **kwargs)
-(Worker_TP0 pid=32) ERROR 11-18 13:44:07 [multiproc_executor.py:597]   File "/opt/vllm/executor.py", line 571, in worker_main
-(Worker_TP1 pid=33) ERROR 11-18 13:44:08 [multiproc_executor.py:597]   File "/opt/vllm/pynccl_wrapper.py", line 272, in NCCL_CHECK
-(Worker_TP1 pid=33) ERROR 11-18 13:44:08 [multiproc_executor.py:597] RuntimeError: NCCL error: unhandled cuda error
-(EngineCore_DP0 pid=22) ERROR 11-18 13:44:09 [core.py:708] EngineCore failed to start.
-(EngineCore_DP0 pid=22) ERROR 11-18 13:44:09 [core.py:708] Traceback (most recent call last):
-(EngineCore_DP0 pid=22) ERROR 11-18 13:44:09 [core.py:708]   File "/opt/vllm/core.py", line 699, in run_engine_core
-(EngineCore_DP0 pid=22) ERROR 11-18 13:44:09 [core.py:708] Exception: WorkerProc initialization failed. See root cause.
-(APIServer pid=11) Traceback (most recent call last):
-(APIServer pid=11)   File "/opt/vllm/utils.py", line 964, in wait_for_engine_startup
-(APIServer pid=11) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
-"""
-SGLANG = """\
-[2025-08-08 09:08:00] server_args=ServerArgs(model_path='a/b', tp_size=2)
-[2025-08-08 09:09:08 TP1] Scheduler hit an exception: Traceback (most recent call last):
-  File "/sglang/scheduler.py", line 3130, in run_scheduler_process
-    scheduler = Scheduler(
-                ^^^^^^^^^^
-  File "/sglang/memory.py", line 12, in init_pool
-    raise RuntimeError(
-RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
+DATA = tables(__file__)
 
-[2025-08-08 09:09:09] Received sigquit from a child process. It usually means the child failed.
-"""
-TORCHRUN = """\
-[rank1]: Traceback (most recent call last):
-[rank2]: Traceback (most recent call last):
-[rank2]:   File "/w/train.py", line 60, in main
-[rank1]:   File "/w/net.py", line 7, in wait
-[rank2]:     data = open(path)
-[rank2]: FileNotFoundError: [Errno 2] No such file or directory: '/data/shard-17.bin'
-[rank1]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error
-Traceback (most recent call last):
-  File "/usr/bin/torchrun", line 8, in <module>
-    sys.exit(main())
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-Root Cause (first observed failure):
-[0]:
-  rank      : 2 (local_rank: 2)
-  exitcode  : 1 (pid: 1236)
-"""
-SUMMARY = """\
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-Root Cause (first observed failure):
-[0]:
-  host      : n20
-  rank      : 4 (local_rank: 4)
-  exitcode  : 1 (pid: 24321)
-  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-"""
+VLLM = DATA["vllm"]
+SGLANG = DATA["sglang"]
+TORCHRUN = DATA["torchrun"]
+SUMMARY = DATA["summary"]
 KILLED = SUMMARY.replace("exitcode  : 1", "exitcode  : -9").replace(
     "To enable traceback see:", "Signal 9 (SIGKILL) received by PID 24321"
 )
-CHAIN = """\
-Traceback (most recent call last):
-  File "/t/config.py", line 1202, in from_pretrained
-    config_class = CONFIG_MAPPING[config_dict["model_type"]]
-KeyError: 'qwen9'
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "/t/config.py", line 1204, in from_pretrained
-    raise ValueError(
-ValueError: The checkpoint has model type `qwen9` but Transformers does not recognize this architecture.
-"""
-CAUSED = """\
-Traceback (most recent call last):
-  File "/t/gpu.py", line 3, in compile
-RuntimeError: Failed to find C compiler.
-
-The above exception was the direct cause of the following exception:
-
-Traceback (most recent call last):
-  File "/t/inductor.py", line 9, in run
-torch._inductor.exc.InductorError: backend='inductor' raised
-"""
+CHAIN = DATA["chain"]
+CAUSED = DATA["caused"]
 NCCL_BELOW = """\
 [rank0]: Traceback (most recent call last):
 [rank0]:   File "/w/train.py", line 60, in main

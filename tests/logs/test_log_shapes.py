@@ -123,10 +123,7 @@ FRAME = 'ERROR 06-13 08:28:11 [async_llm.py:420]   File "/x/async_llm.py", line 
 @each(
     ("text", "error"),
     [
-        (
-            f"ERROR 06-13 08:28:11 [core.py:517] a._b.nixlBackendError: NIXL_ERR_BACKEND\n{FRAME}{ECHO}",
-            "a._b.nixlBackendError",
-        ),
+        (f"ERROR 06-13 08:28:11 [core.py:517] a._b.nixlBackendError: NIXL_ERR_BACKEND\n{FRAME}{ECHO}", "a._b.nixlBackendError"),
         (
             "LLVM ERROR: Failed to compute.\nERROR 05-31 [client.py:305] RuntimeError('Engine process (pid 65262) died.')",
             "LLVM ERROR: Failed",

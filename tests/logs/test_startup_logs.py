@@ -6,71 +6,16 @@ from commtax.audit.logs import audit_log
 from commtax.readers import tgi_log, vllm_log
 from each import each
 from paths import FIXTURES
+from tables import tables
+
+DATA = tables(__file__)
 
 GIB = 2**30
 
 
 @each(
     ("line", "field", "value"),
-    [
-        ("INFO 01-30 03:18:12 model_runner.py:1115] Loading model weights took 67.7229 GB", "weights", 67.7229),
-        ("INFO 01-30 03:18:12 model_runner.py:1115] Loading model weights took 7.5122 GiB", "weights", 7.5122),
-        ("INFO 09-03 16:28:08 [gpu_model_runner.py:241] Model loading took 11.4384 GiB and 5.338305 seconds", "weights", 11.4384),
-        ("(EngineCore pid=9) INFO 11-15 04:59:14 [x.py:1] Model loading took 14.99 GiB memory and 2.1 seconds", "weights", 14.99),
-        (
-            "\x1b[1;36m(Worker_TP0 pid=7)\x1b[0;0m INFO 09-03 16:28:08 [x.py:1] Model loading took 7.51 GiB and 1 seconds",
-            "weights",
-            7.51,
-        ),
-        ("INFO 01-30 03:18:12 worker.py:267] model weights take 14.99GiB; non_torch_memory takes 0.09GiB;", "weights", 14.99),
-        ("INFO 09-03 16:28:08 [gpu_worker.py:298] Available KV cache memory: 53.29 GiB", "available", 53.29),
-        ("INFO 01-30 x.py:1] the rest of the memory reserved for KV Cache is 3.81GiB.", "available", 3.81),
-        ("INFO 11-15 04:59:15 [cpu_worker.py:260] Explicitly set (1.0/18.46) GiB for KV cache on node 0.", "available", 1.0),
-        ("INFO 09-03 16:28:08 [kv_cache_utils.py:864] GPU KV cache size: 620,944 tokens", "tokens", 620944),
-        (
-            "INFO x [y.py:1] CPU KV cache size: 524,288 tokens, Maximum concurrency for 1,024 tokens per request: 512.00x",
-            "tokens",
-            524288,
-        ),
-        (
-            "INFO x [y.py:1] GPU KV cache size: 8,192 tokens, Maximum concurrency for 1,024 tokens per request: 8.00x",
-            "concurrency",
-            8.0,
-        ),
-        (
-            "INFO 09-03 16:28:08 [kv_cache_utils.py:868] Maximum concurrency for 262,144 tokens per request: 2.37x",
-            "concurrency",
-            2.37,
-        ),
-        ("INFO 01-30 03:18:12 executor_base.py:110] # GPU blocks: 1381, # CPU blocks: 819", "blocks", 1381),
-        ("INFO 01-30 03:18:12 executor_base.py:110] # CUDA blocks: 2434, # CPU blocks: 2048", "blocks", 2434),
-        ("INFO x [pynccl.py:103] vLLM is using nccl==2.27.5", "nccl_version", "2.27.5"),
-        (
-            "WARNING x.py:1] Custom allreduce is disabled because of missing custom allreduce library. To silence",
-            "disabled",
-            "missing",
-        ),
-        (
-            "WARNING x.py:1] Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs.",
-            "disabled",
-            "PCIe",
-        ),
-        (
-            "W x.py:1] Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed.",
-            "disabled",
-            "P2P",
-        ),
-        (
-            "W x.py:1] Custom allreduce is disabled due to an unsupported world size: 3. Supported world sizes: [2, 4]",
-            "disabled",
-            "size: 3",
-        ),
-        (
-            "INFO x.py:1] Using ['CUSTOM', 'PYNCCL'] all-reduce backends (in dispatch order) for group 'tp:0' out of []",
-            "backends",
-            ("CUSTOM", "PYNCCL"),
-        ),
-    ],
+    DATA["line_variants"],
 )
 def test_line_variants(line, field, value):
     assert vllm_log.looks_like(line) or field in ("disabled", "backends")

@@ -14,6 +14,9 @@ from commtax.readers import formats, matrices, smi_query
 from commtax.statement import Refusal
 from commtax.verbs.asking import unsettled
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 LEGEND = (
     "\nLegend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe and the SMP interconnect\n  NV#  = bonded set of # NVLinks\n"
@@ -82,19 +85,7 @@ def test_far_network_cards():
 
 
 P2P = " \tGPU0\tGPU1\tGPU2\t\n GPU0\tX\tCNS\tOK\t\n GPU1\tCNS\tX\tOK\t\n GPU2\tOK\tOK\tX\t\n\nLegend:\n\n  CNS  = not supported\n"
-AMD = """\
-================================= Hops between two GPUs ==================================
-       GPU0         GPU1         GPU2
-GPU0   0            1            2
-GPU1   1            0            2
-GPU2   2            2            0
-
-=============================== Link Type between two GPUs ===============================
-       GPU0         GPU1         GPU2
-GPU0   0            XGMI         PCIE
-GPU1   XGMI         0            PCIE
-GPU2   PCIE         PCIE         0
-"""
+AMD = DATA["amd"]
 
 
 def test_pairs_without_p2p_and_cards_off_xgmi():
@@ -153,19 +144,7 @@ HEAD = "\n==============NVSMI LOG==============\n\nDriver Version               
 
 @each(
     ("odd", "code", "off"),
-    [
-        ({"active": "HW Thermal Slowdown"}, "throttled", True),
-        ({"active": "SW Thermal Slowdown"}, "throttled", True),
-        ({"active": "SW Power Cap"}, "power-cap", False),
-        ({"width": "8x"}, "pcie-width", True),
-        ({"gen": 4}, "pcie-gen", True),
-        ({"dram": 2}, "ecc", True),
-        ({"pending": "Yes"}, "memory", True),
-        ({"limit": 500}, "power-limit", False),
-        ({"fabric": "In Progress"}, "fabric", True),
-        ({"clock": 990}, "slow-clock", False),
-        ({"name": "NVIDIA H100 PCIe"}, "mixed", False),
-    ],
+    DATA["what_the_driver_says_of_one_gpu"],
     ids=lambda x: str(x)[:24],
 )
 def test_what_the_driver_says_of_one_gpu(odd, code, off):

@@ -13,34 +13,12 @@ from commtax.readers import formats, matrices, smi, smi_query, topology
 from commtax.report.audit_words import headline
 from commtax.statement import Refusal
 from commtax.verbs.asking import unsettled
+from tables import tables
 
-NVIDIA = """\
-+-----------------------------------------------------------------------------------------+
-| NVIDIA-SMI 580.82.07              Driver Version: 580.82.07      CUDA Version: 13.0     |
-+-----------------------------------------+------------------------+----------------------+
-| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
-| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
-|                                         |                        |               MIG M. |
-|=========================================+========================+======================|
-|   0  NVIDIA H100 80GB HBM3          On  |   00000000:18:00.0 Off |                    0 |
-| N/A   61C    P0            642W /  700W |   71234MiB /  81559MiB |     99%      Default |
-|                                         |                        |             Disabled |
-+-----------------------------------------+------------------------+----------------------+
-|   1  NVIDIA H100 80GB HBM3          On  |   00000000:2A:00.0 Off |                    {ecc} |
-| N/A   {heat}    P0            631W /  700W |   71230MiB /  81559MiB |     98%      Default |
-|                                         |                        |             Disabled |
-+-----------------------------------------+------------------------+----------------------+
-"""
-AMD_SMI = """\
-| BDF                        GPU-Name | Mem-Uti   Temp   UEC       Power-Usage |
-| GPU  HIP-ID  OAM-ID  Partition-Mode | GFX-Uti    Fan               Mem-Usage |
-|=====================================+========================================|
-| 0000:05:00.0 AMD Instinct MI300X VF | 0 %      39 °C   0           142/750 W |
-|   0       0       2        SPX/NPS1 | 0 %        N/A           285/196288 MB |
-|-------------------------------------+----------------------------------------|
-| 0000:26:00.0 AMD Instinct MI300X VF | 11 %     61 °C   2           702/750 W |
-|   1       1       3        SPX/NPS1 | 100 %      N/A        180285/196288 MB |
-"""
+DATA = tables(__file__)
+
+NVIDIA = DATA["nvidia"]
+AMD_SMI = DATA["amd_smi"]
 CONCISE = """\
 Device  Node  IDs              Temp        Power     Partitions          SCLK    MCLK    Fan  Perf  PwrCap  VRAM%  GPU%
               (DID,     GUID)  (Junction)  (Socket)  (Mem, Compute, ID)
@@ -59,22 +37,7 @@ index, name, utilization.gpu [%], memory.used [MiB], temperature.gpu, clocks_eve
 0, NVIDIA A100-SXM4-80GB, 98 %, 7234 MiB, 72, Not Active
 1, NVIDIA A100-SXM4-80GB, 97 %, 7234 MiB, 91, Active
 """
-XML = """<?xml version="1.0" ?>
-<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
-<nvidia_smi_log>
-	<gpu id="00000000:18:00.0">
-		<product_name>NVIDIA H100 80GB HBM3</product_name>
-		<pci><pci_gpu_link_info>
-			<pcie_gen><max_link_gen>5</max_link_gen><current_link_gen>5</current_link_gen></pcie_gen>
-			<link_widths><max_link_width>16x</max_link_width><current_link_width>8x</current_link_width></link_widths>
-		</pci_gpu_link_info></pci>
-		<clocks_event_reasons><clocks_event_reason_gpu_idle>Not Active</clocks_event_reason_gpu_idle></clocks_event_reasons>
-		<fb_memory_usage><total>81559 MiB</total><used>523 MiB</used></fb_memory_usage>
-		<utilization><gpu_util>97 %</gpu_util></utilization>
-		<temperature><gpu_temp>64 C</gpu_temp></temperature>
-	</gpu>
-</nvidia_smi_log>
-"""
+XML = DATA["xml"]
 
 
 def claim(cluster):
@@ -111,16 +74,7 @@ def test_tables_say_what_the_long_output_would(text, causes, figures, tmp_path):
     assert figures.items() <= found.items()
 
 
-EXCERPT = """\
-        Rx Throughput               : 10000 KB/s
-    Fan Speed                       : N/A
-    Performance State               : P8
-    Clocks Throttle Reasons
-        Idle                        : Not Active
-        HW Slowdown                 : {}
-    FB Memory Usage
-        Used                        : 523 MiB
-"""
+EXCERPT = DATA["excerpt"]
 
 
 @pytest.mark.parametrize("moved", [0, 4])
@@ -181,19 +135,7 @@ def test_links_that_the_claimed_chip_has_not():
     assert not [f for f in sound.findings if f.verdict == "disagree"]
 
 
-AMD_TOPOLOGY = """\
-HOPS TABLE:
-             0000:05:00.0 0000:26:00.0
-0000:05:00.0 0            1
-0000:26:00.0 1            0
-LINK TYPE TABLE:
-             0000:05:00.0 0000:26:00.0
-0000:05:00.0 SELF         {0}
-0000:26:00.0 {0}         SELF
-NUMA BW TABLE:
-             0000:05:00.0 0000:26:00.0
-0000:05:00.0 N/A          50000-50000
-"""
+AMD_TOPOLOGY = DATA["amd_topology"]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ from commtax.study.experiment import _constants
 from commtax.study.findings import Prices, analyse, answers, spread
 from commtax.study.recipe import Run
 from commtax.study.serving import Server, requests, serve
+from tables import tables
+
+DATA = tables(__file__)
 
 CPU = torch.device("cpu")
 FACTS = {
@@ -335,15 +338,7 @@ def test_faster_than_physics():
 
 
 def test_miscounted_all_reduces_and_growing_queues_and_noise_are_flagged():
-    counted = {
-        "how": "a trace",
-        "allreduces": 64,
-        "allreduce_bytes": 8192.0,
-        "allreduce_s": 9e-6,
-        "comm_fraction": 0.1,
-        "wire_fraction": 0.1,
-        "step_s": 5e-3,
-    }
+    counted = DATA["miscounted_all_reduces_and_growing_queues_and_noise_are_flagged"]
     run, x = served(2, 100.0, 7.0)
     noisy = (Run("batch", 2, 4, 512, 64, 3), {"latency_s": [1.0, 1.0, 2.0], "prefill_s": [], "decode_s": []})
     profiled = (Run("profile", 2, 1, 256, 32, 3), {"profile": counted})

@@ -41,7 +41,7 @@ def filled(words):
 
 
 @given(splits, st.sampled_from(CHIPS), st.sampled_from(["llama-3.1-8b", "qwen3-30b-a3b"]))
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_two_hosts_are_one_cluster_or_two(words, chip, model):
     """The same chips over the same network: the same times and ranges, whether they have one name or two."""
     words = filled(words)
@@ -71,7 +71,7 @@ def faster(place, factor):
 
 
 @given(splits, st.sampled_from(CHIPS), st.floats(1.0, 4.0))
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_a_faster_chip_for_prompts_answers_no_fewer(words, chip, factor):
     """To the per cent by which a router over few workers is even."""
     ahead, words = catalog.cluster(f"8x{chip}"), filled(words)
@@ -151,7 +151,7 @@ PAIRS = st.tuples(*(st.sampled_from(["2xl40s", "3xh100-sxm", "2x4xh100-sxm", "8x
 
 
 @given(PAIRS, st.sampled_from(["throughput", "latency", "cost", "gpus"]), st.sampled_from(["llama-3.1-8b", "qwen3-30b-a3b"]))
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_a_plan_is_what_simulate_says_and_fits_both_clusters(pair, objective, model):
     ahead, own = map(catalog.cluster, pair)
     a = plan(model, own, prefill_cluster=ahead, objective=objective, max_concurrency=128, **LENGTHS)

@@ -25,7 +25,7 @@ def alone(monkeypatch):
     monkeypatch.setattr("commtax.planner.crew.cores", lambda: 1)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(price=PRICES, more=st.floats(1, 10), prompts=LENGTHS, outputs=LENGTHS)
 def test_a_closed_loop_costs_its_gpus_over_its_tokens(price, more, prompts, outputs):
     """By hand; dearer GPUs are never cheaper, and a token of any kind costs less than one of the output."""
@@ -40,7 +40,7 @@ def test_a_closed_loop_costs_its_gpus_over_its_tokens(price, more, prompts, outp
     assert all(total.usd_per_million_tokens(total.plans) < usd)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     place=st.sampled_from(("1xh100-sxm", "2xh200-sxm", "1xl40s", "2xmi300x", "1xa100-80-sxm")),
     model=st.sampled_from(("llama-3.1-8b", "qwen3-14b")),
@@ -57,7 +57,7 @@ def test_a_full_fleet_costs_what_a_saturated_closed_loop_does(place, model, seat
         assert m.full_usd_per_million_tokens == pytest.approx(usd, rel=SATURATED)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(rate=st.sampled_from((1.0, 8.0, 30.0)), price=PRICES, more=st.floats(1, 10))
 def test_a_fleet_that_idles_is_paid(rate, price, more):
     """As asked a token costs no less than in the full fleet, by the share that is used; no cost falls when the price rises."""
@@ -120,7 +120,7 @@ def test_no_price_is_no_refusal(words):
     assert "h100-sxm: $3.99 per GPU-hour (the catalogue's" in given_one.stdout
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     objective=st.sampled_from(("", "cost", "throughput", "latency", "gpus")),
     prices=st.lists(st.sampled_from((0.0, 0.5, 1.0, 4.0)), min_size=2, max_size=2),

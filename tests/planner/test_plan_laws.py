@@ -26,6 +26,9 @@ from commtax.verbs.billing import price
 from commtax.verbs.steps import step_bill
 from each import each
 from planned import command, questions, value
+from tables import tables
+
+DATA = tables(__file__)
 
 
 @given(st.integers(0, 10**6))
@@ -63,28 +66,18 @@ def test_a_plan_is_what_simulate_says(question):
         assert float(least) * (1 - 1e-6) <= float(one.steps.decode_s) <= float(most) * (1.05 if apart else 1 + 1e-6)
 
 
-LARGER = (
-    ("h100-sxm", "3xh100-sxm"),
-    ("3xh100-sxm", "2x3xh100-sxm"),
-    ("2x4xa100-80-sxm", "3x4xa100-80-sxm"),
-    ("8xl40s", "3x8xl40s"),
-    ("2x8xh100-sxm", "3x8xh100-sxm"),
-    ("6xh200-sxm", "8xh200-sxm"),
-    ("18x4xgb200", "20x4xgb200"),
-    ("2xh100-nvl", "3xh100-nvl"),
-    ("3xh100-nvl", "8xh100-nvl"),
-)
+LARGER = DATA["larger"]
 
 
 @given(questions(), st.sampled_from(LARGER))
-@settings(max_examples=6)
+@settings(max_examples=3)
 def test_more_gpus_never_make_the_best_worse(question, clusters):
     few, many = (value(plan(**{**question, "cluster": place}, max_concurrency=16)) for place in clusters)
     assert many >= few * (1 - 1e-9)
 
 
 @given(questions(), st.sampled_from((1.01, 1.3, math.inf)), st.sampled_from(("ttft_s", "tpot_s", "confidence")))
-@settings(max_examples=6)
+@settings(max_examples=3)
 def test_looser_limits_never_make_the_best_worse(question, factor, limit):
     tight = question | {"confidence": 0.8}
     loose = tight | ({"confidence": 0.8 / min(factor, 1.6)} if limit == "confidence" else {limit: tight[limit] * factor})
@@ -92,7 +85,7 @@ def test_looser_limits_never_make_the_best_worse(question, factor, limit):
 
 
 @given(questions(), st.floats(0, 0.1), st.floats(0, 0.4))
-@settings(max_examples=6)
+@settings(max_examples=3)
 def test_the_recommended_plan_is_the_simplest_within_the_margin(question, within, more):
     """No simpler one lies within it; without a margin it is as good as the best; a wider one never asks for more to be set up."""
     kinds = []
@@ -108,7 +101,7 @@ def test_the_recommended_plan_is_the_simplest_within_the_margin(question, within
 
 
 @given(questions(), st.sampled_from((("intra", "pcie4", "pcie5"), ("inter", "10gbe", "100gbe"))))
-@settings(max_examples=6)
+@settings(max_examples=3)
 def test_a_faster_link_never_makes_the_best_worse(question, links):
     scope, *keys = links
     places = [catalog.cluster("2x4xh100-sxm", **{scope: key}) for key in keys]
@@ -144,7 +137,7 @@ def test_what_idles_is_said():
 
 
 @given(st.sampled_from(("llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-120b")), st.integers(1, 12), st.sampled_from((1, 2, 3, 4, 6, 8)))
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_plans_are_nested(model, hosts, gpus):
     """What is tried on fewer GPUs is tried on more, with at least as many copies; in a rack of 72 tp 16 is."""
     small, large = (_tried(model, f"{h}x{g}xh100-sxm") for h, g in ((hosts, gpus), (hosts + 1, gpus)))
@@ -161,7 +154,7 @@ def _tried(model, cluster):
 
 
 @given(questions())
-@settings(max_examples=6)
+@settings(max_examples=3)
 def test_no_prompt_worker_is_idle_weight(question):
     """With one fewer, a prompt waits for more than a thousandth of its request, or a limit is broken, or tokens cost more."""
     a = plan(**question, max_concurrency=64)

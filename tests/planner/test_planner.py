@@ -15,10 +15,13 @@ from commtax.verbs.asking import ask, settled
 from commtax.verbs.fitting import cache_tokens, fits
 from each import each
 from planned import command, questions
+from tables import tables
+
+DATA = tables(__file__)
 
 
 @given(questions())
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_what_is_listed_is_good(question):
     a = plan(**question, max_concurrency=32)
     rows, cluster = a.plans, a.question.cluster
@@ -196,19 +199,7 @@ def test_a_profile_changes_the_plans(tmp_path):
 
 def test_lockstep_decides_only_where_it_is_asked_for():
     """Lengths vary: the plan that simulate confirms. Of equal lengths two prompts come first, and TP 8 holds 2 clients."""
-    words = (
-        "llama-3.1-70b",
-        "--cluster",
-        "8xh100-sxm",
-        "--input-len",
-        "8000",
-        "--output-len",
-        "500",
-        "--ttft",
-        "1s",
-        "--tpot",
-        "50ms",
-    )
+    words = DATA["lockstep_decides_only_where_it_is_asked_for"]
     code, out, _ = command(*words, "--json")
     usual = json.loads(out)
     whole = next(p for p in usual["plans"] if (p["tp"], p["mode"]) == (8, "together"))

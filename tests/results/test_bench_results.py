@@ -15,6 +15,9 @@ from commtax.readers.benches.cut import readable
 from commtax.statement import Refusal
 from each import each
 from paths import FIXTURES
+from tables import tables
+
+DATA = tables(__file__)
 
 REAL = json.loads((FIXTURES / "audit" / "benches.json").read_text())
 SERVE = {
@@ -121,19 +124,7 @@ def test_aiperf_blocks_in_any_unit(unit, factor):
 
 @each(
     "text",
-    [
-        "{",
-        "[]",
-        '{"a": 1}',
-        "hello",
-        "1",
-        '{"latencies": []}',
-        '{"latencies": 5}',
-        '{"avg_latency": NaN}',
-        '{"avg_latency": -1}',
-        '{"duration": 1, "completed": 1, "itls": 3}',
-        '{"avg_latency": 1, "percentiles": [1]}',
-    ],
+    DATA["what_is_no_result"],
 )
 def test_what_is_no_result(text):
     with pytest.raises(ValueError, match="benchmark"):
@@ -276,16 +267,7 @@ def test_engines_of_a_server_are_added():
     lines = [
         f'vllm:{name}{{engine="{engine}",model_name="m"}} {value}'
         for engine in (0, 1)
-        for name, value in {
-            "time_to_first_token_seconds_sum": 30.0,
-            "time_to_first_token_seconds_count": 10,
-            "request_queue_time_seconds_sum": 20.0,
-            "request_queue_time_seconds_count": 10,
-            "prompt_tokens_total": 1000,
-            "prefix_cache_hits_total": 250,
-            "prefix_cache_queries_total": 1000,
-            "kv_cache_usage_perc": 0.5,
-        }.items()
+        for name, value in DATA["engines_of_a_server_are_added"].items()
     ]
     (found,) = bench.read("\n".join(lines))
     assert (found.requests, found.input_len, found.hit_rate) == (20, 100, 0.25)

@@ -9,16 +9,11 @@ from commtax.readers import bench, formats
 from commtax.readers.benches import commands
 from commtax.readers.benches.labels import meaning
 from commtax.statement import Refusal
+from tables import tables
 
-LISTED = """concurrency: 16
-elapsed_time: 10.0s
-first token latency(s)(min, max, ave): 0.1, 0.9, 0.4
-number of prompt tokens: 5000
-number of completion tokens: 4000
-token throughput (completion token): 400.0 token/s
-RPS (request per second): 2.0 req/s
-RPM (request per minute): 120.0 req/min
-"""
+DATA = tables(__file__)
+
+LISTED = DATA["listed"]
 MINUTES = """====Result for Model: org/some-model-7b====
 Total time: 50 s
 Successful/total requests: 20/20
@@ -43,19 +38,7 @@ ACROSS = """| Metric | main | patched | change |
 | Mean TTFT (ms) | 80 | 60 | -25% |
 | Output token throughput (tok/s) | 100 | 120 | +20% |
 """
-BOX = """╒═════════════════╤═══════╤══════════╤══════════╕
-│ Parameters      │ Stage │ Average  │ P99      │
-╞═════════════════╪═══════╪══════════╪══════════╡
-│ TTFT            │ total │ 50.0 ms  │ 90.0 ms  │
-├─────────────────┼───────┼──────────┼──────────┤
-│ E2EL            │ total │ 900.0 ms │ 950.0 ms │
-╘═════════════════╧═══════╧══════════╧══════════╛
-╒═════════════════╤═══════╤══════════╕
-│ Common Metric   │ Stage │ Value    │
-╞═════════════════╪═══════╪══════════╡
-│ Max Concurrency │ total │ 4        │
-╘═════════════════╧═══════╧══════════╛
-"""
+BOX = DATA["box"]
 SPANNED = """Benchmarks Stats:
 Metadata     | Request Stats         || TTFT (ms)    || ITL (ms)     ||
     Benchmark| Per Second| Concurrency|  mean|    p99|  mean|    p99

@@ -17,20 +17,15 @@ from commtax.spec.stream import MOST_TOKENS, Z90, Lengths, Stream, through
 from commtax.statement import Refusal
 from each import each
 from paths import SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 OPEN_LOOP = SHARED / "open_loop"
 needs_shared = pytest.mark.skipif(not OPEN_LOOP.is_dir(), reason="the shared open-loop runs are not here")
 MANY = 20_000
 SETS = catalog.keys("lengths")
-SPELLINGS = [
-    "512",
-    "8k",
-    "uniform:256-1024",
-    "lognormal:mean=512,p90=1000",
-    "lognormal:p50=90,p90=900",
-    "sharegpt",
-    "azure-code*1.5",
-]
+SPELLINGS = DATA["spellings"]
 
 
 def random(seed=0):

@@ -19,6 +19,9 @@ from commtax.timeline import Timeline
 from each import each
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 TRACES = SHARED / "traces"
 
@@ -336,28 +339,7 @@ def test_every_chip_is_recognised_by_its_size(key):
 
 @each(
     ("name", "gib", "sms", "key"),
-    [
-        ("NVIDIA H200", 139.81, 132, "h200-sxm"),
-        ("NVIDIA H100 NVL", 93.0, 132, "h100-nvl"),
-        ("NVIDIA H20", 95.0, 78, "h20"),
-        ("NVIDIA B200", 178.35, 148, "b200-sxm"),
-        ("NVIDIA GB200", 184.31, 152, "gb200"),
-        ("NVIDIA H200 NVL", 140.4, 132, "h200-nvl"),
-        ("NVIDIA GH200 480GB", 95.58, 132, "gh200-96"),
-        ("NVIDIA GB300", 277.5, 152, "gb300"),
-        ("NVIDIA H800", 79.11, 132, "h800-sxm"),
-        ("NVIDIA H800 PCIe", 79.11, 114, "h800-pcie"),
-        ("NVIDIA H20-3e", 139.8, 78, "h20-3e"),
-        ("NVIDIA L20", 44.4, 92, "l20"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.0, 188, "rtx-pro-6000-server"),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 94.97, 188, "rtx-pro-6000"),
-        ("NVIDIA RTX PRO 4500 Blackwell", 31.6, 82, "rtx-pro-4500"),
-        ("NVIDIA L40S", 44.4, 142, "l40s"),
-        ("NVIDIA A100 80GB PCIe", 79.25, 108, "a100-80-pcie"),
-        ("NVIDIA GeForce RTX 4090", 23.5, 128, "rtx-4090"),
-        ("AMD Instinct MI325X", 255.98, 304, "mi325x"),
-        ("Tesla T4", 14.56, 40, "t4"),
-    ],
+    DATA["names_as_drivers_write_them"],
 )
 def test_names_as_drivers_write_them(name, gib, sms, key):
     assert recognise(name, gib * 2**30, sms) == (key,)

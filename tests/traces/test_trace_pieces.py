@@ -19,6 +19,9 @@ from commtax.timeline import crossed, merged
 from each import each
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES, SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 TRACES = SHARED / "traces"
 CPU = [FIXTURES / f"vllm-cpu-tp2-rank{r}.trace.json.gz" for r in (0, 1)]
@@ -315,17 +318,7 @@ def test_ranks_and_hosts_by_the_name_of_the_file():
 
 @each(
     ("runtime", "kernels"),
-    [
-        ("cuda_driver", "kernel"),
-        ("hip_runtime", "kernel"),
-        ("xpu_runtime", "kernel"),
-        ("xpu_driver", "kernel"),
-        ("mtia_runtime", "mtia_ccp_events"),
-        ("privateuse1_runtime", "kernel"),
-        ("privateuse1_driver", "kernel"),
-        ("hpu_op", "kernel"),
-        ("Runtime", "Kernel"),
-    ],
+    DATA["every_backend_s_launches_are_linked"],
 )
 def test_every_backend_s_launches_are_linked(runtime, kernels):
     """A step on the host, a kernel launched in it that runs after it: the step is when the device ran it."""

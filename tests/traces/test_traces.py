@@ -18,6 +18,9 @@ from commtax.timeline import Timeline
 from each import each
 from made_traces import clashes, decode_graphs, document, event, exposed, kernel, launch, per_step, write
 from paths import FIXTURES, SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 TRACES = SHARED / "traces"
 shared = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
@@ -119,33 +122,7 @@ def test_two_ranks_of_one_job():
     assert first.seconds == pytest.approx((62.783e-3, 57.924e-3))
 
 
-KERNELS = {
-    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)": "all-reduce",
-    "ncclDevKernel_AllReduce_Sum_bf16_TREE_LL(ncclDevKernelArgsStorage<4096ul>)": "all-reduce",
-    "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "all-gather",
-    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)": "reduce-scatter",
-    "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)": "send-recv",
-    "ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(x)": "all-reduce",
-    "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)": "collective",
-    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)": "all-reduce",
-    "void sglang::cross_device_reduce_2stage<half, 4>(x)": "all-reduce",
-    "void aiter::reduce_scatter_cross_device_store<bf16, 8>(x)": "all-reduce",
-    "multimem_all_reduce_kernel": "all-reduce",
-    "void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<c10::BFloat16, 16>(x)": "all-reduce",
-    "two_shot_all_reduce_kernel": "all-reduce",
-    "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<x>(y)": "all-reduce",
-    "void tensorrt_llm::kernels::oneShotAllReduceKernel<__nv_bfloat16, 8>(x)": "all-reduce",
-    "void quickreduce::allreduce_prototype_twoshot<x>(y)": "all-reduce",
-    "void deep_ep::internode_ll::dispatch<true, false>(x)": "all-to-all",
-    "void deep_ep::intranode::combine<x>(y)": "all-to-all",
-    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float> >(x)": "",
-    "void at::native::vectorized_gather_kernel<16, long>(char*)": "",
-    "void cutlass_cudnn_train::Kernel<ReduceSplitK>(x)": "",
-    "void cublasLt::splitKreduce_kernel<32, 16>(x)": "",
-    "triton_red_fused_all_reduce_wait_tensor_3": "",
-    "void softmax_warpAllReduce<float>(x)": "",
-    "void vllm::rms_norm_kernel<c10::BFloat16>(x)": "",
-}
+KERNELS = DATA["kernels"]
 
 
 @each(("name", "op"), KERNELS.items())

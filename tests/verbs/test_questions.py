@@ -121,13 +121,7 @@ def test_9_deepseek_over_ethernet():
         launch.place.nnodes,
         launch.options.get("eager"),
         launch.options.get("kv_dtype"),
-    ) == (
-        "sglang",
-        16,
-        16,
-        True,
-        "fp8",
-    )
+    ) == ("sglang", 16, 16, True, "fp8")
     place = catalog.cluster("16x1xh100-sxm", inter="10gbe")
     priced = commtax.bill("deepseek-v3", place, engine="sglang", tp=16, eager=True, kv_dtype="fp8")
     reduces = [x for x in priced.items if x.item.op == "all-reduce" and "output" in x.item.what]

@@ -20,6 +20,9 @@ from commtax.statement import Refusal
 from commtax.units import format_seconds
 from each import each
 from paths import SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 RUNS = SHARED / "serving_runs.csv"
 ENGINES = ("vllm", "sglang", "trtllm", "trtllm@1.0")
@@ -329,19 +332,7 @@ DAILY = "source_file=2026-04-06.csv; silicon_concurrency=64; measured=2025-10-29
 
 
 def row(**columns):
-    plain = {
-        "backend": "vllm",
-        "backend_version": "0.12.0",
-        "model_path": "Qwen/Qwen3-32B",
-        "system": "h100_sxm",
-        "mode": "agg",
-        "isl": "1024",
-        "osl": "1024",
-        "batch_size": "8",
-        "tp_size": "8",
-        "silicon_ttft_ms": "91.8",
-        "silicon_tpot_ms": "7.96",
-    }
+    plain = DATA["row"]
     return plain | columns
 
 

@@ -10,17 +10,11 @@ from commtax.verbs.asking import settled, unsettled
 from commtax.verbs.requests import steps_of
 from commtax.verbs.steps import step_bill
 from each import each
+from tables import tables
 
-PLANS = (
-    ("llama-3.1-8b", "8xh100-sxm", {"tp": 1}),
-    ("llama-3.1-70b", "2x8xh100-sxm", {"tp": 4, "pp": 2}),
-    ("gemma-3-27b", "8xh200-sxm", {"tp": 2}),
-    ("gpt-oss-120b", "8xh100-sxm", {"tp": 4}),
-    ("deepseek-v3", "8xh200-sxm", {"tp": 8, "ep": 8}),
-    ("qwen3-30b-a3b", "8xh100-sxm", {"tp": 2, "dp": 2, "ep": 4}),
-    ("mixtral-8x7b", "8xa100-80-sxm", {"tp": 8, "engine": "sglang"}),
-    ("llama-3.1-8b", "8xh100-sxm", {"tp": 2, "engine": "trtllm"}),
-)
+DATA = tables(__file__)
+
+PLANS = DATA["plans"]
 LONGEST = 8192
 
 

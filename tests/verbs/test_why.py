@@ -22,21 +22,14 @@ from commtax.spec import KernelHabits
 from commtax.verbs.asking import terms_of
 from commtax.verbs.why import chosen, every_why, labels, why
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 EXACT = 1e-9
 SERVERS = ("vllm", "sglang", "trtllm", "torch", "fused", "textbook", "vllm@0.11", "vllm-rocm", "trtllm-mlperf", "gpt-fast")
 TRAINERS = ("megatron", "megatron-bridge", "fsdp", "torchtitan", "deepspeed", "llm-foundry", "megatron-2021", "deepseek")
-PLACES = (
-    "8xh100-sxm",
-    "2x8xh200-sxm",
-    "8xb200-sxm",
-    "8xl40s",
-    "8xa100-80-sxm",
-    "18x4xgb200",
-    "8xmi300x",
-    "4xrtx-4090",
-    "8xh100-pcie",
-)
+PLACES = DATA["places"]
 sizes = st.sampled_from((1, 1, 2, 4, 8))
 
 

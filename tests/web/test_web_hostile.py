@@ -19,7 +19,10 @@ from commtax.verbs.billing import price
 from commtax.web.app import create_app
 from each import each
 from paths import BENCHMARKS
+from tables import tables
 from web_client import ask, refused
+
+DATA = tables(__file__)
 
 SEEN: list[list[tuple[str, str]]] = []
 OURS = (str(Path(catalog.__file__).parents[1]), *(str(Path(p).resolve()) for p in (sys.prefix, sys.base_prefix)))
@@ -153,27 +156,17 @@ def test_pasted_configs_are_read_or_refused(name):
 
 def test_every_field_of_a_config_may_be_wrong():
     """Each field of real configs replaced by what nobody writes: an answer or a refusal, never a crash."""
-    for model in ("llama-3.1-8b", "deepseek-v3", "gpt-oss-20b", "gemma-3-27b", "glm-5"):
+    for nth, model in enumerate(("llama-3.1-8b", "deepseek-v3", "gpt-oss-20b", "gemma-3-27b", "glm-5")):
         config = catalog.config(model)
         for field in config:
-            for value in (None, -1, 0, "x", [], {}, 1e300, True):
+            for value in (None, -1, 0, "x", [], {}, 1e300, True)[nth % 2 :: 2]:  # half of them: the next model meets the others
                 with contextlib.suppress(ValueError, OverflowError):  # what the API turns into a refusal
                     assert price(parse([("cfg", json.dumps({**config, field: value}))]).question).step_s > 0, (model, field, value)
 
 
 @each(
     "host",
-    [
-        "evil.example",
-        "127.0.0.1.evil.example",
-        "localhost.evil.example",
-        "",
-        "127.0.0.1@evil",
-        "127.0.0.1:80:80",
-        "[::2]",
-        "10.0.0.1",
-        "a b",
-    ],
+    DATA["foreign_names_are_refused"],
 )
 def test_foreign_names_are_refused(host):
     status, _, body = ask("/api/view", host=host)
@@ -226,19 +219,7 @@ def test_long_and_broken_queries_are_refused():
 
 @each(
     "path",
-    [
-        "/../pyproject.toml",
-        "/page/../app.py",
-        "/app.py",
-        "/%2e%2e/app.py",
-        "/api",
-        "/api/nothing",
-        "/docs",
-        "/redoc",
-        "//etc/passwd",
-        "/index.html/..",
-        "/\x00",
-    ],
+    DATA["nothing_else_is_served"],
 )
 def test_nothing_else_is_served(path):
     status, headers, body = ask(path)
@@ -326,7 +307,7 @@ def test_generated_questions_keep_the_schema():
     config = schemathesis.config.SchemathesisConfig.from_str(rules)
     schema = schemathesis.openapi.from_asgi("/openapi.json", create_app("testserver"), config=config)
     plain = settings(
-        max_examples=5,
+        max_examples=3,
         deadline=None,
         database=None,
         derandomize=True,
