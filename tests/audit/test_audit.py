@@ -109,13 +109,7 @@ def test_a_trace_that_agrees():
 
 @pytest.mark.parametrize(
     ("changes", "item"),
-    [
-        ({"reduces": 64}, "all-reduce a decode step"),
-        ({"reduces": 0}, "all-reduce a decode step"),
-        ({"each_us": 40.0}, "exposed communication, of the step"),
-        ({"each_us": 1.0}, "one all-reduce (one rank, waiting included)"),
-        ({"gathers": 3}, "all-gather a decode step"),
-    ],
+    DATA["a_trace_that_disagrees"],
 )
 def test_a_trace_that_disagrees(changes, item):
     asked = question(tp=2)

@@ -54,14 +54,7 @@ def test_tokens_of_a_step_are_what_a_chunk_holds_where_tokens_were_drafted():
     assert (apart.total_tokens_per_s, apart.output_tokens_per_s) == (7200.0, 1800.0)
 
 
-TABLE = """\
-┃                 Metric ┃    avg ┃    p99 ┃
-┡━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━╇━━━━━━━━┩
-│ Time to First Token (ms) │ 1,250.5 │ 2,000.0 │
-│ Inter Token Latency (ms) │ 20.0 │ 25.0 │
-│ Request Latency (ms) │ 3,250.5 │ 4,500.0 │
-│ Output Token Throughput (tokens/sec) │ 810.0 │ N/A │
-"""
+TABLE = DATA["table"]
 
 
 def test_a_table_of_genai_perf_needs_no_title(told):
@@ -226,12 +219,7 @@ def test_debug_lines_of_vllm_are_its_log(told):
     assert not formats.vllm_log.looks_like("/site/megatron/core/parallel_state.py:12: UserWarning: world size\n")
 
 
-USAGE = """\
-(Worker_TP3_EP3 pid=4) INFO 03-01 10:00:00 [gpu_worker.py:298] Available KV cache memory: 10.50 GiB
-(Worker_TP1_EP1 pid=2) INFO 03-01 10:00:00 [gpu_worker.py:391] Free memory on device (43.9/44.4 GiB) on startup. \
-Desired GPU memory utilization is (0.9, 39.98 GiB). Actual usage is 27.25 GiB for weight, 1.4 GiB for peak activation, \
-0.21 GiB for non-torch memory, and 3.5 GiB for CUDAGraph memory. Replace gpu_memory_utilization config
-"""
+USAGE = DATA["usage"]
 
 
 def test_the_account_of_memory_has_weights_graphs_and_the_ranks_names(told):

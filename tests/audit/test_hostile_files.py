@@ -18,8 +18,6 @@ DATA = tables(__file__)
 SIZE = 16_000
 UNITS = (
     *DATA["units"],
-    *DATA["units_2"],
-    *DATA["units_3"],
     *("model weights took 1,", ",", "LLM(", "torchrun ", "-m torch.distributed.", "a = b, ", "NV1", "1 1 float sum -1 ", "²"),
     *("[1,0]<stdout>:", "[a,", "[0] ", "a-", "2024-11-04T12:00:00Z ", "[pod/", " 0: ", "[1,0][a"),
 )

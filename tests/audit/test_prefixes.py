@@ -42,12 +42,7 @@ def test_a_log_behind_a_prefix_is_a_log(tmp_path, prefix):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        '[{"a": 1}, {"b": [0]}]',
-        '[\n  0,\n  "a: b"\n]',
-        '{\n  "host": "a: b",\n  "x": [\n    [0] ,\n    [1]\n  ]\n}',
-        "node:1:2 [0] NCCL INFO x",
-    ],
+    DATA["what_is_no_prefix_stays"],
 )
 def test_what_is_no_prefix_stays(text):
     assert prefixes.plain(text) == text

@@ -32,13 +32,7 @@ def test_real_patterns_match_as_python_has_it(text):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        r"^(?!.*experts).*$",
-        r"(?!lm_head)(?!visual).*",
-        r"(?=.*mlp)model\.layers\.\d+.*gate",
-        r"^(?!.*(experts|[)x\]]|\)))(a|model).*",
-        r"(?!)x",
-    ],
+    DATA["patterns_that_look_ahead_from_the_beginning"],
 )
 def test_patterns_that_look_ahead_from_the_beginning(text):
     for name in NAMES:

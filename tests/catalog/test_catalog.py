@@ -192,14 +192,7 @@ def test_counts_keep_their_gpus_and_keys_are_read_back(chip, gpus):
 
 @each(
     ("cluster", "gbit"),
-    [
-        ("2x8xh100-sxm", 3200),
-        ("2x8xh200-sxm", 3200),
-        ("2x8xb200-sxm", 3200),
-        ("2x8xa100-80-sxm", 400),
-        ("2x8xl40s", 400),
-        ("2x4xh100-sxm", 1600),
-    ],
+    DATA["a_host_on_efa_has_the_cards_of_its_instance"],
 )
 @each("link", ["efa", "efa-100", "efa-200"])
 def test_a_host_on_efa_has_the_cards_of_its_instance(cluster, gbit, link):

@@ -42,12 +42,7 @@ def test_parameters_equal_the_published_count(key):
 
 @pytest.mark.parametrize(
     ("key", "params"),
-    [
-        ("llama-3.1-8b", 8_030_261_248),
-        ("llama-3.1-70b", 70_553_706_496),
-        ("mixtral-8x7b", 46_702_792_704),
-        ("deepseek-v3", 671_026_419_200),
-    ],
+    DATA["counts_by_hand"],
 )
 def test_counts_by_hand(key, params):
     assert num_params(catalog.model(key)) == params

@@ -19,16 +19,13 @@ from commtax.spec import Plan, Workload
 from commtax.validate import check
 from commtax.validate.kernels import answers
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 CHIPS = ("a100-80-sxm", "h100-sxm", "h200-sxm", "l40s", "b200-sxm", "b300-sxm", "gb200", "rtx-pro-6000", "mi300x")
 ENGINES = ("vllm", "sglang", "trtllm", "megatron")
-STORES = {
-    "bf16": ("bf16", 2.0),
-    "fp8": ("fp8", 1.0),
-    "fp8-static": ("fp8", 1.0),
-    "nvfp4": ("nvfp4", 0.5625),
-    "int4": ("bf16", 0.52),
-}
+STORES = DATA["stores"]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,9 @@ import commtax
 from cli_run import run_here
 from commtax.catalog import model
 from commtax.statement import Refusal
+from tables import tables
+
+DATA = tables(__file__)
 
 GEMMA = {"phase": "prefill", "context": 4096, "images": 4, "image_size": "896x896"}
 
@@ -71,14 +74,7 @@ def test_a_first_token_waits_for_the_pictures():
 
 @pytest.mark.parametrize(
     ("options", "argument"),
-    [
-        ({"phase": "decode", "images": 1}, "images"),
-        ({"phase": "prefill", "context": 128, "images": 1}, "images"),
-        ({"phase": "prefill", "context": 4096, "images": 1, "image_size": "big"}, "image_size"),
-        ({"phase": "prefill", "context": 4096, "images": 1, "image_size": "0x9"}, "image_size"),
-        ({"phase": "prefill", "context": 4096, "images": -1}, "images"),
-        ({"tower": "both"}, "tower"),
-    ],
+    DATA["what_is_refused"],
 )
 def test_what_is_refused(options, argument):
     with pytest.raises(Refusal) as refused:

@@ -21,6 +21,9 @@ from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Hyper,
 from commtax.spec.stream import Stream
 from each import each
 from paths import FIXTURES
+from tables import tables
+
+DATA = tables(__file__)
 
 GIB = 2**30
 LOGS = json.loads((FIXTURES / "state_logs.json").read_text())
@@ -326,14 +329,7 @@ def test_a_user_may_say_how_states_are_kept():
     assert pasted.options["recurrent_dtype"] == "fp16"
 
 
-NEXT_LOG = """
-(EngineCore_DP0 pid=18) INFO 10-23 15:10:29 [core.py:76] Initializing a V1 LLM engine (v0.10.2) with config: max_seq_len=262144, \
-tensor_parallel_size=2, kv_cache_dtype=auto, enable_prefix_caching=False
-(Worker_TP0 pid=13) INFO 10-23 15:14:18 [gpu_model_runner.py:2392] Model loading took 74.2812 GiB and 215.831224 seconds
-(Worker_TP0 pid=13) INFO 10-23 15:14:30 [gpu_worker.py:298] Available KV cache memory: 44.59 GiB
-(EngineCore_DP0 pid=18) INFO 10-23 15:14:30 [kv_cache_utils.py:1028] GPU KV cache size: 973,760 tokens
-(EngineCore_DP0 pid=18) INFO 10-23 15:14:30 [kv_cache_utils.py:1032] Maximum concurrency for 262,144 tokens per request: 14.77x
-"""
+NEXT_LOG = DATA["next_log"]
 
 
 def test_a_hybrid_log_is_audited_as_its_version_counts(tmp_path):

@@ -100,12 +100,7 @@ def test_one_replica_has_its_share():
 
 @pytest.mark.parametrize(
     ("version", "entered", "engine"),
-    [
-        ("TensorRT 10.11.0.33", "v6.0", "trtllm-mlperf@5.1"),
-        ("TensorRT 10.14", "v6.0", "trtllm-mlperf@6.0"),
-        ("TensorRT 10.13", "v5.1", "trtllm-mlperf@5.1"),
-        ("TensorRT 10.11", "v4.1", "trtllm-mlperf@4.1"),
-    ],
+    DATA["a_submission_may_run_the_software_of_an_older_round"],
 )
 def test_a_submission_may_run_the_software_of_an_older_round(version, entered, engine):
     row = {**MLPERF, "source_group": f"mlperf-{entered}", "engine_version": version}

@@ -213,14 +213,7 @@ def test_equal_rows_are_priced_once(monkeypatch, name, asked):
 
 @pytest.mark.parametrize(
     ("name", "column", "text"),
-    [
-        ("training_runs", "gpus", "1e999"),
-        ("training_runs", "dp", "0"),
-        ("training_runs", "seq", "-4096"),
-        ("training_runs", "pp", "llama"),
-        ("inference", "value", "1e-320"),
-        ("inference", "tp", "1e999"),
-    ],
+    DATA["a_cell_that_is_no_figure_leaves_its_row_out"],
 )
 def test_a_cell_that_is_no_figure_leaves_its_row_out(name, column, text):
     """One bad cell is the reason of one row: it ends neither the run nor makes it warn."""

@@ -62,14 +62,7 @@ def test_renamed_columns_are_each_there_once():
 
 @pytest.mark.parametrize(
     ("path", "chip", "engine"),
-    [
-        ("kernels/h200_sxm_gemm.csv.gz", "h200-sxm", ""),
-        ("kernels_more/rtx_pro_6000_server_vllm_gemm.csv.gz", "rtx-pro-6000-server", "vllm"),
-        ("rtx_pro_6000_blackwell_server_edition_trtllm_gemm.csv", "rtx-pro-6000-server", "trtllm"),
-        ("gb300_sglang_gemm.csv", "gb300", "sglang"),
-        ("systems/b60/vllm/0.12.0/gemm_perf.txt", "arc-pro-b60", "vllm"),
-        ("H100-SXM_gemm.csv", "h100-sxm", ""),
-    ],
+    DATA["kernels_tell_their_chip_and_engine_by_file_or_folder"],
 )
 def test_kernels_tell_their_chip_and_engine_by_file_or_folder(tmp_path, path, chip, engine):
     write(tmp_path / path, PRODUCTS, GEMM)

@@ -184,14 +184,7 @@ def test_what_is_no_launched(text):
 
 FLAGS = DATA["flags"]
 WORDS = st.lists(st.one_of(st.sampled_from([*FLAGS, "8", "$X", "{", "&", "#", "\n"]), st.text(max_size=6)), max_size=12)
-HEADS = [
-    "vllm serve m",
-    "python -m sglang.launch_server",
-    "trtllm-serve m",
-    "torchrun --nproc-per-node 8 pretrain_gpt.py",
-    "LLM(",
-    "",
-]
+HEADS = DATA["heads"]
 
 
 @given(st.sampled_from([*HEADS, "torchrun -m torchtitan.train"]), WORDS)

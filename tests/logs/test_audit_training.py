@@ -364,13 +364,7 @@ def test_processes_that_do_not_know_of_each_other():
     assert {f.code for f in section.findings} <= {"rows"}
 
 
-SENDRECV = """\
-# nThread 1 nGpus 2 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
-# Using devices
-#  Rank  0 Group  0 Pid  41234 on     node01 device  0 [0x1a] NVIDIA A100-SXM4-80GB
-#  Rank  1 Group  0 Pid  41234 on     node01 device  1 [0x1b] NVIDIA A100-SXM4-80GB
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-"""
+SENDRECV = DATA["sendrecv"]
 ROW = "{:>12} {:>12}     float    none      -1    12.31    0.01    0.01      0    12.10    0.01    0.01    N/A\n"
 
 

@@ -12,6 +12,9 @@ from commtax.readers import crashes, flight_text, formats, llamacpp_log, nccl_lo
 from commtax.readers.startup import Moment
 from commtax.report.audit_words import headline
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 SERVED = "INFO 02-01 06:36:05 llm_engine.py:921] Avg prompt throughput: 382.6 tokens/s, Avg generation throughput: 118.5 tokens/s, "
 
@@ -188,12 +191,7 @@ collective stack trace:
   all_reduce at /p/torch/distributed/distributed_c10d.py:2696
   <module> at /home/me/crash.py:44
 """
-TABLE = """\
---- Collectives ---
-  id  group_id    pass_check  collective_seq_id  collective_name    collective_state  missing_ranks
-   3  main_comm   True        3                  nccl:broadcast     scheduled
-   4  main_comm   True        4                  nccl:all_reduce    scheduled         {1}
-"""
+TABLE = DATA["table"]
 
 
 @pytest.mark.parametrize("number", [" 5 at entry 4", ", sequence number: 5", ": sequence number: 5"])

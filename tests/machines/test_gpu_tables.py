@@ -19,24 +19,13 @@ DATA = tables(__file__)
 
 NVIDIA = DATA["nvidia"]
 AMD_SMI = DATA["amd_smi"]
-CONCISE = """\
-Device  Node  IDs              Temp        Power     Partitions          SCLK    MCLK    Fan  Perf  PwrCap  VRAM%  GPU%
-              (DID,     GUID)  (Junction)  (Socket)  (Mem, Compute, ID)
-=======================================================================================================
-0       1     0x74a1,   58197  42.0°C      135.0W    NPS1, SPX, 0        122Mhz  900Mhz  0%   auto  750.0W  0%     0%
-1       2     0x74a1,   33617  43.0°C      133.0W    NPS1, SPX, 0        122Mhz  900Mhz  0%   auto  750.0W  0%     0%
-"""
+CONCISE = DATA["concise"]
 MONITOR = """\
 GPU  POWER  GPU_TEMP  MEM_TEMP  GFX_UTIL  GFX_CLOCK  MEM_UTIL  MEM_CLOCK
   0  182 W     42 °C     41 °C      83 %   1613 MHz       0 %   1230 MHz
   1  143 W     40 °C     39 °C      N/A    358 MHz       0 %   1173 MHz
 """
-CSV = """\
-$ nvidia-smi --query-gpu=index,name,utilization.gpu,memory.used,clocks_event_reasons.hw_thermal_slowdown --format=csv
-index, name, utilization.gpu [%], memory.used [MiB], temperature.gpu, clocks_event_reasons.hw_thermal_slowdown
-0, NVIDIA A100-SXM4-80GB, 98 %, 7234 MiB, 72, Not Active
-1, NVIDIA A100-SXM4-80GB, 97 %, 7234 MiB, 91, Active
-"""
+CSV = DATA["csv"]
 XML = DATA["xml"]
 
 

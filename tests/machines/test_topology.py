@@ -10,16 +10,14 @@ from commtax import catalog
 from commtax.readers.topology import describe, nvlink_of, parse, pcie_of, place
 from each import each
 from paths import FIXTURES
+from tables import tables
+
+DATA = tables(__file__)
 
 FILE = FIXTURES / "topo-4x3090.txt"
 PAIRS = parse(FILE.read_text())
 # Headers and cells that touch, as threads have them (vllm issue 8691).
-GLUED = """GPU Topology:
-GPU0    GPU1    NIC0    NIC1NIC2    CPU Affinity    NUMA Affinity   GPU NUMA ID
-GPU0     X      NV18    PIX     SYSSYS      0-47,96-143     0               N/A
-GPU1    NV18     X      SYS     PIX     NODE    0-47,96-143     0               N/A
-NIC0    PIX     SYS      X      SYS     SYS
-"""
+GLUED = DATA["glued"]
 
 
 def made(rows):

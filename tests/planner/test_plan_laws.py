@@ -113,12 +113,7 @@ def test_a_faster_link_never_makes_the_best_worse(question, links):
 
 @pytest.mark.parametrize(
     ("model", "few", "many"),
-    [
-        ("llama-3.1-8b", "8x8xh100-sxm", "9x8xh100-sxm"),
-        ("llama-3.1-8b", "4xh100-sxm", "5xh100-sxm"),
-        ("qwen3-30b-a3b", "4xh100-sxm", "5xh100-sxm"),
-        ("qwen3-30b-a3b", "2x8xl40s", "3x8xl40s"),
-    ],
+    DATA["training_gains_from_gpus"],
 )
 def test_training_gains_from_gpus(model, few, many):
     """8 hosts 457 ms, 9 hosts 761 ms: nine do not divide the batch, and one may idle."""

@@ -14,20 +14,8 @@ from tables import tables
 DATA = tables(__file__)
 
 LISTED = DATA["listed"]
-MINUTES = """====Result for Model: org/some-model-7b====
-Total time: 50 s
-Successful/total requests: 20/20
-Requests/min: 24
-Output_tokens/min: 6000
-Average Time to First Token (s): 0.5
-Average milliseconds/request (includes waiting time on server): 9000
-"""
-BELOW = """Completed requests: 8/8 (100.00%)
-Request throughput: 2.0 requests/s
-Time to First Token (ms):
-  Mean: 50.0
-  P99: 90.0
-"""
+MINUTES = DATA["minutes"]
+BELOW = DATA["below"]
 MARKDOWN = """| ISL | Concurrency | TTFT Avg (ms) | TTFT P99 (ms) | TPOT (ms) | Req/s |
 |---|---|---|---|---|---|
 | 128 | 1 | 50 | 90 | 20 | 0.5 |
@@ -39,13 +27,7 @@ ACROSS = """| Metric | main | patched | change |
 | Output token throughput (tok/s) | 100 | 120 | +20% |
 """
 BOX = DATA["box"]
-SPANNED = """Benchmarks Stats:
-Metadata     | Request Stats         || TTFT (ms)    || ITL (ms)     ||
-    Benchmark| Per Second| Concurrency|  mean|    p99|  mean|    p99
--------------|-----------|------------|------|-------|------|-------
-  synchronous|       0.50|        1.00|  50.0|   90.0|  16.0|   17.0
-constant@1.50|       1.40|        5.00|  60.0|   99.0|  18.0|   19.0
-"""
+SPANNED = DATA["spanned"]
 
 
 def test_lists_of_other_tools_in_seconds():

@@ -422,12 +422,7 @@ def test_unsorted_requests_are_sorted_and_said(tmp_path):
 @needs_shared
 @pytest.mark.parametrize(
     ("name", "count", "last_s", "block"),
-    [
-        ("arrivals/azure_2023_conv", 19366, 3501.7219, 16),
-        ("arrivals/mooncake_synthetic", 3993, 1022.025, 512),
-        ("requests/residency-sweep_rate-agg_4rps-vanilla", 2363, 599.1785, 16),
-        ("requests/lss-rtxpro6000-qwen3-32b", 300, 29.1222, 16),
-    ],
+    DATA["shared_traces_are_read_whole"],
 )
 def test_shared_traces_are_read_whole(name, count, last_s, block):
     stream = read(OPEN_LOOP / f"{name}.csv.gz")

@@ -18,14 +18,12 @@ from commtax.statement import Refusal
 from commtax.verbs.confidence import Estimate, confidence_of, percent, through
 from each import each
 from paths import BENCHMARKS
+from tables import tables
 from web_client import get, refused
 
-PLACES = (
-    ("llama-3.1-8b", "2x2xl40s"),
-    ("qwen3-30b-a3b", "4xh100-sxm"),
-    ("llama-3.1-70b", "8xh200-sxm"),
-    ("llama-3.1-8b", "2xmi300x"),
-)
+DATA = tables(__file__)
+
+PLACES = DATA["places"]
 sides = st.floats(1.001, 4.0)
 estimates = st.builds(lambda v, a, b: Estimate(v, v / a, v * b), st.floats(1e-6, 1e3), sides, sides)
 confidences = st.floats(0.01, 0.99)

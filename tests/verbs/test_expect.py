@@ -10,13 +10,11 @@ import commtax
 from cli_run import run_here
 from commtax.readers.nccl_tests import parse
 from each import each
+from tables import tables
 
-HEADER = """# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592 step: 2(factor)
-# all_reduce_perf
-#  Rank  0 Group  0 Pid  9 on host device  0 [0000:04:00] NVIDIA H100 80GB HBM3
-#  Rank  1 Group  0 Pid  9 on host device  1 [0000:23:00] NVIDIA H100 80GB HBM3
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-"""
+DATA = tables(__file__)
+
+HEADER = DATA["header"]
 NEW = "     1048576        262144     float     sum      -1    25.41   41.26   72.21      0    25.20   41.61   72.82      0"
 OLD = "     1048576        262144     float     sum    25.41   41.26   72.21  2e-07    25.20   41.61   72.82  2e-07"
 SHORT = "     1048576         32768      int8     sum      -1    25.41   41.26   72.21    N/A    25.20   41.61   72.82    N/A"

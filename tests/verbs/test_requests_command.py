@@ -30,6 +30,9 @@ from commtax.verbs.sweeping import at, points, sweep
 from commtax.verbs.tails import first_tokens, gaps
 from commtax.verbs.usage import usage_of
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 MODEL, PLACE = "llama-3.1-8b", "8xh100-sxm"
 LENGTHS = {"input_len": 512, "output_len": 64}
@@ -323,13 +326,7 @@ def test_slow_gaps_are_steps_with_prompts():
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        {"tp": 4},
-        {"tp": 2, "pp": 4},
-        {"pp": 2},
-        {"engine": "sglang"},
-        {"disaggregated": True, "kv_tokens": 2000, "request_rate": 30},
-    ],
+    DATA["gaps_add_up_to_the_time_between_first_and_last_tokens"],
 )
 def test_gaps_add_up_to_the_time_between_first_and_last_tokens(plan):
     o = served(**{"request_rate": 3, **plan})
