@@ -28,8 +28,8 @@ lint: .venv/.test
 	$(PIP) -e .
 	touch $@
 
-.venv/.test: .venv/.demo constraints-cpu.txt
-	$(PIP) -c constraints-cpu.txt -e '.[test]'
+.venv/.test: .venv/.demo constraints-cpu.txt laboratory/pyproject.toml
+	$(PIP) -c constraints-cpu.txt -e '.[test]' -e laboratory
 	touch $@
 
 clean:

@@ -14,10 +14,10 @@ from html import escape
 from pathlib import Path
 from textwrap import wrap
 
-from commtax.report.validation import figure_cells, limit_text, plot_kinds, quantity, value_text
-from commtax.validate import Report, check
-from commtax.validate.scoreboard import Line, abroad, at_home
-from commtax.validate.statistics import groups, skipped, worst
+from commtax_lab.report.validation import figure_cells, limit_text, plot_kinds, quantity, value_text
+from commtax_lab.scoring import Report, check
+from commtax_lab.scoring.scoreboard import Line, abroad, at_home
+from commtax_lab.scoring.statistics import groups, skipped, worst
 
 DOCS = Path(__file__).parents[1] / "docs"
 README = DOCS.parent / "README.md"

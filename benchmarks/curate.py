@@ -1,7 +1,7 @@
 """Choose the published figures that ship with commtax: ``python benchmarks/curate.py DATA_DIR``.
 
 Takes a spread of rows of each larger table (by the hash of the row, so that the choice is the same every time), in our own
-columns and rounded to what a figure is worth, and writes ``src/commtax/readers/published/tables/*.csv``.
+columns and rounded to what a figure is worth, and writes ``laboratory/commtax_lab/published/tables/*.csv``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import cast
 
 from commtax import catalog
 from commtax.cost.collectives import applies
-from commtax.readers.published import kernels as kernel_tables
-from commtax.readers.published import open_loop
-from commtax.readers.published.collectives import mode
-from commtax.readers.published.inferencemax import by_inferencemax
-from commtax.readers.published.rows import names
-from commtax.readers.published.serving import is_fitted, may_draft, planned, question
-from commtax.readers.published.sweep import load as read_own
-from commtax.readers.published.tables import dicts, read
-from commtax.readers.published.training import asked
-from commtax.readers.published.training_rows import whole_rows
-from commtax.readers.published.weights import TILES
 from commtax.spec import Engine
+from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published import open_loop
+from commtax_lab.published.collectives import mode
+from commtax_lab.published.inferencemax import by_inferencemax
+from commtax_lab.published.rows import names
+from commtax_lab.published.serving import is_fitted, may_draft, planned, question
+from commtax_lab.published.sweep import load as read_own
+from commtax_lab.published.tables import dicts, read
+from commtax_lab.published.training import asked
+from commtax_lab.published.training_rows import whole_rows
+from commtax_lab.published.weights import TILES
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "benchmarks" / "published"  # figures that we read in logs and documents ourselves
-OUT = ROOT / "src" / "commtax" / "readers" / "published" / "tables"
+OUT = ROOT / "laboratory" / "commtax_lab" / "published" / "tables"
 Row = dict[str, str]
 HOW = {"rank rows": " (rank rows)", "NCCL_ALGO": ", NCCL_ALGO set"}  # what of a method matters beside its kind
 IN_FLIGHT = 320  # requests of an open-loop run that ships

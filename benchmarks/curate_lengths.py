@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from commtax.catalog.distributions import rank_correlation, tabulated
-from commtax.readers.published.tables import read
+from commtax_lab.published.tables import read
 
 OUT = Path(__file__).parents[1] / "src" / "commtax" / "catalog" / "lengths"
 SHAREGPT_PROMPTS = 1000

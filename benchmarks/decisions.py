@@ -34,9 +34,9 @@ import numpy as np
 from commtax.catalog.transfer import sigma
 from commtax.ledger import Z80
 from commtax.question import CONFIDENCE
-from commtax.readers.published.serving import may_draft, measured, question
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.serving import Simulation, simulate
+from commtax_lab.published.serving import may_draft, measured, question
 
 CONFIDENCES = (0.5, 0.6, CONFIDENCE, 0.7, 0.8, 0.9)
 NEAR = 0.02  # of the best tokens/s/GPU: a choice that loses no more is as good, for runs repeat no better

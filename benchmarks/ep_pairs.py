@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from serving_runs import read
 
-from commtax.readers.published.inferencemax import day_of
-from commtax.readers.published.serving import drafted, measured, planned, question
 from commtax.verbs.serving import simulate
+from commtax_lab.published.inferencemax import day_of
+from commtax_lab.published.serving import drafted, measured, planned, question
 
 ALIKE = 0.05
 SUBJECT = 4  # of what makes runs alike: engine, version, model and cluster

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 import commtax
-from commtax.readers.published.collectives import even_power, question
-from commtax.readers.published.tables import dicts, read
-from commtax.validate.predicting import curve_seconds
+from commtax_lab.published.collectives import even_power, question
+from commtax_lab.published.tables import dicts, read
+from commtax_lab.scoring.predicting import curve_seconds
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "libraries"
 PUBLISHED = Path(__file__).parent / "published" / "collectives.csv"

@@ -17,8 +17,8 @@ from fit_experts import CHIPS, put
 from fit_kernels import FOLDER
 
 from commtax.cost.forms.exchange import exchange
-from commtax.readers.published import kernels as kernel_tables
-from commtax.readers.published.tables import read
+from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published.tables import read
 
 TAILS = ("wideep_deepep_ll", "wideep_deepep_normal", "moe_a2a")
 START = {"t0": 3e-5, "link_Bps": 3e11, "sm_Bps": 1.5e10}

@@ -21,10 +21,10 @@ from fit_kernels import FOLDER
 
 from commtax.catalog.kernel_constants import at_pace, reference
 from commtax.cost.forms.experts import experts, routing
-from commtax.readers.published import kernels as kernel_tables
-from commtax.readers.published.spellings import dtype_named
-from commtax.readers.published.tables import read
 from commtax.spec import Chip
+from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published.spellings import dtype_named
+from commtax_lab.published.tables import read
 
 CHIPS = ("a100_sxm", "h100_sxm", "l40s", "b200_sxm", "b300_sxm", "gb200", "b60")
 TAILS = ("moe", "wideep_moe", "wideep_context_moe", "wideep_generation_moe")
@@ -300,7 +300,7 @@ def nearest(made: Tables, s: Sample) -> dict[str, float]:
 
 def catalogue_key(system: str) -> str:
     from commtax import catalog
-    from commtax.readers.published.spellings import chip_named
+    from commtax.catalog.foreign_names import chip_named
 
     return catalog.chip(chip_named(system)).key
 

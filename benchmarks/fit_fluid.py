@@ -20,10 +20,10 @@ from fit_open_loop import Case, cases, half
 
 from commtax.cost.surface import Surface
 from commtax.question import Question
-from commtax.validate.open_loop import question_of
 from commtax.verbs.asking import settled
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.requests import steps_of, stream_of
+from commtax_lab.scoring.open_loop import question_of
 
 DRAWN = 1500  # requests whose lengths stand for all
 MOMENTS = 400

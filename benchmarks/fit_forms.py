@@ -19,11 +19,11 @@ import commtax
 from commtax.catalog.kernel_constants import at_pace, reference
 from commtax.cost.forms import CHIP_FORMS
 from commtax.cost.forms.linear import convolution, encoder_attention, scan
-from commtax.readers.published import kernels as kernel_tables
-from commtax.readers.published.kernel_kinds import linear, streams
-from commtax.readers.published.spellings import dtype_named
-from commtax.readers.published.tables import read
 from commtax.spec import Chip
+from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published.kernel_kinds import linear, streams
+from commtax_lab.published.spellings import dtype_named
+from commtax_lab.published.tables import read
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "kernels"
 FAMILIES = {"ampere": ("a100_sxm",), "hopper": ("h100_sxm",), "ada": ("l40s",), "blackwell": ("b200_sxm", "b300_sxm", "gb200")}

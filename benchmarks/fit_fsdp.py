@@ -25,10 +25,10 @@ from commtax.cost import train_kernels
 from commtax.cost import training as steps
 from commtax.cost.pricing import Terms
 from commtax.cost.tensors import ROWWISE
-from commtax.readers.published import training
-from commtax.readers.published.rows import Row, read
 from commtax.spec import TrainStep
 from commtax.verbs.asking import settled, terms_of, unsettled
+from commtax_lab.published import training
+from commtax_lab.published.rows import Row, read
 
 OWN = Path(__file__).parent / "torch_runs.csv"
 LARGE = 64

@@ -20,11 +20,11 @@ import numpy as np
 
 import commtax
 from commtax import catalog
-from commtax.readers.published import kernels as kernel_tables
-from commtax.readers.published.kernel_kinds import KINDS
-from commtax.readers.published.tables import read
 from commtax.spec import Chip, KernelConstants
-from commtax.validate import kernels
+from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published.kernel_kinds import KINDS
+from commtax_lab.published.tables import read
+from commtax_lab.scoring import kernels
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "kernels"
 TABLES = {  # a file of constants: the chip and the tables that it is fitted on

@@ -21,13 +21,13 @@ from latent_store import FAMILIES, Constants, Store
 from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds, table_of
-from commtax.readers.published import kernels as kernel_tables
-from commtax.readers.published.kernel_kinds.modules import SOURCES
-from commtax.readers.published.spellings import dtype_named
-from commtax.readers.published.tables import read
 from commtax.spec import Chip
 from commtax.statement import Refusal
-from commtax.validate.kernels import together
+from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published.kernel_kinds.modules import SOURCES
+from commtax_lab.published.spellings import dtype_named
+from commtax_lab.published.tables import read
+from commtax_lab.scoring.kernels import together
 
 MOST = 1200
 SCALE = 0.02

@@ -20,10 +20,10 @@ from commtax import catalog
 from commtax.cost.placement import Span
 from commtax.cost.pricing import launched_s, price
 from commtax.files import MiB
-from commtax.readers.published.collectives import Curve, ask, describe, even_power, question
-from commtax.readers.published.tables import dicts, read
 from commtax.spec import Network
 from commtax.statement import Refusal
+from commtax_lab.published.collectives import Curve, ask, describe, even_power, question
+from commtax_lab.published.tables import dicts, read
 
 PUBLISHED = Path(__file__).parent / "published" / "collectives.csv"
 SCALE = 0.05

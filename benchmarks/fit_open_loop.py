@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from commtax import catalog
-from commtax.readers.published import open_loop
-from commtax.readers.published.open_loop import Run
-from commtax.readers.published.rows import Row
-from commtax.readers.published.tables import in_folder
-from commtax.validate.open_loop import question_of
 from commtax.verbs.requests import serve
+from commtax_lab.published import open_loop
+from commtax_lab.published.open_loop import Run
+from commtax_lab.published.rows import Row
+from commtax_lab.published.tables import in_folder
+from commtax_lab.scoring.open_loop import question_of
 
 START = {"host_s": 1e-3, "host_s_per_doubling": 1e-4, "host_s_per_seq": 5e-6, "request_s": 5e-3, "launch_s": 2e-5}
 RATES = ("fp8_rate", "fp4_rate", "experts_rate")

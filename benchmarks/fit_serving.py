@@ -4,13 +4,13 @@ DATA is a folder with ``serving_runs*.csv`` and ``ml_energy.csv``. Kernels and c
 runs teach times of the host (a common value times effects of engine, version, publisher and, to the first token, of mixtures),
 never a kernel's time. All are natural logarithms, drawn towards none by a prior. Damped
 Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it strays (Cauchy). Half of the runs are fitted
-(``commtax.readers.published.serving.may_fit``), the others test; runs that may have drafted tokens, do not fit or beat the
+(``commtax_lab.published.serving.may_fit``), the others test; runs that may have drafted tokens, do not fit or beat the
 hardware do neither. A prediction knows no publisher.
 
 Then every engine, chip, family, publisher and file is left out in turn, all runs of the others fitted again (around the full
 fit), and what was left out predicted. From those errors come the ranges of ``catalog/transfer.toml``; whether they hold is judged
 on each group with widths from the other groups. ``--write`` writes ``catalog/transfer.toml``,
-``validate/transfer.toml`` and the times of engines and versions in ``catalog/engines``.
+the laboratory's ``scoring/transfer.toml`` and the times of engines and versions in ``catalog/engines``.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from commtax import catalog
 from commtax.catalog.transfer import Setting
 from commtax.cost.pricing import inference_bill
 from commtax.ledger import Z80
-from commtax.readers.published import steps
-from commtax.readers.published.rows import publisher
-from commtax.readers.published.serving import distinct, may_draft, may_fit, measured, question
-from commtax.readers.published.tables import Table
-from commtax.readers.published.tables import read as read_table
 from commtax.spec import Engine
-from commtax.validate.floors import holds_weights, least_s
-from commtax.validate.serving import floor
 from commtax.verbs.asking import settled, terms_of, unsettled
 from commtax.verbs.billing import price
 from commtax.verbs.serving import simulate
+from commtax_lab.published import steps
+from commtax_lab.published.rows import publisher
+from commtax_lab.published.serving import distinct, may_draft, may_fit, measured, question
+from commtax_lab.published.tables import Table
+from commtax_lab.published.tables import read as read_table
+from commtax_lab.scoring.floors import holds_weights, least_s
+from commtax_lab.scoring.serving import floor
 
 ARRAYS = ("tp", "dp", "ep", "concurrency", "input_len", "output_len", "num_prompts", "spread")
 STEP_ARRAYS = ("tp", "dp", "ep", "batch", "context", "prompts", "prompt_len")
@@ -450,7 +450,7 @@ def main() -> None:
     if asked.write:
         write_times(engine_times(pool, x))
         write("catalog/transfer.toml", transfer_lines(sigmas(pool, errors, left), pool.groups))
-        write("validate/transfer.toml", board_lines(rows))
+        write("../../laboratory/commtax_lab/scoring/transfer.toml", board_lines(rows))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Widths of 80 % ranges from residuals: ``python benchmarks/fit_spreads.py DATA_DIR [--collectives]``.
 
 Takes rows that were not fitted, by library and place (or by kind of kernel, chip family and number format), and writes the
-82nd percentile of |ln(predicted / measured)| as a factor into ``catalog/libraries`` and ``validate/spreads.toml``. A little
-more than 80 % because rows of other hosts than these will lie further off.
+82nd percentile of |ln(predicted / measured)| as a factor into ``catalog/libraries`` and the laboratory's
+``scoring/spreads.toml``. A little more than 80 % because rows of other hosts than these will lie further off.
 
 Collectives answer for sources that nobody fitted: across hosts each source's residuals come from constants that were fitted
 without it (``fit_network``), inside hosts the width is that of the tables that no constant was fitted on, or of the sizes left
@@ -21,16 +21,17 @@ import fit_network
 import numpy as np
 
 import commtax
+import commtax_lab
 from commtax.catalog import cluster
+from commtax.catalog.foreign_names import chip_named
 from commtax.files import MiB
-from commtax.readers.published.kernel_kinds import KINDS
-from commtax.readers.published.spellings import chip_named
-from commtax.readers.published.tables import in_folder
-from commtax.validate import check
-from commtax.validate.records import Records, joined
 from commtax.verbs.expecting import expect
+from commtax_lab.published.kernel_kinds import KINDS
+from commtax_lab.published.tables import in_folder
+from commtax_lab.scoring import check
+from commtax_lab.scoring.records import Records, joined
 
-HERE = Path(commtax.__file__).parent
+HERE, LABORATORY = Path(commtax.__file__).parent, Path(commtax_lab.__file__).parent
 QUANTILE = 0.82
 LIBRARIES = {"nccl": ("nccl", "rccl"), "vllm": ("vllm",), "sglang": ("sglang",), "trtllm": ("trtllm",)}
 LEAST = 6  # rows that a width needs
@@ -211,7 +212,7 @@ def main(folder: Path, collectives: bool) -> None:
         write_library(everything, library, folder)
     if collectives:
         return
-    (HERE / "validate" / "spreads.toml").write_text(tables(everything))
+    (LABORATORY / "scoring" / "spreads.toml").write_text(tables(everything))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ import numpy as np
 
 from commtax.cost.pricing import Terms
 from commtax.cost.training import training_bill
-from commtax.readers.published import training, training_rows
-from commtax.readers.published.rows import Row, cell, read
-from commtax.readers.published.tables import Table
-from commtax.readers.published.tables import read as read_table
 from commtax.spec import TrainStep
 from commtax.verbs.asking import settled, terms_of, unsettled
+from commtax_lab.published import training, training_rows
+from commtax_lab.published.rows import Row, cell, read
+from commtax_lab.published.tables import Table
+from commtax_lab.published.tables import read as read_table
 
 ENGINE = "megatron-bridge"
 RELEASE = re.compile(r"(2\d\.\d\d(?:\.\d\d)?) nemo", re.IGNORECASE)

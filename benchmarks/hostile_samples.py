@@ -138,11 +138,11 @@ def _tables(folder: Path) -> None:
     """The published tables in small, under the columns that folders of tables have."""
     from importlib.resources import files
 
-    from commtax.readers.published.rows import names
+    from commtax_lab.published.rows import names
 
     folder.mkdir()
     for name in RENAMED:
-        lines = (files("commtax.readers.published") / "tables" / f"{name}.csv").read_text().splitlines()
+        lines = (files("commtax_lab.published") / "tables" / f"{name}.csv").read_text().splitlines()
         rows = list(csv.reader(lines[:40]))
         with (folder / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([[names()["columns"][name].get(column, column) for column in rows[0]], *rows[1:]])
@@ -162,8 +162,8 @@ def _profiles(folder: Path) -> None:
 def _experiment(folder: Path) -> None:
     """The document of a finished study, made from runs that are made up."""
     from commtax import catalog
-    from commtax.study.findings import Prices, analyse, answers
-    from commtax.study.recipe import Run
+    from commtax_lab.study.findings import Prices, analyse, answers
+    from commtax_lab.study.recipe import Run
 
     names = ("recipe", "version", "profile", "cluster")
     facts: dict[str, Any] = {

@@ -23,10 +23,10 @@ from fit_kernels import FOLDER, TABLES, TAILS, Part, Rows, logs, put, solve
 from commtax import catalog
 from commtax.catalog.kernel_constants import at_pace, reference
 from commtax.cost.kernels import STAND_INS
-from commtax.readers.published import kernels as kernel_tables
-from commtax.readers.published.tables import read
 from commtax.spec import Chip, KernelConstants
-from commtax.validate import kernels
+from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published.tables import read
+from commtax_lab.scoring import kernels
 
 FAMILIES = ("ampere", "hopper", "ada", "blackwell")
 KIN = {"b300-sxm": ("b300-sxm", "kernels_more/b300_sxm"), "gb200": ("gb200", "kernels_more/gb200")}

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.readers.published.kernels import KernelTable, kind_of, of_file
-from commtax.validate.parts import UNLIKE, Group, groups
+from commtax_lab.published.kernels import KernelTable, kind_of, of_file
+from commtax_lab.scoring.parts import UNLIKE, Group, groups
 
 FOLDERS = ("kernels", "kernels_more")
 LEAST = 4  # rows of a group that is judged

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.readers.published.serving import distinct, is_fitted, measured, question
 from commtax.verbs.serving import simulate
+from commtax_lab.published.serving import distinct, is_fitted, measured, question
 
 
 def read(*paths: Path) -> list[dict[str, str]]:

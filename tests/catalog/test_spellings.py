@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax import catalog
-from commtax.readers.published.spellings import chip_named, device_named, dtype_named, engine_named, model_named
+from commtax.catalog.foreign_names import chip_named, device_named
 from commtax.spec import DTYPE_BYTES
+from commtax_lab.published.spellings import dtype_named, engine_named, model_named
 from each import each
 from tables import tables
 

@@ -13,11 +13,11 @@ from commtax.cost.compute import step_kernels
 from commtax.cost.forms.exchange import WAYS, exchanged_kernel
 from commtax.cost.forms.experts import BACKENDS, FORMS, Routed, routed_kernels
 from commtax.cost.kernels import kernel_source, least_s, peak, seconds, table_of
-from commtax.readers.published.kernel_kinds.loads import load
-from commtax.readers.published.kernels import read as read_kernels
 from commtax.spec import Plan, Workload
-from commtax.validate import check
-from commtax.validate.kernels import answers
+from commtax_lab.published.kernel_kinds.loads import load
+from commtax_lab.published.kernels import read as read_kernels
+from commtax_lab.scoring import check
+from commtax_lab.scoring.kernels import answers
 from each import each
 from tables import tables
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.cost.kernels import power_clock
-from commtax.readers.published import training
-from commtax.readers.published.rows import read
-from commtax.readers.published.tables import shipped
-from commtax.validate.predicting import trained
+from commtax_lab.published import training
+from commtax_lab.published.rows import read
+from commtax_lab.published.tables import shipped
+from commtax_lab.scoring.predicting import trained
 from paths import ROOT
 
 RUNS = ROOT.parent / "shared" / "data" / "training_runs.csv"

@@ -13,11 +13,11 @@ from commtax.cost.forms import latent as forms
 from commtax.cost.kernels import least_s, seconds
 from commtax.cost.latent import head_product
 from commtax.cost.train_kernels import forward_flops
-from commtax.readers.published.kernel_kinds.modules import timed_model
-from commtax.readers.published.kernels import of_several
-from commtax.readers.published.tables import shipped
 from commtax.spec import Plan, Workload
-from commtax.validate.kernels import answers
+from commtax_lab.published.kernel_kinds.modules import timed_model
+from commtax_lab.published.kernels import of_several
+from commtax_lab.published.tables import shipped
+from commtax_lab.scoring.kernels import answers
 
 MODELS = {
     "latent": timed_model("deepseek-ai/DeepSeek-V3"),

@@ -20,12 +20,12 @@ from commtax.cost.kernels import kernel_sigma, kernel_source, least_s, seconds
 from commtax.cost.recurrence import convolved, convolved_further, delta_scanned, space_scanned, updated
 from commtax.cost.streams import quantised, streams_read, streams_written
 from commtax.cost.tower import encoder_attention
-from commtax.readers.published.kernel_kinds import linear as kinds
-from commtax.readers.published.kernels import read as read_kernels
-from commtax.readers.published.tables import read
 from commtax.spec import Block, DeltaNet, Hyper, Mamba2, Plan, Workload
-from commtax.validate import check
-from commtax.validate.kernels import answers
+from commtax_lab.published.kernel_kinds import linear as kinds
+from commtax_lab.published.kernels import read as read_kernels
+from commtax_lab.published.tables import read
+from commtax_lab.scoring import check
+from commtax_lab.scoring.kernels import answers
 from each import each
 from paths import SHARED
 from tables import tables

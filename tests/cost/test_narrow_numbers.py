@@ -9,8 +9,8 @@ from commtax import catalog
 from commtax.catalog.quantisation import quant_from
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import peak, seconds
-from commtax.readers.published import kernels as kernel_tables
-from commtax.validate import kernels
+from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.scoring import kernels
 from each import each
 
 FP4_CHIPS = ("b200-sxm", "gb200", "b300-sxm")

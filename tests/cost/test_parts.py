@@ -16,10 +16,10 @@ from commtax.cost.compute import prefill_attention
 from commtax.cost.forms.attention import _tile_pairs
 from commtax.cost.kernel import Kernel, Seen, Step
 from commtax.cost.kernels import least_s, seconds
-from commtax.readers.published.kernel_kinds.plain import in_turn, product
-from commtax.readers.published.kernels import of_file
 from commtax.spec import Attention, Block, Plan, Workload
-from commtax.validate.parts import LAWFUL, UNLIKE, _model, groups
+from commtax_lab.published.kernel_kinds.plain import in_turn, product
+from commtax_lab.published.kernels import of_file
+from commtax_lab.scoring.parts import LAWFUL, UNLIKE, _model, groups
 from paths import FIXTURES
 
 SAMPLE = FIXTURES / "kernel_shapes.json.gz"

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.cost.adapters import trained_params
-from commtax.readers.published import training, training_rows
-from commtax.readers.published.training_pages import of_page
 from commtax.spec import Plan
 from commtax.statement import Refusal
+from commtax_lab.published import training, training_rows
+from commtax_lab.published.training_pages import of_page
 from tables import tables
 
 DATA = tables(__file__)

@@ -6,8 +6,9 @@ from functools import cache
 from paths import ROOT, SOURCE
 
 FILES = sorted(SOURCE.rglob("*.py"))
-EVERY = sorted((ROOT / "src").rglob("*.py"))
-"""With packages that lie beside ``commtax``."""
+LABORATORY = ROOT / "laboratory"
+EVERY = [*FILES, *sorted(LABORATORY.rglob("*.py"))]
+"""With the laboratory, which lies beside ``src``."""
 
 
 @cache
@@ -17,8 +18,8 @@ def nodes(path):
 
 
 def place(path):
-    """A file as it is named in messages: below ``commtax``, or below ``src`` in another package."""
-    return str(path.relative_to(SOURCE if path.is_relative_to(SOURCE) else ROOT / "src"))
+    """A file as it is named in messages: below ``commtax``, or below ``laboratory``."""
+    return str(path.relative_to(SOURCE if path.is_relative_to(SOURCE) else LABORATORY))
 
 
 def unit(path):
@@ -27,5 +28,5 @@ def unit(path):
 
 
 def module_name(path):
-    parts = path.relative_to(ROOT / "src").with_suffix("").parts
+    parts = path.relative_to(SOURCE.parent if path.is_relative_to(SOURCE) else LABORATORY).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

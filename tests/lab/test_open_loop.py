@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax import catalog
-from commtax.readers.published import lengths, open_loop
-from commtax.readers.published.tables import in_folder, shipped
 from commtax.spec.stream import Lengths
-from commtax.validate import ADDED, check
-from commtax.validate.open_loop import Job, beyond, question_of, score, scored
-from commtax.validate.statistics import share_unpriced, verdicts
+from commtax_lab.published import lengths, open_loop
+from commtax_lab.published.tables import in_folder, shipped
+from commtax_lab.scoring import ADDED, check
+from commtax_lab.scoring.open_loop import Job, beyond, question_of, score, scored
+from commtax_lab.scoring.statistics import share_unpriced, verdicts
 from each import each
 from paths import SHARED
 from tables import tables

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax import bill
-from commtax.readers.published import lengths, steps
-from commtax.readers.published.rows import mix, publisher
-from commtax.readers.published.serving import distinct, drafted, planned, question
-from commtax.validate import check
-from commtax.validate.apart import FASTER, TOLD, UNFIT
+from commtax_lab.published import lengths, steps
+from commtax_lab.published.rows import mix, publisher
+from commtax_lab.published.serving import distinct, drafted, planned, question
+from commtax_lab.scoring import check
+from commtax_lab.scoring.apart import FASTER, TOLD, UNFIT
 from each import each
 from tables import tables
 

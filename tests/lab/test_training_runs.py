@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
+from commtax.catalog.foreign_names import model_key
 from commtax.cost.train_kernels import forward_flops
-from commtax.readers.published import training, training_rows
-from commtax.readers.published.tables import shipped
 from commtax.statement import Refusal
+from commtax_lab.published import training, training_rows
+from commtax_lab.published.tables import shipped
 from each import each
 from tables import tables
 
@@ -63,7 +64,7 @@ def test_mean_errors_of_published_runs(off, engine, paper, kind, bar, least):
     DATA["models_are_known_by_any_spelling"],
 )
 def test_models_are_known_by_any_spelling(spelled, key):
-    assert training_rows.model_key(spelled.lower()) == key
+    assert model_key(spelled.lower()) == key
 
 
 GPUS = {"GB300": "gb300", "H100-SXM": "h100-sxm", "A100-80GB-SXM": "a100-80-sxm", "B200": "b200-sxm"}

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.catalog.transfer import Setting, fitted_runs, is_measured, sigma, unseen
-from commtax.files import table
-from commtax.readers.published.serving import HABITS, Run, question
-from commtax.validate.scoreboard import abroad
+from commtax.kept import table
+from commtax_lab import lab_table
+from commtax_lab.published.serving import HABITS, Run, question
+from commtax_lab.scoring.scoreboard import abroad
 from each import each
 from paths import ROOT
 from tables import tables
@@ -121,7 +122,7 @@ def test_recipes_have_a_source_and_say_what_can_be_asked():
     chosen_by |= {"weights", "mode", "days", "database"}
     said = {"kv_dtype", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "ep_backend"}
     assert said <= set(get_type_hints(Run))
-    for recipe in table("readers/published/recipes.toml")["recipe"]:
+    for recipe in lab_table("published/recipes.toml")["recipe"]:
         assert recipe["source"]
         assert set(recipe) <= chosen_by | said | {*HABITS, "drafts", "spread_experts", "dp_attention", "source"}
         assert set(recipe) - chosen_by - {"source"}, "a recipe that says nothing"

@@ -13,25 +13,26 @@ import numpy as np
 import pytest
 
 import commtax
+import commtax_lab
 from cli_run import run_here
 from commtax import catalog
-from commtax.readers.published import sweep
-from commtax.readers.published.collectives import even_power, question
-from commtax.readers.published.spellings import chip_named
-from commtax.readers.published.tables import dicts, read
-from commtax.readers.published.tables import shipped as shipped_tables
-from commtax.readers.published.training import is_fitted
+from commtax.catalog.foreign_names import chip_named
 from commtax.statement import Refusal
-from commtax.validate import ADDED, ANSWERS, check, predicting
-from commtax.validate.scoreboard import at_home
-from commtax.validate.statistics import figures, judge
+from commtax_lab.published import sweep
+from commtax_lab.published.collectives import even_power, question
+from commtax_lab.published.tables import dicts, read
+from commtax_lab.published.tables import shipped as shipped_tables
+from commtax_lab.published.training import is_fitted
+from commtax_lab.scoring import ADDED, ANSWERS, check, predicting
+from commtax_lab.scoring.scoreboard import at_home
+from commtax_lab.scoring.statistics import figures, judge
 from each import each
 from paths import BENCHMARKS, ROOT, SHARED
 from tables import tables
 
 DATA = tables(__file__)
 
-TABLES = Path(commtax.__file__).parent / "readers" / "published" / "tables"
+TABLES = Path(commtax_lab.__file__).parent / "published" / "tables"
 GROUP = {
     *("kind", "source", "system", "library", "version", "mode", "dtype", "tp"),
     *("n", "median_ape", "p90_ape", "bias", "covered", "width"),

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax import catalog, simulate
-from commtax.readers.published.kernels import kind_of, of_file
-from commtax.readers.published.metrics import metric
-from commtax.readers.published.tables import ADDED, KINDS, headers, kind_of_columns, paths, renamed, shipped
-from commtax.validate import ANSWERS, check
-from commtax.validate.scoreboard import abroad, at_home
-from commtax.validate.statistics import RATES
+from commtax_lab.published.kernels import kind_of, of_file
+from commtax_lab.published.metrics import metric
+from commtax_lab.published.tables import ADDED, KINDS, headers, kind_of_columns, paths, renamed, shipped
+from commtax_lab.scoring import ANSWERS, check
+from commtax_lab.scoring.scoreboard import abroad, at_home
+from commtax_lab.scoring.statistics import RATES
 from each import each
 from paths import BENCHMARKS
 from tables import tables
@@ -313,7 +313,7 @@ def test_fits_and_scores_tell_fitted_rows_by_the_same_rule():
         pytest.skip("the fits are in the source tree only")
     for path in sorted(BENCHMARKS.glob("fit_*.py")):
         text = " ".join(path.read_text().split())
-        reads = "from commtax.readers.published" in text
+        reads = "from commtax_lab.published" in text
         asks = re.search(r"is_fitted|may_fit|\.fitted\b|even_power|half\b|left out in turn|def left_out", text)
         assert asks or not reads, path.name
 

@@ -21,13 +21,13 @@ from commtax.measure.engine import Engine
 from commtax.measure.generate import generate, prompts
 from commtax.measure.weights import Checkpoint, load
 from commtax.readers import kineto
-from commtax.report.experiment import markdown
-from commtax.study import builtin, experiment, recipe
-from commtax.study.driving import Asked
-from commtax.study.experiment import _constants
-from commtax.study.findings import Prices, analyse, answers, spread
-from commtax.study.recipe import Run
-from commtax.study.serving import Server, requests, serve
+from commtax_lab.report.experiment import markdown
+from commtax_lab.study import builtin, experiment, recipe
+from commtax_lab.study.driving import Asked
+from commtax_lab.study.experiment import _constants
+from commtax_lab.study.findings import Prices, analyse, answers, spread
+from commtax_lab.study.recipe import Run
+from commtax_lab.study.serving import Server, requests, serve
 from tables import tables
 
 DATA = tables(__file__)

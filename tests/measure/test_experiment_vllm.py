@@ -17,9 +17,9 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.cli import main
 from commtax.measure import machine
-from commtax.report.experiment import markdown
-from commtax.study import vllm_setup
-from commtax.study.vllm import FailedRunError, _alike
+from commtax_lab.report.experiment import markdown
+from commtax_lab.study import vllm_setup
+from commtax_lab.study.vllm import FailedRunError, _alike
 from paths import FIXTURES, HELPERS
 
 

@@ -37,9 +37,6 @@ from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.verbs.billing import bill
 from paths import HELPERS
-from tables import tables
-
-DATA = tables(__file__)
 
 CPU = torch.device("cpu")
 PROVEN = ("llama", "qwen3", "mixtral")
@@ -239,7 +236,12 @@ def test_what_a_rank_refuses_is_refused_here():
     assert caught.value.argument == "tp"
 
 
-SCRIPT = DATA["script"]
+SCRIPT = """
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and that is respected
+from commtax.measure import launch
+launch.run("live_targets:forever", {}, int(sys.argv[1]), watch=lambda pids: print(*pids, flush=True))
+"""
 
 
 @pytest.mark.parametrize(("signs", "ranks"), [([signal.SIGTERM] * 2, 2), ([signal.SIGHUP], 1), ([signal.SIGKILL], 1)])
@@ -293,7 +295,13 @@ def test_a_stopped_rank_is_lost_and_named():
         launch.run("live_targets:forever", {}, 2, lost_s=0.0)
 
 
-HOLDER = DATA["holder"]
+HOLDER = """
+import sys, time
+from commtax.measure.launch import run_folder
+with run_folder() as folder:
+    print(folder, flush=True)
+    time.sleep(600)
+"""
 
 
 def test_leavings_of_dead_runs_are_swept_and_nothing_else(tmp_path):

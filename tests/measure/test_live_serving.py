@@ -12,10 +12,10 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.measure.job import Job
 from commtax.spec.stream import Lengths, Stream
-from commtax.study import live
-from commtax.study.predicting import compared, figures, predicted, slower
-from commtax.study.serving import Made
-from commtax.study.surface import Step, apart, batches, grid, most_per_s, rising, surface, together
+from commtax_lab.study import live
+from commtax_lab.study.predicting import compared, figures, predicted, slower
+from commtax_lab.study.serving import Made
+from commtax_lab.study.surface import Step, apart, batches, grid, most_per_s, rising, surface, together
 from each import each
 
 PROMPTS, SLOTS, RATES = 20, 3, (40.0, 400.0)

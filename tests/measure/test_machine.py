@@ -12,12 +12,9 @@ import pytest
 
 from commtax.measure import machine
 from commtax.measure.machine import Facts
-from commtax.study.leash import leashed
-from commtax.study.vllm import failure
+from commtax_lab.study.leash import leashed
+from commtax_lab.study.vllm import failure
 from each import each
-from tables import tables
-
-DATA = tables(__file__)
 
 SKYLAKE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512bw\nprocessor\t: 1\nflags\t\t: fpu"
 SAPPHIRE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
@@ -101,7 +98,13 @@ def test_a_leash_ends_as_its_program_does(code):
     assert done.returncode == code
 
 
-STARTER = DATA["starter"]
+STARTER = """
+import subprocess, sys, time
+from commtax_lab.study.leash import leashed
+program = "import os, time, sys; print(os.getpid(), flush=True); time.sleep(600)"
+subprocess.Popen(leashed([sys.executable, "-c", program]), start_new_session=True)
+time.sleep(600)
+"""
 
 
 def test_a_leashed_program_does_not_outlive_a_killed_starter():

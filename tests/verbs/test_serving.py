@@ -14,10 +14,10 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.cost.routed import chosen_experts
 from commtax.cost.serving import Load, Pressure, Steps, closed_loop, pressure, prompts_ahead, running
-from commtax.readers.published.serving import is_fitted, may_draft, measured, question
 from commtax.spec import Experts
 from commtax.statement import Refusal
 from commtax.units import format_seconds
+from commtax_lab.published.serving import is_fitted, may_draft, measured, question
 from each import each
 from paths import SHARED
 from tables import tables

@@ -17,10 +17,10 @@ from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, TRAINING, idle_s
 from commtax.cost.train_kernels import forward_flops
 from commtax.cost.training import hidden_s
-from commtax.readers.published.training import question
 from commtax.sim.pipeline import Durations, run
 from commtax.verbs.explain import causes, thresholds, verdict
 from commtax.verbs.fitting import fits
+from commtax_lab.published.training import question
 from each import each
 from paths import SHARED
 

@@ -7,9 +7,9 @@ from statistics import mean, median
 from commtax import catalog
 from commtax.audit.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
 from commtax.audit.identity import differing
+from commtax.catalog.foreign_names import device_named
 from commtax.readers.collective_tests import Begun, CollectiveTests
 from commtax.readers.nccl_tests import Row, Run
-from commtax.readers.published.spellings import device_named
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
 from commtax.units import format_bytes, format_rate, format_seconds, plural

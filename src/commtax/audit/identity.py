@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 from commtax.audit.finding import DISAGREE, Claim, Finding
+from commtax.catalog.foreign_names import chip_named
 from commtax.catalog.models import bundled, origin
 from commtax.cost.inventory import num_active_params, num_params
 from commtax.files import table
-from commtax.readers.published.spellings import chip_named
 from commtax.spec import Model
 from commtax.statement import Note
 from commtax.verbs.asking import AUTO_EP

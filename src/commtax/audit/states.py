@@ -6,7 +6,7 @@ from statistics import median
 
 from commtax.audit.finding import Cause, Claim, Finding, Section
 from commtax.audit.nvidia_smi import BUSY, SLOW_CLOCK, counted_gpus
-from commtax.readers.published.spellings import device_named
+from commtax.catalog.foreign_names import device_named
 from commtax.readers.smi_query import States, active, figure
 from commtax.statement import Note
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from commtax import catalog
 from commtax.calibrate import robust
+from commtax.calibrate.kernel_rows import SweepRow, kernel
 from commtax.calibrate.records import Change, Files, Part, Place, Ran, Step, Wish
 from commtax.calibrate.robust import Array
 from commtax.cost.forms import FORMS
 from commtax.cost.kernel import Kernel
-from commtax.readers.published.sweep import SweepRow, kernel
 from commtax.spec import Profile
 from commtax.statement import Refusal
 

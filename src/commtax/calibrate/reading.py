@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from commtax.calibrate.kernel_rows import SHAPES, SweepRow
 from commtax.calibrate.records import Files, Place, Ran, Served, Timed
 from commtax.catalog.fabric import OPS, library
 from commtax.files import OUTPUT_BYTES, Json, parse_documents, read_text
 from commtax.readers import bench, nccl_tests, prefixes
 from commtax.readers.benches.record import Bench
-from commtax.readers.published.sweep import SHAPES, SweepRow
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, format_bytes
 
@@ -96,7 +96,7 @@ def _collective(row: Row, label: str) -> Files:
 
 
 def _kernel(row: Row, label: str) -> Files:
-    """A line of ``python -m commtax.study.kernels``."""
+    """A line of ``python -m commtax_lab.study.kernels``."""
     kind = row["kind"]
     if kind in UNUSED:
         return Files()

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from commtax.calibrate import robust
+from commtax.calibrate.kernel_rows import SweepRow
 from commtax.calibrate.robust import Array
 from commtax.files import Document
-from commtax.readers.published.sweep import SweepRow
 from commtax.spec import Cluster, Engine, Profile
 from commtax.units import plural
 from commtax.verbs.expecting import expect

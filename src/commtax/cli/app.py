@@ -10,14 +10,17 @@ import click
 
 from commtax import __version__
 from commtax.spelling import normalise, visible
+from commtax.statement import Refusal
 
 BAD_INPUT, FAULT = 2, 70
 LONGEST = 1_000  # signs of an error's line
 VERBS = (
     *("audit", "bill", "calibrate", "catalog", "claims", "compare", "expect", "fit"),
-    *("measure", "pipeline", "plan", "simulate", "validate", "web"),
+    *("measure", "pipeline", "plan", "simulate", "web"),
 )
 """Each verb is a file of its name, with its command in it."""
+LABORATORY = ("validate", "measure serve", "measure experiment")
+"""Commands of the laboratory, which is a package of its own."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -37,7 +40,24 @@ def commands(arguments: list[str]) -> click.Group:
     for name in [first] if first in VERBS else VERBS:
         if name not in app.commands:
             app.add_command(getattr(import_module(f"commtax.cli.{name}"), f"{name}_command"), name)
+    if first not in VERBS or any(name.startswith(f"{first} ") for name in LABORATORY):
+        add_laboratory(" ".join(arguments[:2]))
     return app
+
+
+def add_laboratory(asked: str) -> None:
+    """The commands that other installed packages bring along; one of the laboratory that is not there is refused by name."""
+    from importlib.metadata import entry_points
+
+    found = {entry.name: entry for entry in entry_points(group="commtax.commands")}
+    for name, entry in found.items():
+        verb, _, below = name.partition(" ")
+        group = app.commands.get(verb) if below else app
+        if isinstance(group, click.Group):
+            group.add_command(entry.load(), below or name)
+    absent = next((name for name in LABORATORY if f"{asked} ".startswith(f"{name} ") and name not in found), "")
+    if absent:
+        raise Refusal(f"{absent}: belongs to the laboratory, which is not installed (pip install 'commtax[lab]')")
 
 
 def main(argv: list[str] | None = None) -> None:

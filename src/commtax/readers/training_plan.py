@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commtax import catalog
+from commtax.catalog.foreign_names import device_named, model_key
 from commtax.catalog.hf import from_config
 from commtax.readers.launch import parse
 from commtax.readers.launch.flags import dialect
 from commtax.readers.launch.shapes import model_with
-from commtax.readers.published.spellings import device_named
-from commtax.readers.published.training_rows import model_key
 from commtax.readers.training_log import TrainingLog, mesh
 from commtax.spec import AXES, Model
 from commtax.statement import Note, Refusal

@@ -108,40 +108,6 @@ def _bill(console: Console, d: Document) -> None:
     show_table(console, ("line of a decode step", "kind", ">predicted", ">measured", ">error"), rows)
 
 
-_SERVED = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E", "queue": "queue"}
-_WHO = ("measured", "predicted")
-_DISTURBED = 0.15  # steps that took longer than this beyond what they took when timed
-
-
-def show_serving(console: Console, d: Document) -> None:
-    """Requests at each rate, measured beside predicted."""
-    what = f"{d['model']} ({d['weights_source']} weights, {d['dtype']}) on {d['device']}: TP {d['tp_size']}"
-    say(console, f"{what}, at most {d['max_num_seqs']} requests at once; load {d['load'][0]:.1f}", "bold")
-    say(console, f"steps timed here say that it can serve {d['most_requests_per_s']:.3g} requests/s", "dim")
-    for run in d["runs"]:
-        _served(console, run, run["request_rate"] / d["most_requests_per_s"])
-    notes(console, d["notes"])
-
-
-def _served(console: Console, run: Document, share: float) -> None:
-    """One rate: times, then tokens; and a word where the machine was not its own."""
-    keys = {f"{name}, {s}": f"{s}_{metric}_ms" for metric, name in _SERVED.items() for s in ("mean", "median", "p90", "p99")}
-    rows = [(name, *(format_seconds(run[who][key] * 1e-3) for who in _WHO), _error(run, key)) for name, key in keys.items()]
-    rate = ("output tokens/s", *(f"{run[who]['output_throughput']:.4g}" for who in _WHO), _error(run, "output_throughput"))
-    title = f"{run['request_rate']:.3g} requests/s, {share:.0%} of that: {run['measured']['num_prompts']} requests"
-    show_table(console, ("", *(f">{who}" for who in _WHO), ">error"), [*rows, rate], title)
-    if abs(run["steps_over_timed"] - 1) > _DISTURBED:
-        times = f"{run['steps_over_timed']:.2f} times what the same steps took when they were timed"
-        left = ", ".join(f"{_SERVED[m]} {run['errors_at_its_pace'][f'mean_{m}_ms']:+.0%}" for m in ("ttft", "tpot", "e2el"))
-        say(console, f"while it served, its steps took {times}: this machine did something else as well", "yellow")
-        say(console, f"with steps that long the means would be off by {left}", "yellow")
-
-
-def _error(run: Document, key: str) -> str:
-    """How far the prediction is off; nothing where nothing was measured."""
-    return f"{run['errors'][key]:+.0%}" if key in run["errors"] else ""
-
-
 _COLUMNS = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong")
 _UNITS = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "")
 

@@ -1,0 +1,14 @@
+"""The laboratory: how commtax's constants were fitted, how its prices score on published measurements, and studies on live engines.
+
+It imports commtax; commtax never imports it. Its commands join commtax's own where it is installed.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from commtax.kept import table
+
+
+def lab_table(path: str) -> dict[str, Any]:
+    """A table by its path in the laboratory."""
+    return table(str(Path(__file__).parent / path))

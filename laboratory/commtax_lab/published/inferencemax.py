@@ -1,0 +1,67 @@
+"""Rows that InferenceMAX (later InferenceX) measured: which they are, how they were launched (``recipes.toml``), which drafted."""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+from commtax.files import Json
+from commtax_lab import lab_table
+from commtax_lab.published.rows import Row, cell
+
+INFERENCEMAX = "InferenceMAX"
+DATABASE = "db-dump"  # of InferenceMAX: runs without drafted tokens
+DAILY = r"\d{4}-\d\d-\d\d\.csv"
+_DAY = re.compile(r"measured=(\d{4}-\d\d)(-\d\d)?")
+_DRAFTED = re.compile(r"(?<![a-z])(mtp|eagle\d?|spec-(?!none)\w+|speculative)(?![a-z])")
+UNDRAFTED = ("", "none", "false", "no", "off", "0", "disabled")
+DRAFT_COLUMNS = ("spec_decoding", "spec_method", "speculative", "drafts", "mtp")
+SAID = "the row says that tokens were drafted"
+
+
+def by_inferencemax(row: Row) -> bool:
+    """Its daily files, its database, and the analyses of one model, whose rows are its own (rounded, without their day).
+
+    >>> [by_inferencemax({"silicon_data_source": s}) for s in ("db-dump/2026-04-27; config_id=6", "source_file=2026-04-01.csv")]
+    [True, True]
+    >>> by_inferencemax({"silicon_data_source": "source_file=/home/me/kimi-gap-analysis.csv"})
+    False
+    """
+    of_one = r"[\w.-]+-gap-analysis\.csv"
+    return bool(re.search(rf"(^|source_file=)({DAILY}|{DATABASE}|{of_one})", row.get("silicon_data_source") or ""))
+
+
+def day_of(row: Row) -> tuple[str, str]:
+    """Month and day of a run; a month after all others where its source says none."""
+    said = _DAY.search(row.get("silicon_data_source") or "")
+    return (said[1], said[1] + (said[2] or "")) if said else ("9999", "")
+
+
+@lru_cache(maxsize=1)
+def _recipes() -> Json:
+    return lab_table("published/recipes.toml")["recipe"]
+
+
+def launched(row: Row, is_of: Mapping[str, object], clients: int, dp: int) -> dict[str, object]:
+    """What every recipe that fits a run of InferenceMAX says of it; a later one goes before an earlier one."""
+    month, day = day_of(row)
+    is_of = {**is_of, "days": day, "database": DATABASE in (row.get("silicon_data_source") or "")}
+    least = {"from_clients": clients, "from_dp": dp, "since": month}
+    found: dict[str, object] = {}
+    for one in _recipes():
+        fits = [
+            value in one[key] if isinstance(one[key], list) else value == one[key] for key, value in is_of.items() if key in one
+        ]
+        fits += [value >= one[key] for key, value in least.items() if key in one]
+        if all(fits) and month <= one.get("until", "9999"):
+            told = {key: value for key, value in one.items() if key not in (*is_of, *least, "until", "source")}
+            found |= {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
+    return found
+
+
+def says_drafted(row: Row) -> str:
+    """The rule by which a row says itself that tokens were drafted; "" where it does not."""
+    column = next((cell(row, name).lower() for name in DRAFT_COLUMNS if cell(row, name)), "")
+    if column:
+        return "" if column in UNDRAFTED else SAID
+    named = " ".join(cell(row, name).lower().replace("_", " ") for name in ("id", "source"))
+    return SAID if _DRAFTED.search(named) else ""

@@ -1,0 +1,61 @@
+"""Tables of DeepEP: how long tokens take to the ranks of their experts and back.
+
+A table of TensorRT-LLM's own exchange over NVLink (``trtllm_alltoall``) has up to four times for the same sizes and does not say
+which step each is of: it is not read.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from commtax.cost.forms.exchange import exchanged_kernel
+from commtax.cost.kernel import Kernel
+from commtax.cost.traffic import expected_destinations
+from commtax.spec import Experts
+from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
+
+WIDTHS = {"bfloat16": 2.0, "fp8": 1 + 4 / 128, "default": 1 + 4 / 128, "nvfp4": 0.5625, "fp4": 0.5625}
+"""Bytes of an element on its way out, with scales; the default is fp8. On the way back it is bf16, unless in fp4."""
+BACK = 2.0
+
+
+def _copies(tokens: Array, experts: Array, top_k: Array, ranks: Array, low: bool) -> Array:
+    """Rows that a rank sends: one an expert with low latency, else one a rank that has some."""
+    if low:
+        return tokens * top_k
+    pairs = zip(experts, top_k, ranks, strict=True)
+    return tokens * np.array([float(expected_destinations(Experts(int(e), int(k), 1), float(n))) for e, k, n in pairs])
+
+
+def _both_ways(form: str, low: bool) -> KernelKind:
+    def make(words: Words, x: Sizes) -> Sequence[Kernel]:  # noqa: ARG001
+        ranks = x["node_num"] * x["gpus_per_host"]
+        elements = x["hidden_size"] * _copies(x["num_token"], x["num_experts"], x["num_topk"], ranks, low)
+        widths = {"dispatch": WIDTHS["default"], "combine": BACK}
+        return [exchanged_kernel(way, form, elements * w, ranks, x.get(f"{way}_sms", 0.0 * ranks)) for way, w in widths.items()]
+
+    sizes = ("num_token", "hidden_size", "num_topk", "num_experts", "node_num")
+    tail, timed = ("ll", "avg_t_us") if low else ("normal", "transmit_us")
+    times = (f"dispatch_{timed}", f"combine_{timed}")
+    sms = () if low else ("dispatch_sms", "combine_sms")
+    known = ((*sizes, *sms), make, lambda x: x["num_token"], "")
+    return KernelKind(f"wideep_deepep_{tail}", "exchange", *known, hashed=("framework", *sizes, *sms), times_us=times)
+
+
+def _one_way(words: Words, x: Sizes) -> Sequence[Kernel]:
+    backend, phase = words["comm_backend"], words["phase"]
+    low = backend.endswith(("_ll", "_generation"))
+    out = WIDTHS.get(words["comm_dtype"], WIDTHS["default"])
+    width = out if phase == "dispatch" or words["comm_dtype"] == "fp4" else BACK
+    form = f"exchange_{'low' if low else 'high'}{'2' if '_v2_' in backend else ''}"
+    elements = x["hidden_size"] * _copies(x["num_tokens"], x["num_experts"], x["topk"], x["ep_size"], low)
+    return [exchanged_kernel(phase, form, elements * width, x["ep_size"])]
+
+
+_SIZES = ("num_tokens", "hidden_size", "topk", "num_experts", "ep_size")
+_WORDS = ("comm_backend", "phase", "comm_dtype")
+KINDS = (
+    _both_ways("exchange_low", low=True),
+    _both_ways("exchange_high", low=False),
+    KernelKind("moe_a2a", "exchange", _SIZES, _one_way, lambda x: x["num_tokens"], "", alike=_WORDS),
+)

@@ -1,0 +1,132 @@
+"""Tables of the routed part of a layer of experts: whole on one rank, and between the exchanges of wide expert parallelism."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from commtax.cost.forms.experts import Routed, routed_kernels
+from commtax.cost.kernel import Kernel
+from commtax.spec import DTYPE_BYTES, Chip
+from commtax_lab import lab_table
+from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Make, Sizes, Words
+from commtax_lab.published.kernel_kinds.loads import Load, load
+
+FACTS: dict[str, Any] = lab_table("published/kernel_kinds/experts.toml")
+GATED, PLAIN = 2.0, 1.0  # matrices up
+SKEW = "power_law_"
+MOST, MOST_EXPERTS = 10**9, 4096  # sizes above are no mixture's
+
+
+def _skew(distribution: str) -> float:
+    """The power law's exponent; 0 where loads are equal, or made so by placing experts anew (``power_law_1.2_eplb``)."""
+    exponent = distribution.removeprefix(SKEW)
+    return float(exponent) if exponent.replace(".", "", 1).isdigit() else 0.0
+
+
+def _loads(x: Sizes, distribution: str) -> tuple[Array, Array, Array]:
+    """Copies, experts with work and tokens of the rank that was timed."""
+    skew = _skew(distribution)
+    columns = (x["num_tokens"], x["num_experts"], x["topk"], x["moe_ep_size"])
+    found = [_load(asked, skew) for asked in zip(*(np.clip(c, 1, MOST).astype(int).tolist() for c in columns), strict=True)]
+    copies, active, reached = np.array([(one.copies, one.active, one.reached) for one in found]).T
+    return copies, active, reached
+
+
+def _load(asked: tuple[int, ...], skew: float) -> Load:
+    tokens, experts, top_k, ep = asked
+    experts = min(experts, MOST_EXPERTS)
+    return load(tokens, experts, min(top_k, experts), ep if experts % ep == 0 else 1, skew)
+
+
+def _sizes(words: Words, x: Sizes, arrived: bool = False) -> Routed:
+    """Sizes of rows of one number format, implementation and distribution; ``arrived``: only tokens with a copy here come in."""
+    copies, active, reached = _loads(x, words["distribution"])
+    tokens, routed, slots = x["num_tokens"], x["num_experts"], x.get("num_slots", x["num_experts"])
+    elsewhere = tokens * x["topk"] - copies
+    if not arrived and [words["framework"], words["version"]] in FACTS["local"]["versions"]:
+        copies, elsewhere, arrived = np.maximum(copies, reached * x["topk"]), 0.0 * copies, True
+    tokens = np.maximum(1.0, reached) if arrived else tokens
+    inner, owned = x["inter_size"] / x["moe_tp_size"], slots / x["moe_ep_size"]
+    return Routed(tokens, copies, np.maximum(0.0, elsewhere), active, owned, routed, x["hidden_size"], inner, _up(words, x))
+
+
+def _format(words: Words) -> dict[str, Any]:
+    """Arithmetic, table of constants and bytes of a weight; of formats that the tables do not have yet as far as they are known."""
+    dtype = words["dtype"]
+    known: dict[str, Any] = FACTS["formats"].get(words["moe_dtype"]) or {
+        "dtype": dtype,
+        "store": dtype,
+        "bytes": DTYPE_BYTES[dtype],
+    }
+    return known
+
+
+def _up(words: Words, x: Sizes) -> Array:
+    """Matrices up of an expert: tables say which models they are of by their sizes only."""
+    if [words["framework"], words["version"]] in FACTS["ungated"]["gated"]:
+        return np.full(len(x["num_tokens"]), GATED)
+    shapes = zip(x["hidden_size"], x["inter_size"], x["num_experts"], strict=True)
+    return np.array([PLAIN if list(shape) in FACTS["ungated"]["shapes"] else GATED for shape in shapes])
+
+
+def _backend(words: Words) -> str:
+    """The implementation that ran; "": what the engine usually runs."""
+    source = words["kernel_source"]
+    if source.startswith(tuple(FACTS["sources"]["own"])):
+        return ""
+    return next((name for part, name in FACTS["sources"]["names"] if part in source), "")
+
+
+def _kernels(words: Words, x: Sizes, r: Routed, backend: str) -> Sequence[Kernel]:
+    """The rows as two kernels."""
+    known = _format(words)
+    return routed_kernels(_repeated(r, known["bytes"], x), known["dtype"], known["store"], known["bytes"], backend)
+
+
+def _repeated(r: Routed, weight_bytes: float, x: Sizes) -> Routed:
+    """The timed layer runs again and again: what the chip's cache holds of its weights stays there."""
+    each = r.active * r.weights * weight_bytes
+    share = each / np.maximum(1.0, x["l2_bytes"])
+    return replace(r, cached_bytes=each / (1 + share**3))
+
+
+def timed(words: Words, x: Sizes) -> Routed:
+    """Sizes of the rows of a table as they ran: their loads, and what the cache kept."""
+    return _repeated(_sizes(words, x), _format(words)["bytes"], x)
+
+
+def _plain(words: Words, x: Sizes) -> Sequence[Kernel]:
+    return _kernels(words, x, _sizes(words, x), _backend(words))
+
+
+def _between_exchanges(backend: str) -> Make:
+    """Rows whose tokens come by an exchange."""
+    return lambda words, x: _kernels(words, x, _sizes(words, x, arrived=True), backend)
+
+
+def _cached(x: Sizes, chip: Chip) -> Array:
+    """Rows whose weights the cache may hold."""
+    held = x["hidden_size"] * x["inter_size"] / x["moe_tp_size"] * x["num_experts"] / x["moe_ep_size"] < chip.l2_bytes
+    return np.where(held, "weights stay in the chip's cache between repetitions", "").astype(object)
+
+
+_SIZES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+_WORDS = ("moe_dtype", "distribution", "kernel_source", "version")
+_HASHED = ("framework", "moe_dtype", *_SIZES, "distribution")
+
+
+def _kind(tail: str, make: Make, more: tuple[str, ...] = ()) -> KernelKind:
+    sizes = (*_SIZES, *more)
+    return KernelKind(
+        tail, "experts", sizes, make, lambda x: x["num_tokens"], "moe_dtype", alike=_WORDS, hashed=_HASHED, hint=_cached
+    )
+
+
+KINDS = (
+    _kind("moe", _plain),
+    _kind("wideep_moe", _between_exchanges("wideep"), ("num_slots",)),
+    _kind("wideep_context_moe", _between_exchanges("context")),
+    _kind("wideep_generation_moe", _between_exchanges("generation")),
+)

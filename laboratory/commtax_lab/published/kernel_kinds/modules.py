@@ -1,0 +1,125 @@
+"""Tables of whole attention modules: their kernels are those of a step, and what the module has beside them.
+
+``modules.toml`` beside the readers holds the sizes of the models and how engines ran them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from commtax import catalog
+from commtax.catalog.models import bundled, origin
+from commtax.cost import latent
+from commtax.cost.compute import layer_kernels
+from commtax.cost.forms.modules import Beside, Masked
+from commtax.cost.kernel import Kernel, Step
+from commtax.spec import Attention, Block, Model, Plan, Quant, Workload
+from commtax.statement import Refusal
+from commtax_lab import lab_table
+from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
+
+_FACTS: dict[str, Any] = lab_table("published/modules.toml")
+SOURCES: dict[str, list[str]] = _FACTS["kernel_sources"]
+QUANTS = {"fp8": Quant("fp8", "fp8", (128, 128)), "nvfp4": Quant("modelopt", "nvfp4", (1, 16), scale_bytes=1)}
+Parts = Callable[[Step, Attention, Words], Iterator[Kernel]]
+
+
+@cache
+def timed_model(name: str, ratio: int = 0) -> Model:
+    """One layer's attention of a bundled model whose modules were timed: that which chooses, where some of its layers do.
+
+    ``ratio``: of its compressed entries.
+    """
+    known = bundled(origin(name))
+    if known is None:
+        raise Refusal(f"attention of '{name}' is not known: it is no model of the catalogue", "model")
+    alike = [a for a in known.attentions if a.compressed is None or a.compressed.ratio == ratio]
+    if not alike:
+        raise Refusal(f"attention of '{name}': no layer has entries of {ratio} tokens", "compress_ratio")
+    attention = max(alike, key=lambda a: a.indexer is not None and a.indexer.own)
+    return Model(name, "", known.hidden, 1, (Block(attention, None),), (0,), 1)
+
+
+def step_of(model: Model, words: Words, x: Sizes, prompts: bool, absorbed: bool = False) -> tuple[Step, Attention]:
+    """Rows as steps of one layer on ranks that have so many heads. ``absorbed``: a prompt of one token is decode."""
+    seqs, kv_dtype = x["batch_size"], words["stored"]
+    new = x["isl"] if prompts else np.ones(len(seqs))
+    decodes = (new == 1) if absorbed or not prompts else new < 0
+    asked = np.where(decodes, 0, seqs)
+    work = Workload(seqs * decodes, seqs * decodes * x["step"], asked, asked * new, asked * x["step"])
+    plan = Plan(tp=model.attention.num_heads / x["num_heads"], kv_dtype=kv_dtype)
+    quantised = replace(model, quant=QUANTS.get(words["dtype"]))
+    return Step(quantised, plan, work, seqs * new, catalog.engine(words["framework"] or "vllm")), model.attention
+
+
+def _make(kind: str, parts: Parts, words: Words, x: Sizes) -> Sequence[Kernel]:
+    """The kernels of a step, less its element-wise ones; what the module has instead, and the host's launches."""
+    model = timed_model(words["model"], int(float(words.get("compress_ratio") or 0)))
+    step, a = step_of(model, words, x, kind.endswith("context"), words["kernel_source"] in SOURCES["absorbed"])
+    kernels = [k for k in parts(step, a, words) if k.form != "small" and np.any(k.count)]
+    if _FACTS["masked"].get(kind, {}).get(words["framework"]) == words["kernel_source"]:
+        pairs = x["batch_size"] * x["isl"] * (x["isl"] + x["step"])
+        whole = Kernel("masked attention", "masked", 1, 0.0, 0.0, shape=Masked(pairs, step.rows, x["num_heads"]))
+        return [*(k for k in kernels if k.form == "gemm"), whole]
+    shape = Beside(step.rows, x["num_heads"])
+    kernels.append(Kernel("element-wise kernels", f"{kind}-rest", 1, 0.0, 0.0, dtype=words["dtype"], shape=shape))
+    return [*kernels, *_launches(kind, words, x["batch_size"])]
+
+
+def _launches(kind: str, words: Words, batch: Array) -> Iterator[Kernel]:
+    """The host's time where no graph holds the launches."""
+    beyond = _FACTS["eager"].get(words["framework"], {}).get(kind)
+    if beyond is None:
+        return
+    if kind == "dsa-context" and words["kernel_source"] in SOURCES["dense"]:
+        kind = "dsa-dense"
+    elif kind == "dsa-context" and words["kernel_source"] in SOURCES["without_selector"]:
+        kind = "dsa-skip"
+    if np.any(batch > beyond):
+        yield Kernel("launches", f"{kind}-eager", np.where(batch > beyond, 1, 0), 0.0, 0.0, dtype=words["dtype"])
+
+
+def _latent(s: Step, a: Attention, words: Words) -> Iterator[Kernel]:
+    if words["kernel_source"] in SOURCES["dense"]:
+        a = replace(a, indexer=None)
+    if a.indexer and words["kernel_source"] in SOURCES["without_selector"]:
+        a = replace(a, indexer=replace(a.indexer, own=False))
+    absorbed = a.indexer is not None or words["kernel_source"] in SOURCES["absorbed"]
+    yield from latent.projections(s, a, 1, absorbed)
+    yield from latent.selector(s, a, 1)
+    yield from latent.decode(s, a, 1)
+    yield from latent.prefill(s, a, 1, absorbed)
+
+
+def _others(s: Step, a: Attention, words: Words) -> Iterator[Kernel]:  # noqa: ARG001
+    yield from layer_kernels(s.model, s.plan, s.work, s.rows, s.engine)
+
+
+def _module(tail: str, kind: str, parts: Parts) -> Iterator[KernelKind]:
+    """The tables of one kind of module, of prompts and of decode."""
+    alike = ("model", "kernel_source", *(("compress_ratio",) if tail.startswith("dsv4") else ()))
+    for phase in ("context", "generation"):
+        yield KernelKind(
+            f"{tail}_{phase}_module",
+            f"{kind}-{phase}",
+            ("batch_size", "isl", "num_heads"),
+            partial(_make, f"{kind}-{phase}", parts),
+            lambda x: x["batch_size"] * x["isl"],
+            "gemm_type",
+            stored="kv_cache_dtype",
+            from_zero=("step",),
+            alike=alike,
+            in_step=True,
+        )
+
+
+KINDS = (
+    *_module("mla", "mla", _latent),
+    *_module("dsa", "dsa", _latent),
+    *_module("msa", "msa", _others),
+    *_module("dsv4_csa", "csa", _others),
+    *_module("dsv4_hca", "hca", _others),
+)

@@ -1,0 +1,354 @@
+"""A row of a table of open-loop runs (requests at a rate, whoever waits) as one server and the load that is offered to it.
+
+Several replicas behind one front end share the load evenly: one of them is asked, with its share of the requests, at most
+``MOST_REQUESTS`` (of runs that ship ``MOST_SHIPPED``) after a warm-up. What the source leaves open (how GPUs are split, how long
+requests are), or what is not a plain server of one kind of GPU, is left out with the reason.
+"""
+
+import math
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from commtax import catalog
+from commtax.catalog.foreign_names import chip_named
+from commtax.catalog.loader import aliases
+from commtax.catalog.versions import parts
+from commtax.spec import DTYPE_BYTES, Chip, Model
+from commtax.spec.stream import Lengths
+from commtax.statement import Refusal
+from commtax_lab.published import lengths
+from commtax_lab.published.rows import Asked, Entry, Row, cell, described, lower, names, number, whole
+from commtax_lab.published.spellings import model_named
+
+MOST_REQUESTS = 12_000  # of one replica that are simulated and counted …
+MOST_SHIPPED = 300  # … of runs that ship here, which are scored with everything else
+WARMUP = 0.1  # … after this share more, where the run was longer
+REPEATED_PROMPTS = 100  # distinct prompts of inference-perf's shared-prefix client (10 groups of 10) that the sources use
+REPEATING = ("training", "sim-to-real")
+FITTED_RATE = 4.0  # requests/s of those runs that vLLM 0.23 was fitted on
+KEPT_UP = 0.93  # achieved over asked rate; below it requests piled up
+PILED_UP = ("overload", "saturated")
+BEYOND = 1.5  # times the published rate, which no run that was tuned to its limits holds
+OVERLOADED, HOLDS, HOLDS_BEYOND = "overloaded", "holds_slo", f"holds_slo_at_{BEYOND:g}x"
+VERDICTS = (OVERLOADED, HOLDS, HOLDS_BEYOND)
+"""Kinds of entries that are yes (1) or no (0), not seconds."""
+NARROW, WIDE = ("fp8", "nvfp4", "mxfp4", "int8", "int4"), ("", "bf16/fp16", "bf16", "fp16", "bfloat16", "float16")
+FIGURE = re.compile(r"((?:ttft|tpot|itl|e2e|queue)_(?:mean|p50|p90|p95|p99))_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One replica, by the catalogue's names. 0 and "" leave a setting to the engine."""
+
+    model: str
+    cluster: str
+    engine: str
+    chunked: bool | None = None
+    in_process: bool = False  # the client calls the engine itself: no front end on the way
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    dtype: str = ""
+    kv_dtype: str = ""
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    gpu_memory_utilization: float = 0.0
+    kv_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is offered to one replica."""
+
+    request_rate: float
+    burstiness: float  # shape of the gamma gaps: 1 Poisson, inf a constant rate
+    num_requests: int  # that are counted …
+    warmup: int  # … after these
+    inputs: Lengths
+    outputs: Lengths
+    in_flight: float = math.inf  # at once, of one client
+    unique_prompts: int = 0  # that come round again and again; 0: all differ
+    shared_prefix: int = 0  # tokens that all prompts begin with
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: equal runs of several rows are simulated once."""
+
+    server: Server
+    load: Load
+    replicas: int = 1
+    slo_ttft_s: float = math.inf
+    slo_tpot_s: float = math.inf
+
+
+def read(rows: Sequence[Row], folder: Path | None) -> list[Asked[Run]]:
+    """Every row with all of its figures, and the run that gives them, or the reason why it is left out."""
+    return [_asked(row, index, folder) for index, row in enumerate(rows)]
+
+
+def _asked(row: Row, index: int, folder: Path | None) -> Asked[Run]:
+    entry = replace(describe(row), row=index, id=cell(row, "id"), fitted=is_fitted(row))
+    entries = tuple(figures(row, entry))
+    try:
+        check(row)
+        run = question(row, folder)
+    except ValueError as error:
+        return Asked(tuple(replace(one, skipped=str(error), sound=False) for one in entries), None)
+    return Asked(tuple(replace(one, tp=run.server.tp, size=run.load.request_rate, what=said(run)) for one in entries), run)
+
+
+def figures(row: Row, entry: Entry) -> Iterator[Entry]:
+    """One entry for each figure that a row has, in seconds, and for each verdict on it."""
+    censored = "" if lower(row, "num_failed") in ("", "0") else "its times are of the requests that did not time out"
+    for column in row:
+        if (named := FIGURE.fullmatch(column)) and cell(row, column):
+            yield _timed(row, column, replace(entry, kind=named[1], skipped=censored))
+    yield replace(entry, kind=OVERLOADED, measured=float(overloaded(row)))
+    if cell(row, "slo_ttft_ms") and cell(row, "slo_tpot_ms"):
+        yield replace(entry, kind=HOLDS, measured=float(held(row)))
+        yield replace(entry, kind=HOLDS_BEYOND, measured=0.0)
+
+
+def _timed(row: Row, column: str, entry: Entry) -> Entry:
+    try:
+        return replace(entry, measured=number(row, column) / 1e3)
+    except ValueError as error:
+        return replace(entry, skipped=str(error))
+
+
+def overloaded(row: Row) -> bool:
+    """Whether requests piled up: the row says so, or fewer were answered than asked."""
+    if any(part in lower(row, "load_regime") for part in PILED_UP):
+        return True
+    asked, achieved = cell(row, "scheduled_rps", "request_rate_rps"), cell(row, "achieved_rps")
+    return bool(asked and achieved) and _plain(achieved) < KEPT_UP * _plain(asked)
+
+
+def held(row: Row) -> bool:
+    """Whether 99 in 100 requests kept both limits."""
+    pairs = (("ttft_p99_ms", "slo_ttft_ms"), ("tpot_p99_ms", "slo_tpot_ms"))
+    return all(not cell(row, figure) or _plain(cell(row, figure)) <= _plain(cell(row, limit)) for figure, limit in pairs)
+
+
+def _plain(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def describe(row: Row) -> Entry:
+    entry = described(row, "open_loop_runs")
+    return replace(entry, kind="tpot_mean", mode=entry.mode or lower(row, "arrival"), hint=_hint(row))
+
+
+def is_fitted(row: Row) -> bool:
+    """Whether a row is of those that engines' constants were fitted on (``benchmarks/fit_open_loop.py``).
+
+    Half of the experiments, all stages or models of one together (an MLPerf system is one); of Qwen3-14B on vLLM 0.23 the runs at
+    4 requests/s. Engines of other rows have constants from closed loops.
+    """
+    if lower(row, "source_group") == "residency-vllm":
+        return _plain(cell(row, "request_rate_rps")) == FITTED_RATE
+    fitted = cell(row, "source_group") in REPEATING or _submitted(row)
+    return bool(fitted) and _even(cell(row, "experiment"))
+
+
+def _submitted(row: Row) -> str:
+    """The engine as MLPerf's submissions run it, where it has a file of its own: by its name, or by its GPUs' maker."""
+    table = names()["open_loop"]
+    key = table["engines"].get(lower(row, "engine"), lower(row, "engine"))
+    maker = "amd" if key == "vllm" and lower(row, "chip").startswith("mi") else key
+    return str(table["submitted"].get(maker, "")) if _is_mlperf(row) else ""
+
+
+def _even(text: str) -> bool:
+    return zlib.crc32(text.encode()) % 2 == 0
+
+
+def _hint(row: Row) -> str:
+    """What the row itself says that may explain an error."""
+    assumed = cell(row, "assumed_fields")
+    return f"assumed: {assumed[:80]}" if assumed else "engine settings are not known" if not cell(row, "max_num_seqs") else ""
+
+
+def said(run: Run) -> str:
+    """What is simulated, in words."""
+    server, load = run.server, run.load
+    share = f" of one of {run.replicas} replicas" if run.replicas > 1 else ""
+    counted = f"{load.num_requests:,} requests" + (f" after {load.warmup:,}" if load.warmup else "")
+    return f"{server.model}, tp {server.tp}, {load.request_rate:.3g} requests/s{share}, {counted}"
+
+
+def check(row: Row) -> None:
+    """Refuse what is no plain server of one kind of GPU, or is not told whole."""
+    chip, note, system = lower(row, "chip"), lower(row, "note"), lower(row, "experiment", "id")
+    apart: list[str] = names()["open_loop"]["disaggregated"]
+    for wrong, reason in (
+        (chip == "cpu", "runs on CPUs"),
+        (chip.startswith(("gaudi", "arc")), f"chip '{chip}' is no GPU of the catalogue"),
+        (chip.startswith("mixed"), "several kinds of chips in one system"),
+        ("power-limited" in note or "power cap" in note or "maxq" in system, "its power is capped"),
+        (re.search(r"speculat|\beagle|\bmtp\b|draft", note), "speculative decoding: how many tokens are accepted is not known"),
+        (re.search("|".join(("disaggregat", "one role only", *apart)), note), "disaggregated: its workers are not told"),
+        (not cell(row, "tp"), "how its GPUs are split is not known (tp is empty)"),
+        (not (cell(row, "input_mean_tokens") and cell(row, "output_mean_tokens")), "its lengths are not known"),
+    ):
+        if wrong:
+            raise Refusal(reason)
+
+
+def question(row: Row, folder: Path | None) -> Run:
+    """The run of one row; raises ``Refusal`` with the reason where there is none."""
+    model, chip = _model(row), _chip(row)
+    copies, inside = _copies(row)
+    sizes = _sizes(row, model, inside)
+    dtype, kv_dtype = _dtypes(row, model, chip)
+    server = Server(
+        model=model.key,
+        cluster=f"{sizes['tp'] * sizes['pp'] * sizes['dp']}x{chip.key}",
+        engine=_engine(row),
+        chunked=_flag(row, "chunked_prefill"),
+        in_process=_is_mlperf(row) or cell(row, "source_group") == "llmservingsim",
+        **sizes,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        max_num_seqs=whole(row, "max_num_seqs", 0),
+        max_num_batched_tokens=whole(row, "max_num_batched_tokens", 0),
+        gpu_memory_utilization=_share(row),
+        kv_tokens=whole(row, "kv_tokens", 0),
+    )
+    return Run(server, _load(row, folder, copies), copies, *_limits(row))
+
+
+def _is_mlperf(row: Row) -> bool:
+    return lower(row, "source_group").startswith("mlperf")
+
+
+def _copies(row: Row) -> tuple[int, int]:
+    """Replicas that share the load, and data-parallel ranks inside one engine: those that share experts."""
+    each = whole(row, "tp") * whole(row, "pp", 1)
+    ranks = whole(row, "dp", max(1, whole(row, "gpus", 1) // each))
+    inside = not _is_mlperf(row) and whole(row, "ep", 1) > whole(row, "tp")
+    return (1, ranks) if inside else (ranks, 1)
+
+
+def _sizes(row: Row, model: Model, inside: int) -> dict[str, int]:
+    """Tensor, pipeline, data and expert parallelism.
+
+    TensorRT-LLM serves latent attention whole on each GPU when experts are spread (``enable_attention_dp`` in MLPerf's
+    configurations, which write it as tp): such runs have up to three times ``max_num_seqs`` requests in flight, one batch a GPU.
+    """
+    tp, ep = whole(row, "tp"), whole(row, "ep", 1)
+    whole_attention = _is_mlperf(row) and ep == tp > 1 and any(a.latent for a in model.attentions)
+    split = {"tp": 1, "dp": tp} if whole_attention else {"tp": tp, "dp": inside}
+    return {**split, "pp": whole(row, "pp", 1), "ep": ep}
+
+
+def _load(row: Row, folder: Path | None, copies: int) -> Load:
+    """One replica's share. Requests are dealt to the replicas in turn, so that of a Poisson stream each gets gamma gaps."""
+    inputs, outputs = lengths.of_row(row, folder)
+    whole_run = max(1, whole(row, "num_requests") // copies)
+    counted, prompts = min(whole_run, MOST_REQUESTS if folder else MOST_SHIPPED), _prompts(row)
+    # A later stage of an experiment finds all prompts cached.
+    seen = prompts if re.search(r"-s[1-9]\d*$", cell(row, "id")) else 0
+    return Load(
+        request_rate=number(row, "request_rate_rps") / copies,
+        burstiness=math.inf if lower(row, "arrival") == "constant" else float(copies),
+        num_requests=counted,
+        warmup=max(seen, round(WARMUP * counted) if counted < whole_run else 0),
+        inputs=inputs,
+        outputs=outputs,
+        in_flight=number(row, "max_in_flight") if cell(row, "max_in_flight") else math.inf,
+        unique_prompts=prompts,
+        shared_prefix=_shared(row),
+    )
+
+
+def _prompts(row: Row) -> int:
+    """Distinct prompts that come round; 0 where none does, or where nothing is cached."""
+    if _flag(row, "prefix_caching") is False or _is_mlperf(row):  # MLPerf's rules forbid reuse between queries
+        return 0
+    prompts = whole(row, "unique_prompts", REPEATED_PROMPTS if cell(row, "source_group") in REPEATING else 0)
+    return prompts if prompts < whole(row, "num_requests") else 0
+
+
+def _shared(row: Row) -> int:
+    """Tokens that all prompts begin with, where the cache may keep them."""
+    kept = _flag(row, "prefix_caching") is not False and cell(row, "shared_prefix_tokens")
+    return int(number(row, "shared_prefix_tokens", 0)) if kept else 0
+
+
+def _limits(row: Row) -> tuple[float, float]:
+    ttft, tpot = (number(row, name) / 1e3 if cell(row, name) else math.inf for name in ("slo_ttft_ms", "slo_tpot_ms"))
+    return ttft, tpot
+
+
+def _flag(row: Row, name: str) -> bool | None:
+    return {"true": True, "false": False}.get(lower(row, name))
+
+
+def _share(row: Row) -> float:
+    """Of memory: vLLM's of the whole, TensorRT-LLM's of what weights leave, as each engine of the catalogue reads it."""
+    named = next((name for name in ("gpu_memory_utilization", "kv_free_mem_frac") if cell(row, name)), "")
+    return number(row, named, most=1.0) if named else 0.0
+
+
+def _model(row: Row) -> Model:
+    name = cell(row, "model")
+    known = model_named(name)
+    if known is None:
+        raise Refusal(f"model '{name}' is not in the catalogue")
+    return known
+
+
+def _chip(row: Row) -> Chip:
+    """The catalogue's chip; where the system's name tells the memory and the column does not, of that memory."""
+    name = lower(row, "chip")
+    for size in re.findall(r"(\d{2,3})gb", lower(row, "experiment", "id")):
+        if f"{name}-{size}gb" in aliases("chips"):
+            return catalog.chip(f"{name}-{size}gb")
+    if not (key := chip_named(name)):
+        raise Refusal(f"chip '{name}' is not in the catalogue", "chip")
+    return catalog.chip(key)
+
+
+def _engine(row: Row) -> str:
+    """As the catalogue spells it. TensorRT-LLM's version follows from that of TensorRT, which such rows name; as MLPerf's
+    submissions run it, it has a file of its own, by rounds."""
+    table = names()["open_loop"]
+    name, version = lower(row, "engine"), cell(row, "engine_version")
+    key = table["engines"].get(name, name)
+    if submitted := _submitted(row):
+        return f"{submitted}@{_round(row)}"
+    if key not in catalog.keys("engines"):
+        raise Refusal(f"engine '{name}' is not known")
+    if named := re.match(r"TensorRT (\d+\.\d+)", version):
+        version = table["tensorrt"].get(named[1], "")
+    plain = re.match(r"\d+(\.\d+)*", version)
+    return f"{key}@{plain[0]}" if plain else key
+
+
+def _round(row: Row) -> str:
+    """The round whose software a submission ran: its own, or an older one."""
+    entered, version = lower(row, "source_group").rpartition("v")[2], cell(row, "engine_version")
+    known: dict[str, str] = names()["open_loop"]["software"]
+    older = (its for name, its in known.items() if version == name or version.startswith(f"{name}."))
+    return min(entered, next(older, entered), key=parts)
+
+
+def _dtypes(row: Row, model: Model, chip: Chip) -> tuple[str, str]:
+    """Of weights, as the row says unless the checkpoint is as narrow itself, and of the cache, fp8 in MLPerf's narrow runs."""
+    named, kv = (lower(row, name).partition("-")[0] for name in ("weights_dtype", "kv_dtype"))
+    four = "nvfp4" if chip.vendor == "nvidia" else "mxfp4"
+    kind = four if named == "fp4" else named if named in NARROW else ""
+    if not kind and named not in WIDE:
+        raise Refusal(f"weights in '{named}' are not known", "weights_dtype")
+    cached = "fp8" if kv == "fp8" or (not kv and kind and _is_mlperf(row)) else ""
+    own = model.quant and not (kind and DTYPE_BYTES[kind] < DTYPE_BYTES[model.quant.dtype])
+    return "" if own else kind, cached

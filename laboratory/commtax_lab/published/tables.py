@@ -1,0 +1,171 @@
+"""Files of published figures: those that ship here in columns of their own, and folders in the larger tables' columns.
+
+``benchmarks/curate.py`` chose the rows that ship; after their columns are renamed they are read as those of the larger tables.
+A file of a folder is known by its columns, in any order and under any of their usual names; its own name tells only what they
+leave open.
+"""
+
+import csv
+import gzip
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from io import StringIO
+from itertools import islice
+from pathlib import Path
+
+from commtax.files import TABLE_BYTES, read_text
+from commtax.statement import Refusal
+from commtax_lab.published.kernels import is_kernel_table, kind_of
+from commtax_lab.published.rows import Row, names
+
+FOLDERED = ("collectives", "serving_runs", "inference", "training_runs", "open_loop_runs", "steps")
+"""Kinds of tables whose rows name their chip; of ``kernels`` the file or its folder may."""
+KINDS = (*FOLDERED, "kernels", "h200")
+ADDED = ("kind", "measured", "predicted", "low", "high", "fitted", "publisher", "apart", "skipped")
+"""Columns that ``validate --rows`` adds."""
+ENDINGS = (".csv", ".csv.gz", ".txt", ".txt.gz")
+DEEPEST = 4  # folders inside each other that are looked into
+MOST_FILES = 20_000
+HEADER_BYTES = 65_536
+SHIPPED = Path(__file__).parent / "tables"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One file of rows, of one kind of table."""
+
+    name: str
+    kind: str
+    header: list[str]
+    rows: Sequence[Sequence[str]]
+    ships: bool = False
+    folder: Path | None = None  # where the file lies, with what its rows name; None: it ships here
+
+    @property
+    def columns(self) -> list[str]:
+        """The header under the larger tables' names."""
+        return renamed(self.kind, self.header)
+
+    def dicts(self) -> list[Row]:
+        rows = dicts(self.columns, self.rows)
+        return [_dated(row) for row in rows] if self.kind == "serving_runs" and "clients" in self.columns else rows
+
+
+def shipped(only: str = "") -> Iterator[Table]:
+    """Every file that ships here; our own H200 rows are the last. Kernels are in several, each with its kinds' columns."""
+    for kind in KINDS:
+        if only in ("", kind):
+            for path in sorted(SHIPPED.glob(f"{kind}*.csv")):
+                yield Table(f"published/{path.name}", kind, *read(path), ships=True)
+
+
+def in_folder(folder: Path, only: str = "") -> Iterator[Table]:
+    for kind, path in paths(folder, only):
+        yield Table(path.relative_to(folder).as_posix(), kind, *read(path), folder=path.parent)
+
+
+def paths(folder: Path, only: str = "") -> Iterator[tuple[str, Path]]:
+    """The tables of a folder and of those in it, each once: a plain file before a gzipped one."""
+    found = [(kind, path) for path in _files(folder) if (kind := kind_of_table(path)) and only in ("", kind)]
+    yield from sorted(found, key=lambda one: (KINDS.index(one[0]), one[1]))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Files that may be tables."""
+    left = MOST_FILES
+    for place, folders, files in os.walk(folder, followlinks=True):
+        deep = len(Path(place).relative_to(folder).parts)
+        folders[:] = [name for name in sorted(folders) if not name.startswith(".") and deep < DEEPEST]
+        for name in sorted(files):
+            packed = name.endswith(".gz") and name.removesuffix(".gz") in files
+            if name.endswith(ENDINGS) and not name.startswith(".") and not packed and left > 0:
+                left -= 1
+                yield Path(place) / name
+
+
+def kind_of_table(path: Path) -> str:
+    """The kind of table that a file is, by its columns, else by its name; "" where it is none."""
+    header = _header(path)
+    if header and (known := kind_of_columns(header, path.name)):
+        return known
+    if "predicted" in header or not path.name.endswith((".csv", ".csv.gz")):
+        return ""
+    stem = path.name.partition(".")[0]
+    return next((kind for kind in FOLDERED if stem.startswith(kind)), "kernels" if kind_of(path.name) else "")
+
+
+def kind_of_columns(header: Sequence[str], name: str = "") -> str:
+    """The kind of table that has these columns; "" where none has, or where the file was written by ``validate --rows``."""
+    if {"measured", "predicted", "fitted", "skipped"} <= set(header):
+        return ""
+    for kind, choices in names()["recognised"].items():
+        columns = set(renamed(kind, header))
+        if any(columns.issuperset(wanted) for wanted in choices):
+            return str(kind)
+    return "kernels" if is_kernel_table(name, renamed("kernels", header)) else ""
+
+
+def usual_columns(kind: str = "") -> str:
+    """Columns that a table of a kind is known by, in words; of serving runs where no kind is asked for."""
+    known = names()["recognised"].get(kind or "serving_runs", [["m", "n", "k", "latency_ms"]])
+    return ", ".join(known[0])
+
+
+def renamed(kind: str, header: Sequence[str]) -> list[str]:
+    """Columns under the larger tables' names; one whose larger name is there itself stays as it is."""
+    plain = ["_".join(column.strip().lstrip("\ufeff").split()) for column in header]
+    known, taken = _synonyms(kind), set(plain)
+    columns = []
+    for column in plain:
+        wanted = known.get(column, known.get(column.lower(), column))
+        columns.append(column if wanted in taken else wanted)
+        taken.add(wanted)
+    return columns
+
+
+@lru_cache(maxsize=16)
+def _synonyms(kind: str) -> dict[str, str]:
+    return {**names()["synonyms"].get(kind, {}), **names()["columns"].get(kind, {})}
+
+
+def headers(folder: Path | None, only: str = "") -> list[str]:
+    """All columns of all files of a folder, or of all that ship here, in their order."""
+    every = [_header(path) for _, path in paths(folder, only)] if folder else [table.header for table in shipped()]
+    return list(dict.fromkeys(column for header in every for column in header))
+
+
+def _header(path: Path) -> list[str]:
+    """The first line of a file as cells; none where it has none that can be read."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            line = file.readline(HEADER_BYTES)
+        return next(csv.reader([line.decode("utf-8", "replace")]), [])
+    except (OSError, EOFError, zlib.error, csv.Error):
+        return []
+
+
+def read(path: Path, most: int | None = None, what: str = "data") -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a CSV file, plain or gzipped; short rows are filled with empty cells."""
+    lines = csv.reader(StringIO(read_text(path, what, most=TABLE_BYTES), newline=""))
+    try:
+        header = next(lines, [])
+        return header, [line + [""] * (len(header) - len(line)) for line in islice(lines, most) if line]
+    except csv.Error as error:
+        raise Refusal(f"{what} '{path}': cannot be read as CSV ({error})", what) from None
+
+
+def dicts(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[Row]:
+    return [dict(zip(header, row, strict=False)) for row in rows]
+
+
+def _dated(row: Row) -> Row:
+    """A run's source as the larger table writes it: its day says the version, InferenceMAX's file how it was launched."""
+    day, parts = row.get("day"), [f"silicon_concurrency={row.get('clients', '')}"]
+    if day and (row.get("source") or "").startswith("InferenceMAX"):
+        parts.append(f"source_file={day}.csv")
+    if day:
+        parts.append(f"measured={day}")
+    return {**row, "silicon_data_source": "; ".join(parts)}

@@ -1,0 +1,42 @@
+"""Rows cut out of pages of results: what the headings above a table say of all its rows becomes cells of the row.
+
+A page's ``section`` is its headings in their order, "26.06 NeMo Container / LoRA Performance / Model: LLAMA3_70B" or "System:
+DGX-H100, Precision: BF16": the release, the task, and whichever of model, system and number format the table leaves to them.
+"""
+
+import re
+
+from commtax_lab.published.rows import Row, cell
+
+HEADED = {"model": "Model", "gpu_type": "System", "precision": "Precision"}
+"""Columns whose cells a heading may hold, and the word before them there."""
+NOTED = {"tokens_per_s_per_gpu": "tokens/s/GPU", "fsdp": "FSDP"}
+FOOTNOTE = re.compile(r"\[\^.*?\]")
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+
+
+def of_page(row: Row) -> Row:
+    """The row with what its headings say; one without headings stays as it is."""
+    section = cell(row, "section")
+    if not section:
+        return row
+    plain = {name: _figure(text or "") if name != "section" else text for name, text in row.items()}
+    headed = {column: plain.get(column) or _after(word, section) for column, word in HEADED.items()}
+    noted = [f"{name}={text}" for column, name in NOTED.items() if (text := cell(plain, column))]
+    note = "; ".join([cell(plain, "note"), *noted])
+    return {**plain, **headed, "source": f"{cell(plain, 'source')} {section}", "note": note}
+
+
+def _figure(text: str) -> str:
+    """A cell without marks of footnotes and signs between thousands."""
+    return THOUSANDS.sub("", FOOTNOTE.sub("", text))
+
+
+def _after(word: str, section: str) -> str:
+    """What follows a word and a colon, up to the next heading.
+
+    >>> _after("System", "Pre-Training Performance / System: DGX-H100, Precision: BF16")
+    'DGX-H100'
+    """
+    found = re.search(rf"\b{word}: *([^/,]+)", section)
+    return found[1].strip() if found else ""

@@ -1,0 +1,188 @@
+"""What rows of training runs leave to their source: names of models and GPUs, number formats, which FLOPs are counted, options."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from commtax import catalog
+from commtax.catalog.foreign_names import chip_named, model_key
+from commtax.catalog.hf import from_config
+from commtax.cost.train_kernels import recomputed_flops, step_flops
+from commtax.spec import ARITHMETIC, AXES, SIZES, Chip, Cluster, Model, Plan, TrainStep
+from commtax.statement import Refusal
+from commtax_lab.published.rows import Row, cell, lower, matched, names, number, whole
+from commtax_lab.published.training_pages import of_page
+
+OF_THE_ROW_ABOVE = ("tokendrop", "dropless")
+"""Cells of the model that only say how a mixture was trained: the model stands in the row above."""
+TOKENS_PER_S = re.compile(r"tokens/s/gpu ?= ?([\d.]+)")
+FIRST_LAYERS = re.compile(r"[(,]?\s*(?:proxy,? )?(?:of )?(?:(?:the )?first )?(\d+)[- _]?layers?(?: proxy| only| of)?\s*\)?")
+"""A model that is cut after so many layers: "DeepSeekV3 (first 8 layers)", "8-layer proxy"."""
+TERA = 1e12
+NOTHING = ("n/a", "na", "none", "nan", "null", "-", "--", "?")
+"""How tables write that a cell has no value …"""
+COUNTED = (*SIZES, "interleave", "microbatch", "layers", "hidden", "heads", "vocab", "tflops_per_gpu", "mfu", "step_time_s")
+"""… in columns of numbers: recomputation may well be none."""
+
+
+def whole_rows(rows: Sequence[Row]) -> list[Row]:
+    """Rows with empty cells where a table writes that there is nothing, and with the model of the row above where one leaves it
+    there (tables cut out of pages with two values a cell).
+    """
+    made: list[Row] = []
+    for row in map(of_page, rows):
+        plain = {name: "" if name in COUNTED and (text or "").strip().lower() in NOTHING else text for name, text in row.items()}
+        above = made[-1].get("model", "") if made and lower(row, "model") in OF_THE_ROW_ABOVE else ""
+        made.append({**plain, "model": above} if above else plain)
+    return made
+
+
+def engine_of(row: Row) -> str:
+    """The engine that a row's source used, or that its note names where a source compares two."""
+    return matched("trainers", f"{lower(row, 'source')} {lower(row, 'note')}") or "megatron"
+
+
+def sizes_of(row: Row) -> dict[str, int]:
+    """The sizes of the axes; replicas that are not counted follow from the GPUs."""
+    sizes: dict[str, int] = {axis: whole(row, axis, 1) for axis in SIZES}
+    if not cell(row, "dp"):
+        ranks = math.prod(sizes[axis] for axis in AXES if axis != "dp")
+        sizes["dp"] = max(1, whole(row, "gpus") // ranks)
+    return sizes
+
+
+def model_of(row: Row) -> Model:
+    """A bundled model by any spelling of its name, all of it or its first layers, or a GPT of the row's shape."""
+    name = lower(row, "model")
+    cut = FIRST_LAYERS.search(name)
+    if key := model_key(FIRST_LAYERS.sub("", name)):
+        decoder = catalog.model(key)
+        if cut:
+            decoder = _first_layers(decoder, int(cut[1]))
+        if decoder.mtp and "w/o mtp" not in name:
+            decoder = _predicting(decoder)
+        return replace(decoder, max_len=max(decoder.max_len, whole(row, "seq")))
+    if missing := [c for c in ("layers", "hidden", "heads", "vocab") if not cell(row, c)]:
+        raise Refusal(f"model '{cell(row, 'model')}' is not in the catalogue and the row leaves out {', '.join(missing)}", "model")
+    layers, hidden, heads, vocab, seq = (whole(row, k) for k in ("layers", "hidden", "heads", "vocab", "seq"))
+    shape = {"architectures": ["GPT2LMHeadModel"], "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": 4 * hidden}
+    shape |= {"vocab_size": vocab, "n_positions": seq, "tie_word_embeddings": True}
+    shape["torch_dtype"] = "float16" if row.get("precision") == "fp16" else "bfloat16"
+    return from_config(shape, name)
+
+
+def _first_layers(model: Model, wanted: int) -> Model:
+    """The embedding, so many layers from the first on, and the head; nothing guesses further tokens."""
+    if not 1 <= wanted <= model.num_layers:
+        raise Refusal(f"model '{model.key}' has {model.num_layers} layers, not {wanted}", "model")
+    layers = model.layers[:wanted]
+    used = sorted(set(layers))
+    return replace(model, blocks=tuple(model.blocks[i] for i in used), layers=tuple(map(used.index, layers)), mtp=())
+
+
+def _predicting(model: Model) -> Model:
+    """With the layers that guess further tokens: they are trained as layers of the model."""
+    first, more = len(model.blocks), len(model.mtp)
+    layers = (*model.layers, *range(first, first + more))
+    return replace(model, blocks=(*model.blocks, *model.mtp), layers=layers, mtp=())
+
+
+def cluster_of(row: Row) -> Cluster:
+    """Hosts of the row's GPUs with the network that its source names."""
+    chip, gpus, source = chip_of(row), whole(row, "gpus"), lower(row, "source")
+    per_host = catalog.chip(chip).gpus_per_host
+    inter, _, nics = matched("trained_links", source).partition(" ")
+    hosts = f"{max(1, -(-gpus // per_host))}x{min(gpus, per_host)}x{chip}"
+    return catalog.cluster(hosts, inter=inter, nics=int(nics) if nics else None)
+
+
+def dtype_of(row: Row, model: Model) -> str:
+    """The number format of the products; "": 16 bits, as the model is kept.
+
+    Pages of Megatron-Bridge that name none are of fp8 scaled by tensors, and of MXFP8 where a second figure stands in brackets.
+    """
+    said = lower(row, "precision")
+    if not said and engine_of(row) == "megatron-bridge":
+        finer = "variant 2" in lower(row, "note") and "fp4" in catalog.chip(chip_of(row)).flops_per_s
+        said = "mxfp8" if finer else "fp8"
+    return matched("trained_in", said) or ("bf16" if model.quant else "")
+
+
+def chip_of(row: Row) -> str:
+    gpu = cell(row, "gpu_type")
+    chip = chip_named(gpu)
+    if not chip:
+        raise Refusal(f"GPU '{gpu}' is not in the catalogue of training runs", "gpu_type")
+    return chip
+
+
+def recipe_of(row: Row) -> str:
+    """What names a published recipe: the source, the model and the GPU."""
+    return " ".join(lower(row, name) for name in ("source", "model", "gpu_type"))
+
+
+def version_of(row: Row, dtype: str) -> str:
+    """The engine with its version where recipes of one release run as others do: ``megatron-bridge@26.04``."""
+    version = matched("recipe_version", f"{recipe_of(row)} {dtype} {cell(row, 'microbatch')}")
+    return f"{engine_of(row)}@{version}" if version and engine_of(row) == "megatron-bridge" else engine_of(row)
+
+
+def lora_rank_of(row: Row) -> int:
+    """The rank of a run that trains adapters alone, as its recipe has it; 0 where a row says nothing of LoRA."""
+    text = f"{recipe_of(row)} {lower(row, 'note')}"
+    return int(matched("trained_rank", text)) if re.search(r"\blora\b", text) else 0
+
+
+def async_of(row: Row, dtype: str) -> tuple[str, ...] | None:
+    """Axes whose collectives run beside compute, where a row or its recipe says so; None: as the engine does."""
+    note = lower(row, "note")
+    if "async tp" in note or "asynctp" in note:
+        return ("dp", "tp")
+    recipe = matched("recipe_overlap", f"{recipe_of(row)} {dtype} ep{cell(row, 'ep')}")
+    beside = recipe.split() if recipe else list(catalog.engine(version_of(row, dtype)).trains.async_axes)
+    for pattern, change in names()["patterns"]["noted_overlap"]:
+        if re.search(pattern, note):
+            beside = [axis for axis in beside if axis != change[1:]] + ([change[1:]] if change[0] == "+" else [])
+            recipe = recipe or note
+    return tuple(beside) if recipe else None
+
+
+def measured_s(row: Row, model: Model, plan: Plan, chip: Chip) -> float:
+    """Seconds of a step: as published, else from the tokens, the FLOPs or the utilisation of a second.
+
+    A step faster than the chip's peak allows is a slip of the table, or counts what was not computed.
+    """
+    gpus, tokens = whole(row, "gpus"), whole(row, "global_batch") * whole(row, "seq")
+    flops, peak = tokens * counted_flops(row, model, plan) / gpus, _peak(chip, plan)
+    if cell(row, "step_time_s"):
+        took_s = number(row, "step_time_s")
+    elif found := TOKENS_PER_S.search(lower(row, "note")):
+        took_s = tokens / (gpus * float(found[1]))
+    elif cell(row, "tflops_per_gpu"):
+        took_s = flops / (TERA * number(row, "tflops_per_gpu"))
+    elif cell(row, "mfu"):
+        share = number(row, "mfu", 1e-4, 100)
+        took_s = flops / (peak * (share if share <= 1 else share / 100))
+    else:
+        raise Refusal("the row has neither a step's time nor tokens/s/GPU, TFLOP/s or MFU", "step_time_s")
+    if flops / took_s > peak:
+        raise Refusal(
+            f"{flops / took_s / TERA:,.0f} TFLOP/s per GPU are more than the {peak / TERA:,.0f} of {chip.key}", "step_time_s"
+        )
+    return took_s
+
+
+def _peak(chip: Chip, plan: Plan) -> float:
+    """Dense peak of the arithmetic that products run in."""
+    peaks = chip.flops_per_s
+    return float(peaks.get(ARITHMETIC.get(plan.weights_dtype, plan.weights_dtype)) or peaks.get("bf16") or peaks["fp16"])
+
+
+def counted_flops(row: Row, model: Model, plan: Plan) -> float:
+    """FLOPs of a token as the row's source counts them."""
+    kind = "hardware" if "hardware tflop" in lower(row, "note") else matched("counted_flops", lower(row, "source"))
+    seq, causal = whole(row, "seq"), kind == "causal"
+    engine = catalog.engine(engine_of(row))
+    again = recomputed_flops(model, plan, TrainStep(1, seq), engine, causal) if kind == "hardware" else 0.0
+    return float(step_flops(model, plan, seq, causal) + again)

@@ -1,0 +1,74 @@
+"""How a serving run stores its weights and its cache: the row's own columns go before what its model's name means."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from commtax.catalog.checkpoints import made_of, taken_as
+from commtax.spec import DTYPE_BYTES, Model, Quant
+from commtax.statement import Refusal
+from commtax_lab.published.rows import Row, cell
+from commtax_lab.published.spellings import dtype_named, model_named
+
+FP8_TILES = Quant("fp8", "fp8", (128, 128), ignored=("lm_head", "mlp.gate"))
+TILES = "fp8_block"
+FLOATS_OF_4_BITS = ("nvfp4", "mxfp4", "fp4")
+"""Tables call all of them fp4 or nvfp4; which one it is, the checkpoint knows."""
+KV_COLUMNS = ("kvcache_quant_mode", "kv_quant_mode", "kv_cache_dtype", "kv_dtype")
+
+
+def stored(row: Row) -> tuple[Model, str]:
+    """The model as a run stored it, and the number format of its weights where no checkpoint says it."""
+    name = row.get("model_path") or ""
+    if model_named(name) is None:
+        raise Refusal(f"model '{name}' is not in the catalogue", "model_path")
+    return _stored(name, *(cell(row, column) for column in ("gemm_quant_mode", "moe_quant_mode")))
+
+
+@lru_cache(maxsize=512)
+def _stored(name: str, products: str, experts: str) -> tuple[Model, str]:
+    """Runs that store a model in the same way share one object."""
+    model = model_named(name)
+    assert model is not None
+    kinds = [_kind(mode, column) for mode, column in ((products, "gemm_quant_mode"), (experts, "moe_quant_mode")) if mode]
+    kind = min(kinds, key=lambda one: DTYPE_BYTES[one], default="")
+    named = _checkpoint(name, model)
+    for quant in (named, model.quant):
+        if quant and (not kind or _is_stored(kind, quant)):
+            return replace(model, quant=quant, stored_bytes=0) if quant is named else model, ""
+    if kind and DTYPE_BYTES[kind] >= 2:  # of products alone it may be what they are computed in
+        return model, kind if model.quant and experts else ""
+    if TILES in (products, experts):
+        return replace(model, quant=FP8_TILES, stored_bytes=0), ""
+    made = _checkpoint(f"nvidia/{model.key}-{kind}", model) if kind == "nvfp4" else None
+    return (replace(model, quant=made, stored_bytes=0), "") if made else (model, kind)
+
+
+def _kind(mode: str, column: str) -> str:
+    kind = dtype_named(mode)
+    if not kind:
+        raise Refusal(f"quantisation '{mode}' is not known", column)
+    return kind
+
+
+def _is_stored(kind: str, quant: Quant) -> bool:
+    """Whether a checkpoint has weights of this format; those with floats of 4 bits go by several names."""
+    kept = {one.dtype for one in quant.formats}
+    return kind in kept or (kind in FLOATS_OF_4_BITS and bool(kept & set(FLOATS_OF_4_BITS)))
+
+
+def _checkpoint(name: str, model: Model) -> Quant | None:
+    """What a checkpoint of this name holds, as the catalogue knows it; None where it knows none."""
+    found = ((rule, known) for rule, known in made_of(name) if known.key == model.key and rule.suits(model))
+    return next((taken_as(name, model, known, rule).quant for rule, known in found), None)
+
+
+def kept(row: Row) -> str:
+    """The cache's format as the row says it; "" where the engine decides.
+
+    TensorRT-LLM keeps KV in fp8 with its fp8 checkpoints. vLLM keeps it as the activations unless told otherwise, and its
+    fp8 runs show it: requests begin to wait for the cache at half of what an fp8 cache would hold.
+    """
+    if said := cell(row, *KV_COLUMNS):
+        return _kind(said, "kv_cache_dtype")
+    products = cell(row, "gemm_quant_mode")
+    return "fp8" if row.get("backend") == "trtllm" and products != TILES and products and dtype_named(products) == "fp8" else ""

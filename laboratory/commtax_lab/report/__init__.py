@@ -1,0 +1,1 @@
+"""What the laboratory adds to commtax's report."""

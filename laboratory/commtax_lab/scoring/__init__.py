@@ -1,0 +1,137 @@
+"""Predictions against published measurements: how far each answer is off, and whether the stated bounds hold.
+
+``check(folder)`` prices every row of a folder of tables (or of the table that ships here), judges, and writes them if asked.
+"""
+
+import csv
+import gzip
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from commtax.files import refuse_overwriting, written
+from commtax.statement import Refusal
+from commtax_lab.published import collectives as curves
+from commtax_lab.published import inference, rivals, steps, sweep, training
+from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published.rows import read
+from commtax_lab.published.tables import ADDED, KINDS, Table, headers, in_folder, paths, shipped, usual_columns
+from commtax_lab.scoring import apart, kernels, open_loop, predicting, serving
+from commtax_lab.scoring.comparing import Comparison, compared
+from commtax_lab.scoring.records import Records, answers, joined
+from commtax_lab.scoring.statistics import Bound, judge, share_unpriced
+
+APART = ("serving_runs", "steps")
+"""Kinds of tables of which rows may be set apart."""
+SWEPT_CHIP = "h200-sxm"  # that our own sweep ran on
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    records: Records
+    files: Mapping[str, tuple[int, int]]  # rows, and how many of them were priced
+    bounds: tuple[Bound, ...]
+    apart: tuple[tuple[str, int], ...] = ()  # rules by which rows are no test, and how many
+    compared: Comparison | None = None  # with another predictor, on the same rows
+
+    @property
+    def ok(self) -> bool:
+        return all(bound.ok is not False for bound in self.bounds)
+
+
+def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = None, rival: Path | None = None) -> Report:
+    """Price all rows; ``only`` one kind of table; ``rows_to`` a CSV of every input row with what was added.
+
+    ``rival``: a CSV of another predictor's figures for the same rows, by their ids.
+    """
+    other = rivals.of_file(rival) if rival else None
+    if only and only not in KINDS:
+        raise Refusal(f"only '{only}': one of {', '.join(KINDS)}", "only", KINDS)
+    if folder is not None and not folder.is_dir():
+        raise Refusal(f"data '{folder}': no such folder", "data")
+    if folder and rows_to:
+        refuse_overwriting(rows_to, (path for _, path in paths(folder)), "rows")
+    parts, files, unpriced, away = [], {}, {}, {}
+    known: dict[str, bool] = {}
+    rules = Counter[str]()
+    with _rows_file(rows_to, headers(folder, only)) if rows_to else nullcontext() as write:
+        for table in in_folder(folder, only) if folder else shipped(only):
+            part = apart.once(ANSWERS[table.kind](table), known)
+            files[table.name] = (len(table.rows), len(set(part.row[part.priced].tolist())))
+            unpriced[table.name] = share_unpriced(part)
+            rules += apart.by_rule(part)
+            if table.kind in APART:
+                away[table.name] = apart.share(part)
+            if write:
+                write(table, part)
+            parts.append(part)
+    if not parts:
+        of = f" of {only}" if only else ""
+        raise Refusal(f"data '{folder}': no table{of} is here; a CSV with columns such as {usual_columns(only)} is one", "data")
+    records = joined(parts)
+    bounds = tuple(judge(records, unpriced, away))
+    return Report(records, files, bounds, tuple(rules.most_common()), compared(records, other) if other else None)
+
+
+def _kernels(table: Table) -> Records:
+    """A folder's file of one kind of kernel on one chip, or the rows of several that ship here."""
+    if not table.ships:
+        files = kernel_tables.of_file(table.name, table.columns, table.rows)
+        return joined([_placed(kernels.answers(part, table.name), index) for index, part in files])
+    rows = table.dicts()
+    parts = []
+    for index, part in kernel_tables.of_several(rows):
+        source = np.array([rows[i]["source"] for i in index], dtype=object)
+        parts.append(_placed(kernels.answers(part, source), index))
+    return joined(parts)
+
+
+def _placed(part: Records, index: list[int]) -> Records:
+    """Rows of a part of a file, with their places in it."""
+    return Records({**part.columns, "row": np.array(index, dtype=int)})
+
+
+ANSWERS: dict[str, Callable[[Table], Records]] = {
+    "collectives": lambda table: answers(read(table.dicts(), curves.describe, curves.ask), predicting.on_curve, same=lambda c: c),
+    "serving_runs": serving.answered,
+    "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), predicting.timed),
+    "training_runs": lambda table: answers(training.asked(table.dicts()), predicting.trained),
+    "steps": lambda table: apart.impossible(answers(read(table.dicts(), steps.describe, steps.ask), predicting.between_tokens)),
+    "open_loop_runs": open_loop.answered,
+    "kernels": _kernels,
+    "h200": lambda table: answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), predicting.swept),
+}
+
+
+@contextmanager
+def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, Records], None]]:
+    """Writes every input row with its prediction (as often as it has figures) to a file that is there at the end."""
+    columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
+
+    def write(table: Table, part: Records) -> None:
+        place = {name: i for i, name in enumerate(table.header)}
+        copied = [place.get(name, -1) for name in columns[1 : -len(ADDED)]]  # -1: the empty cell that each row gets
+        added = zip(*(map(_cell, part.columns[name].tolist()) for name in ADDED), strict=True)
+        for index, values in zip(part.row.tolist(), added, strict=True):
+            cells = [*table.rows[index][: len(place)], ""]
+            lines.writerow([table.name, *(cells[i] for i in copied), *values])
+
+    with (
+        written(path, "rows") as place,
+        gzip.open(place, "wt", newline="") if path.suffix == ".gz" else place.open("w", newline="") as file,
+    ):
+        lines = csv.writer(file)
+        lines.writerow(columns)
+        yield write
+
+
+def _cell(value: bool | float | str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}" if value == value else ""
+    return str(value)

@@ -1,0 +1,28 @@
+"""What physics allows: bytes over bandwidth and FLOPs over peak at the least, and weights that memory holds."""
+
+import numpy as np
+
+from commtax.cost import memory
+from commtax.question import Question
+from commtax.spec import DTYPE_BYTES, Plan
+from commtax.verbs.billing import StepBill
+from commtax_lab.scoring.records import Array
+
+
+def least_s(priced: StepBill) -> Array:
+    """The least that bytes over bandwidth and FLOPs over peak allow the kernels of one rank."""
+    chip = priced.question.cluster.chip
+    stored = priced.question.model.quant.dtype if priced.question.model.quant else priced.question.plan.weights_dtype
+    width = min(DTYPE_BYTES.get(stored, 2.0), 2.0)
+    peak = max(rate for dtype, rate in chip.flops_per_s.items() if width <= DTYPE_BYTES.get(dtype, 2.0) <= 2)
+    lines = [x for x in priced.lines if x.kind == "compute"]
+    each = (x.item.count * np.maximum(x.item.nbytes / chip.memory_Bps, x.flops / peak) for x in lines)
+    return sum(each, start=np.float64(0.0))
+
+
+def holds_weights(asked: Question, plan: Plan | None = None) -> Array:
+    """Whether the weights of a rank are no more than its chip's memory, whatever else an engine keeps there."""
+    plan = plan or asked.plan
+    pp = int(np.max(plan.pp))
+    stages = [sum(x.nbytes for x in memory.weights(asked.model, plan, asked.engine, stage, pp)) for stage in range(pp)]
+    return np.maximum.reduce(stages) <= asked.cluster.chip.memory_bytes

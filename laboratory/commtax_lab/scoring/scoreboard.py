@@ -1,0 +1,51 @@
+"""How good predictions are at one look: a line for each thing that people ask, at home and abroad.
+
+At home are rows that nothing was fitted on beside rows that something was (``scoreboard.toml`` says which rows a line is of).
+Abroad whole engines, chips or families of models were left out of the fits; ``transfer.toml`` holds what was found.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from commtax.files import Json
+from commtax.readers import filled
+from commtax_lab import lab_table
+from commtax_lab.scoring.records import Records
+from commtax_lab.scoring.statistics import Figures, choose, figures
+
+TRANSFER = "scoring/transfer.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line at home; None where no row is of it."""
+
+    part: str
+    name: str
+    found: Figures | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Errors of a metric on models of one kind, with something left out of the fits in turn; "": nothing was."""
+
+    metric: str
+    models: str
+    left_out: str
+    n: int
+    median: float
+    covered: float
+    half_width: float
+
+
+def at_home(records: Records) -> list[Line]:
+    tested = records.where_true(records.timed & ~records.fitted)
+    lines: list[Json] = lab_table("scoring/scoreboard.toml")["line"]
+    return [Line(one["part"], one["name"], figures(choose(tested, one["rows"])[0])) for one in lines]
+
+
+def abroad() -> list[Fold]:
+    """The folds of ``transfer.toml``, in its order; none where it is not there."""
+    if not (Path(__file__).parents[1] / TRANSFER).is_file():
+        return []
+    return [filled(Fold, one) for one in lab_table(TRANSFER)["fold"]]

@@ -1,0 +1,100 @@
+"""What a study asks of an engine, whichever it is: the question, what a driver must say and do, and what its runs leave."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from commtax.files import Document
+from commtax.measure.launch import LOST_S
+from commtax.readers.benches.record import METRICS, Bench
+from commtax.readers.meeting import meet
+from commtax.readers.trace import Trace
+from commtax.spec import Model
+from commtax_lab.study.recipe import Run
+
+ALL_REDUCE = "all-reduce"
+Done = Callable[[Run, Document], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One study, from the command line."""
+
+    out: Path
+    recipe: str = "tp-study"
+    engine: str = "builtin"
+    model: str = ""
+    random: bool = False
+    layers: int = 0
+    degrees: tuple[int, ...] = (1, 2)
+    quick: bool = False
+    dtype: str = ""
+    device: str = ""
+    impl: str = ""
+    cluster: str = ""
+    profile: str = ""
+    dataset: str = ""
+    vllm: str = ""
+    vllm_args: str = ""
+    name: str = ""
+    lost_s: float = LOST_S
+
+
+class Driver(ABC):
+    """An engine that can be driven, and what is known of it here."""
+
+    kinds: Sequence[str]  # of runs that it can do
+    model: Model
+    version: str
+    device: str  # in words
+    where: str  # the cluster that is priced; "" where nobody knows
+    dtype: str
+    eager: bool
+    on_cpu: bool
+    library: str = ""
+
+    @abstractmethod
+    def checks(self) -> list[Document]: ...
+
+    @abstractmethod
+    def run(self, todo: Sequence[Run], done: Done) -> None:
+        """Run all; ``done`` receives each record when it is there."""
+
+
+def check(what: str, ok: bool | None, seen: str) -> Document:
+    """One thing that was looked at before runs began; None: it decides nothing."""
+    return {"check": what, "ok": ok, "found": seen}
+
+
+def allreduces(traces: Sequence[Trace]) -> Document:
+    """Those of the decode steps: how many a step, how large, how long, and their share of the step.
+
+    Counted on the first rank; timed as the least over ranks where there are several (the wire), else one rank's own.
+    """
+    ordered = sorted(traces, key=lambda t: t.rank)
+    first = ordered[0]
+    steps = [s for s in first.steps if s.phase == "decode"] or list(first.steps)
+    indices = {s.index for s in steps}
+    counted = [c for c in first.collectives if c.op == ALL_REDUCE and c.step in indices]
+    met = [m for m in meet(ordered).matched if m.op == ALL_REDUCE and m.step in indices] if len(ordered) > 1 else []
+    wire = [m.wire_s for m in met] or [c.seconds for c in counted]
+    counts = [sum(c.step == s.index for c in counted) for s in steps]
+    sizes = [c.nbytes for c in counted if c.nbytes is not None]
+    return {
+        "how": f"profiler traces of {len(ordered)} rank(s)" + ("" if first.on_device else ", host times with the profiler on"),
+        "allreduces": median(counts) if counts else 0,
+        "allreduce_bytes": sum(sizes) / len(sizes) if sizes else None,
+        "allreduce_s": median(wire) if wire else None,
+        "comm_fraction": min(t.usage([s for s in t.steps if s.index in indices]).exposed_share for t in ordered),
+        "wire_fraction": sum(wire) / sum(s.seconds for s in steps) if wire and steps else None,
+        "step_s": median(s.seconds for s in steps) if steps else 0.0,
+    }
+
+
+def served(b: Bench) -> Document:
+    """A serving benchmark, whichever engine ran it."""
+    stats = {m: {k: v for k, v in b.stats[m].items() if k in ("mean", "median", "p99")} for m in METRICS if m in b.stats}
+    kept = ("requests", "failed", "duration_s", "requests_per_s", "output_tokens_per_s", "input_len", "output_len")
+    return {"stats_s": stats, **{name: getattr(b, name) for name in kept}}

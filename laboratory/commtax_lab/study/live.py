@@ -1,0 +1,171 @@
+"""The small engine serving requests that come at random: this machine's steps are timed, then it serves for real.
+
+Steps are timed before the first run and after each, so that what is predicted from them and what is served see the same machine.
+One launch of ranks does it all; rank 0's clock times, as it also says which requests have come.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from commtax.measure import launch
+from commtax.measure.generate import prompts
+from commtax.measure.job import Job
+from commtax.measure.worker import Place, gather, report
+from commtax.sim.streams import drawn
+from commtax.spec.stream import Lengths, Stream
+from commtax.statement import Refusal
+from commtax_lab.study.serving import Made, Request, Server, requests, serve
+from commtax_lab.study.surface import Step, Timings, grid, most_per_s, surface
+
+TARGET = "commtax_lab.study.live:measure_service"
+ROUNDS = 5  # of all steps, in each sweep
+LIGHT, BUSY = 0.3, 0.7  # of what the machine can serve: the rates where nobody names them
+MOST_SLOTS, MOST_PROMPTS = 1_024, 10_000
+Array = np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What is to be served, at each of the rates in turn."""
+
+    job: Job
+    inputs: Lengths
+    outputs: Lengths
+    rates: tuple[float, ...] = ()  # requests a second; none: a light and a busy one
+    num_prompts: int = 60
+    slots: int = 16  # requests that run at once
+
+    def settled(self) -> Service:
+        """With what depends on the machine filled in, and every mistake that can be seen beforehand refused."""
+        for rate in self.rates:
+            if not (math.isfinite(rate) and rate > 0):
+                raise Refusal(f"request_rate={rate:g}: requests a second above 0 are needed, such as 2", "request_rate")
+        for name, value, most in (("num_prompts", self.num_prompts, MOST_PROMPTS), ("max_num_seqs", self.slots, MOST_SLOTS)):
+            if not 1 <= value <= most:
+                raise Refusal(f"{name}={value}: a whole number from 1 to {most:,} is needed", name)
+        if self.job.seed < 0:
+            raise Refusal(f"seed={self.job.seed}: a whole number of at least 0 is needed", "seed")
+        settled = replace(self, job=self.job.settled())
+        longest, allowed = settled.longest, settled.job.arch().model.max_len
+        if longest > allowed:
+            raise Refusal(f"input_len, output_len: {longest:,} tokens together, the model has {allowed:,} positions", "input_len")
+        return settled
+
+    def stream(self, rate_per_s: float) -> Stream:
+        """The requests: a Poisson process, the same requests from the same seed at any rate."""
+        return drawn(rate=rate_per_s, inputs=self.inputs, outputs=self.outputs, count=self.num_prompts, seed=self.job.seed)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a request at most, its answer's included."""
+        lengths = self.stream(1.0)
+        return int(np.max(lengths.input_len + lengths.output_len))
+
+    @property
+    def steps(self) -> list[Step]:
+        """Those to time."""
+        inputs = self.stream(1.0).input_len
+        return grid(int(inputs.min()), int(inputs.max()), self.longest, self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One run, one column a fact of each request."""
+
+    stream: Stream
+    begun_s: Array
+    first_s: Array
+    last_s: Array
+    steps: Sequence[Made] = ()  # that were made, where they were looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the ranks saw: runs at their rates, and sweeps of steps before the first and after each."""
+
+    rates: tuple[float, ...]
+    runs: list[Served]
+    sweeps: list[Timings]
+    load: tuple[float, float, float]
+
+
+def run(service: Service, **launching: Any) -> Seen:
+    """Start ranks on this machine and serve; the rest is as ``launch.run`` takes it."""
+    seen: Seen = launch.run(TARGET, service, service.job.tp, device=service.job.device, **launching)
+    return seen
+
+
+def stages(service: Service) -> int:
+    """How often the ranks tell that they got further."""
+    return 2 * (len(service.rates) or 2) + 2
+
+
+def measure_service(where: Place, service: Service) -> Seen:
+    """One rank: weights once, then sweeps of steps and runs in turn."""
+    job, a = service.job, service.job.arch()
+    weights, group = job.load(a, where, where.device(job.device)), job.group(where)
+    server = Server(a, weights, group, service.slots, service.longest + 1)
+    steps, spread = service.steps, round(service.outputs.mean / 2)
+    _sweep(server, steps, spread, 1)  # first touches
+    sweeps, runs = [_sweep(server, steps, spread)], list[Served]()
+    rates = service.rates or _usual_rates(service, sweeps[0])
+    for rate in rates:
+        runs.append(_served(server, service.stream(rate), job.seed))
+        sweeps.append(_sweep(server, steps, spread))
+    return Seen(rates, runs, sweeps, os.getloadavg())
+
+
+def _usual_rates(service: Service, timings: Timings) -> tuple[float, ...]:
+    """Shares of what a server with all slots taken answers."""
+    most = most_per_s(surface(timings), service.inputs.mean, service.outputs.mean, service.slots)
+    return LIGHT * most, BUSY * most
+
+
+def _sweep(server: Server, steps: Sequence[Step], spread: int, rounds: int = ROUNDS) -> Timings:
+    """All steps, round by round: a disturbance of a moment spoils one timing of several steps, and not all of one."""
+    timings: dict[Step, list[float]] = {step: [] for step in steps}
+    for _ in range(rounds):
+        for step in steps:
+            timings[step].append(_timed(server, step, spread))
+    server.group.ledger.clear()
+    report("steps")
+    by_rank_0: Timings = gather(timings)[0]
+    return by_rank_0
+
+
+def _timed(server: Server, step: Step, spread: int) -> float:
+    """Seconds until a step's tokens are on the host; sequences that decode together lie up to ``spread`` tokens to either side."""
+    if not step.decoding:
+        tokens = prompts(server.arch.model.vocab, 1, step.tokens, 0, server.device)
+        begin = time.perf_counter()
+        server.start(0, tokens)
+        return time.perf_counter() - begin
+    around = np.linspace(step.tokens - spread, step.tokens + spread, step.decoding) if step.decoding > 1 else [step.tokens]
+    positions = [int(n) for n in np.clip(around, 0, server.cache.capacity - 1)]
+    begin = time.perf_counter()
+    server.step([0] * step.decoding, positions)
+    return time.perf_counter() - begin
+
+
+def _served(server: Server, stream: Stream, seed: int) -> Served:
+    sizes = list(zip(stream.input_len.tolist(), stream.output_len.tolist(), strict=True))
+    queue = requests(server, sizes, stream.arrival_s.tolist(), seed)
+    steps: list[Made] = []
+    serve(server, queue, steps)
+    server.group.ledger.clear()
+    report("run")
+    return _columns(queue, stream, steps)
+
+
+def _columns(queue: Sequence[Request], stream: Stream, steps: Sequence[Made]) -> Served:
+    facts = ((r.begun_s, r.times_s[0], r.times_s[-1]) for r in queue)
+    begun, first, last = (np.array(column) for column in zip(*facts, strict=True))
+    return Served(stream, begun, first, last, steps)

@@ -1,0 +1,307 @@
+"""Points of every kind of sweep, and how each is measured on the device at hand."""
+
+# mypy: disallow-untyped-calls=False
+
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import cycle, product, zip_longest
+from statistics import median
+from typing import Any
+
+import torch
+
+from commtax import catalog
+from commtax.files import Document
+from commtax_lab import lab_table
+from commtax_lab.study import fused, steps
+from commtax_lab.study.steps import Shard, shard
+from commtax_lab.study.timing import Card, Pool, Timer
+
+GRIDS = lab_table("study/sweeps.toml")
+Call = Callable[[], object]
+Make = Callable[[], Call]
+COLD_BYTES = 192e6  # three times the largest L2 here (60 MB): what is read again after this much is cold
+MOST_COPIES = 1024  # of an operand
+GRAPH_S = 400e-6  # a graph this long hides the microseconds that events add
+GUESS_FLOPS_PER_S, GUESS_BPS, GUESS_S = 5e14, 3e12, 3e-6  # only to choose how many calls make a graph
+
+
+@dataclass(slots=True)
+class Bench:
+    """What every measurement needs: where, and buffers to take operands from."""
+
+    device: str
+    timer: Timer
+    weights: Pool
+    cache: Pool
+    weights8: Pool
+    num_sms: int
+    tiny: bool
+
+    def samples(self, make: Make, nbytes: float, call_s: float) -> list[float]:
+        """Seconds of calls on as many operands as keep ``nbytes`` of each cold (0: one will do), in a graph that is long enough."""
+        count = max(2, min(MOST_COPIES, math.ceil(COLD_BYTES / nbytes))) if nbytes and not self.tiny else 1 + self.tiny
+        rounds = 1 if self.tiny else max(1, math.ceil(GRAPH_S / (count * call_s)))
+        return self.timer.samples([make() for _ in range(count)] * rounds, call_s)
+
+    def empty(self, *shape: int) -> Any:
+        return torch.empty(*shape, dtype=torch.bfloat16, device=self.device)
+
+
+def shards(grid: Document) -> list[Shard]:
+    """The shards of the models at every tensor-parallel degree that divides them."""
+    every = (shard(catalog.model(key), tp) for key in grid["models"] for tp in grid["degrees"])
+    return [replace(s, **grid["changed"]) for s in every if s]
+
+
+def shuffled(points: list[Document], rng: random.Random) -> list[Document]:
+    rng.shuffle(points)
+    return points
+
+
+def gemm_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+    """Products of real shards, no side too small, at any number of rows."""
+    least, modes = grid["gemm"]["least_side"], cycle(grid["gemm"]["modes"])
+    sides = sorted({side for s in all_shards for side in s.products().values() if min(side) >= least})
+    every = shuffled([{"m": m, "n": n, "k": k} for m in grid["rows"] for n, k in sides if 2.0 * m * n * k < 1.5e13], rng)
+    return [{**p, "dtype": dtype, "mode": mode} for p, (dtype, mode) in zip(every, modes, strict=False)]
+
+
+def _attentions(all_shards: list[Shard], sizes: Document) -> list[Document]:
+    every = sorted({(s.heads, s.kv_heads, s.head_dim) for s in all_shards})
+    heads = [{"heads": h, "kv_heads": kv, "head_dim": d, "dtype": "bf16"} for h, kv, d in every]
+    return [{"batch": b, "length": s, **h} for h in heads for b in sizes["batches"] for s in sizes["lengths"]]
+
+
+def decode_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+    every = _attentions(all_shards, grid["decode"])
+    return shuffled([p for p in every if p["batch"] * p["length"] * p["kv_heads"] * p["head_dim"] < 2e9], rng)
+
+
+def prefill_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+    every = _attentions(all_shards, grid["prefill"])
+    able = [p for p in every if p["batch"] * p["length"] <= 32768 and _prefill_flops(p) < 5e12]
+    return [{**p, "backend": way} for p, way in zip(shuffled(able, rng), cycle(grid["prefill"]["backends"]), strict=False)]
+
+
+def _prefill_flops(p: Document) -> float:
+    return float(2.0 * p["batch"] * p["heads"] * p["length"] ** 2 * p["head_dim"])
+
+
+def small_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+    """The operations in turn, whatever number of widths each has."""
+    every = []
+    for op in grid["small"]["ops"]:
+        names = {"rotary_write": ("qkv", "heads", "kv_heads"), "swiglu": ("width",)}.get(op, ("hidden",))
+        sides = sorted({tuple(int(getattr(s, name)) for name in names) for s in all_shards})
+        widths = [dict(zip(("width", "heads", "kv_heads"), side, strict=False)) for side in sides]
+        every.append(shuffled([{"op": op, "rows": m, **w} for m in grid["rows"] for w in widths], rng))
+    return [p for turn in zip_longest(*every) for p in turn if p]
+
+
+COPIES: dict[str, Callable[[Any, Any], object]] = {
+    "copy": lambda a, c: torch.neg(a, out=c),
+    "memcpy": lambda a, c: c.copy_(a),
+    "read": lambda a, _: a.sum(),
+    "fill": lambda _, c: c.fill_(0.5),
+}
+
+
+def copy_points(grid: Document, _: list[Shard], rng: random.Random) -> list[Document]:
+    return shuffled([{"op": op, "nbytes": 2**x} for op in COPIES for x in grid["copy"]["powers_of_2"]], rng)
+
+
+def step_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+    """Decode steps of the named batches at several contexts, and prefills; the order is random but 1 in 4 is a prefill."""
+
+    def points(phase: str, sizes: Iterable[tuple[int, int]]) -> list[Document]:
+        every = product(all_shards, sizes)
+        able = [(s, b, c) for s, (b, c) in every if _seen(s, c + (phase == "decode"))]
+        return shuffled([{"phase": phase, "shard": s, "batch": b, "length": c} for s, b, c in able], rng)
+
+    tokens = points("decode", product(*grid["step"]["decode"].values()))
+    fresh = points("prefill", grid["step"]["prefill"])
+    return [p for turn in zip_longest(*(tokens[i::3] for i in range(3)), fresh) for p in turn if p]
+
+
+def _seen(s: Shard, length: int) -> bool:
+    """Whether attention looks at this whole length: the kernels here know no window."""
+    window = catalog.model(s.model).attention.window
+    return not window or length <= window
+
+
+def measure_gemm(b: Bench, p: Document) -> list[float]:
+    m, n, k = p["m"], p["n"], p["k"]
+    size = 1 if p["dtype"] == "fp8" else 2
+    guess = 2.0 * m * n * k / GUESS_FLOPS_PER_S + n * k * size / GUESS_BPS + GUESS_S
+    multiply = _product(b, p["mode"], m, n, k)
+    pool = b.weights8 if p["dtype"] == "fp8" else b.weights
+
+    def make() -> Call:
+        w = pool.take(n, k)
+        return lambda: multiply(w.t())
+
+    return b.samples(make, n * k * size, guess)
+
+
+def _product(b: Bench, mode: str, m: int, n: int, k: int) -> Callable[[Any], object]:
+    """By a matrix: plain in bf16; static in fp8 with one given scale; dynamic with a scale a row, found in a launch of its own."""
+    x = b.cache.take(m, k)
+    if mode == "plain":
+        out = b.empty(m, n)
+        return lambda w: torch.mm(x, w, out=out)
+    a, shapes = x.to(torch.float8_e4m3fn), ((m, 1), (1, n)) if mode == "dynamic" else ((), ())
+    rows, columns = (torch.ones(shape, device=b.device) for shape in shapes)
+
+    def scaled(w: Any) -> object:
+        if mode == "dynamic":
+            fused.quantise(x, a, rows)
+        return torch._scaled_mm(a, w, rows, columns, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return scaled
+
+
+def measure_decode(b: Bench, p: Document) -> list[float]:
+    batch, length, heads, kv_heads, dim = (p[x] for x in ("batch", "length", "heads", "kv_heads", "head_dim"))
+    nbytes = 4.0 * batch * length * kv_heads * dim
+    guess = nbytes / GUESS_BPS + 2 * GUESS_S
+    q, out = (torch.randn(batch, heads, dim, device=b.device).bfloat16() for _ in range(2))
+    lengths = torch.full((batch,), length, dtype=torch.int32, device=b.device)
+    splits = fused.Splits.make(batch, heads, kv_heads, dim, length, b.device, b.num_sms)
+    p["splits"] = splits.num
+
+    def make() -> Call:
+        keys, values = (b.cache.take(batch, length, kv_heads, dim) for _ in range(2))
+        return lambda: fused.decode_attention(q, keys, values, lengths, out, splits)
+
+    return b.samples(make, nbytes, guess)
+
+
+def measure_prefill(b: Bench, p: Document) -> list[float]:
+    batch, length, dim = p["batch"], p["length"], p["head_dim"]
+    q, k, v = (b.cache.take(batch, length, h, dim) for h in (p["heads"], p["kv_heads"], p["kv_heads"]))
+    guess = _prefill_flops(p) / GUESS_FLOPS_PER_S + GUESS_S
+    return b.samples(lambda: lambda: fused.prefill_attention(q, k, v, p["backend"]), 0, guess)
+
+
+def measure_small(b: Bench, p: Document) -> list[float]:
+    guess = 6.0 * p["rows"] * p["width"] / GUESS_BPS + GUESS_S
+    call = _small_call(b, p)
+    return b.samples(lambda: call, 0, guess)
+
+
+def _small_call(b: Bench, p: Document) -> Call:
+    rows, width = p["rows"], p["width"]
+    x, y = b.cache.take(rows, width), b.empty(rows, width)
+    if p["op"] == "add_norm":
+        other, summed, weight = b.cache.take(rows, width), torch.empty_like(y), b.cache.take(width)
+        return lambda: fused.add_norm(x, other, weight, summed, y)
+    if p["op"] == "swiglu":
+        both = b.cache.take(rows, 2 * width)
+        return lambda: fused.swiglu(both, y)
+    if p["op"] == "quantise":
+        out, scales = y.to(torch.float8_e4m3fn), torch.empty(rows, 1, device=b.device)
+        return lambda: fused.quantise(x, out, scales)
+    dim = width // (p["heads"] + 2 * p["kv_heads"])
+    index = torch.arange(rows, device=b.device)
+    t = fused.turns(index, index, dim, rows)
+    q, (keys, values) = y.new_empty(rows, p["heads"], dim), (b.cache.take(1, rows, p["kv_heads"], dim) for _ in range(2))
+    return lambda: fused.rotary_write(x, q, keys, values, t, None)
+
+
+def measure_copy(b: Bench, p: Document) -> list[float]:
+    """Targets are arrays of their own: what is written must not become an operand of later points (constants draw less power)."""
+    elements = p["nbytes"] // (4 if p["op"] in ("copy", "memcpy") else 2)  # of each array; copies have two
+    run = COPIES[p["op"]]
+
+    def make() -> Call:
+        source, target = b.weights.take(elements), b.empty(elements)
+        return lambda: run(source, target)
+
+    return b.samples(make, p["nbytes"], p["nbytes"] / GUESS_BPS + GUESS_S)
+
+
+def measure_step(b: Bench, p: Document) -> list[float]:
+    s = p.pop("shard")
+    p.update(model=s.model, tp=s.tp, num_layers=s.num_layers, dtype="bf16")
+    tokens = p["batch"] * (p["length"] + 1)
+    if not b.weights.holds(s.num_weights() * 1.002) or not b.cache.holds(s.cache_elements(tokens) * 1.002):
+        raise MemoryError("does not fit")
+    call = steps.step(s, p["phase"], p["batch"], p["length"], b.weights, b.cache, b.num_sms)
+    rows = p["batch"] * (p["length"] if p["phase"] == "prefill" else 1)
+    guess = 2.0 * s.num_weights() * max(1.0 / GUESS_BPS, rows / GUESS_FLOPS_PER_S)
+    return b.timer.samples([call], guess, warm_s=0.25)
+
+
+SWEEPS: dict[str, tuple[Callable[..., list[Document]], Callable[[Bench, Document], list[float]]]] = {
+    "copy": (copy_points, measure_copy),
+    "small": (small_points, measure_small),
+    "gemm": (gemm_points, measure_gemm),
+    "decode": (decode_points, measure_decode),
+    "prefill": (prefill_points, measure_prefill),
+    "step": (step_points, measure_step),
+}
+
+
+def sweep(b: Bench, kind: str, deadline: float, most: int, rng: random.Random) -> Iterator[Document]:
+    """Measure points of one kind in random order until the deadline; what cannot run is named on stderr and left out."""
+    points, measure = SWEEPS[kind]
+    grid, done = GRIDS["tiny" if b.tiny else "full"], 0
+    for p in points(grid, shards(grid), rng):
+        if done >= most or time.monotonic() > deadline:
+            break
+        try:
+            samples = measure(b, p)
+        except (RuntimeError, MemoryError) as error:  # torch reports unsupported shapes and lack of memory so
+            p.pop("shard", None)
+            sys.stderr.write(f"{kind} {p}: left out ({str(error).splitlines()[0][:120]})\n")
+            continue
+        done += 1
+        yield {"kind": kind, **p, "median_s": median(samples), "samples_s": samples, "sm_MHz": b.timer.take_clock()}
+    sys.stderr.write(f"{kind}: {done} points\n")
+
+
+def bench(device: str) -> Bench:
+    """Pools: most of a large card for weights and caches, as little as possible on a CPU."""
+    if device == "cpu":
+        pools = Pool.make(1 << 25, device, 0.02), Pool.make(1 << 22, device, 1.0)
+        return Bench(device, Timer(device, 2), *pools, pools[0], 1, True)
+    properties = torch.cuda.get_device_properties(0)
+    free = torch.cuda.mem_get_info()[0] - 16e9  # activations, workspaces and the fp8 matrices
+    weights = Pool.make(int(free * 0.6 / 2), device, 0.02)
+    cache = Pool.make(int(free * 0.4 / 2), device, 1.0)
+    weights8 = Pool((weights.data[: 2**32] * 50).to(torch.float8_e4m3fn))
+    torch.cuda.empty_cache()
+    return Bench(device, Timer(device, card=Card()), weights, cache, weights8, properties.multi_processor_count, False)
+
+
+def agreement(device: str) -> dict[str, float]:
+    """Whole steps of a small shard on this device against the plain functions on the CPU: |difference| / |logits|."""
+    shape = steps.Shard("check", 1, 2, 512, 8, 2, 64, 768, 1024, True, True)
+    differences = {}
+    for phase, batch, length in (("decode", 3, 700), ("decode", 200, 100), ("prefill", 2, 160)):
+        torch.manual_seed(0)
+        weights, cache = Pool.make(1 << 23, "cpu", 0.02), Pool.make(1 << 24, "cpu", 1.0)
+        there = Pool(weights.data.to(device, copy=True)), Pool(cache.data.to(device, copy=True))
+        own, other = (steps.step(shape, phase, batch, length, *p, 132)().float().cpu() for p in ((weights, cache), there))
+        differences[f"{phase}-{batch}x{length}"] = float((own - other).norm() / own.norm())
+    return differences
+
+
+def header(b: Bench, command: str, checked: dict[str, float]) -> Document:
+    """What the rows that follow were measured on, with and how."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    made = {"kind": "header", "date": now, "torch": torch.__version__, "command": command, "triton": fused.TRITON_VERSION}
+    card = b.timer.card
+    if card is None:
+        return {**made, "agreement": checked, "device": "cpu"}
+    properties = torch.cuda.get_device_properties(0)
+    made |= {"device": properties.name, "num_sms": properties.multi_processor_count, "memory_bytes": properties.total_memory}
+    made |= {"l2_bytes": properties.L2_cache_size, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    clocks = {"sm_MHz": card.clock_MHz(), "memory_MHz": card.clock_MHz(Card.MEMORY), "power_W": card.power_W()}
+    return {**made, "agreement": checked, "driver": card.driver(), **clocks}

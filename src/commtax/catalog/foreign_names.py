@@ -1,0 +1,121 @@
+"""Chips and models as drivers, logs and tables spell them.
+
+A chip is known by the words of its key and of its aliases in the catalogue, in whatever order and between whatever other words
+they stand; nothing is looked up anywhere.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from commtax.catalog import keys
+from commtax.catalog.hardware import chip
+from commtax.catalog.loader import stems
+from commtax.kept import table
+
+COUNT = re.compile(r"(?<![a-z0-9])(?:\d+ ?x ?)+(?=[a-z])|(?<=\d)x\d+(?![a-z0-9])")
+"""How many there are: ``8xH100``, ``h100x8``."""
+MEMORY = re.compile(r"(?<![a-z0-9])(\d{2,3}) ?(?:gb|gib|g)(?![a-z0-9])")
+BARE_MEMORY = re.compile(r"(?<=[a-z0-9])[- ](\d{2,3})(?=[- ]|$)(?! ?(?:gpu|card|rank|host|node))")
+"""Gigabytes after a name, without their unit: ``a100-40-sxm``."""
+
+
+@lru_cache(maxsize=4096)
+def chip_named(text: str) -> str:
+    """The catalogue's key of the chip that a text names; "" where none is.
+
+    >>> [chip_named(name) for name in ("NVIDIA GB200 NVL72", "b200_sxm", "8xH100-SXM", "NVIDIA GB10", "rtx_pro_6000_server")]
+    ['gb200', 'b200-sxm', 'h100-sxm', 'gb10', 'rtx-pro-6000-server']
+    >>> [chip_named(name) for name in ("NVIDIA A100-PCIE-40GB", "RTX PRO 6000 Blackwell Server Edition", "MI300X_VF")]
+    ['a100-40-pcie', 'rtx-pro-6000-server', 'mi300x']
+    """
+    return _told_apart(text.lower().replace("_", " ")) or _by_words(text)
+
+
+@lru_cache(maxsize=4096)
+def device_named(text: str) -> str:
+    """The catalogue's key of the chip that a driver calls so; "" where one word of the name is of no chip that is known.
+
+    Tables are read more freely (``chip_named``), and let a chip stand for another of its generation.
+
+    >>> [device_named(f"NVIDIA {name}") for name in ("A100-SXM4-80GB", "GeForce RTX 2080 Ti", "GeForce RTX 3090 Ti", "L40S")]
+    ['a100-80-sxm', '', '', 'l40s']
+    """
+    key = _by_words(text)
+    if not key:
+        return ""
+    known = {_without_socket(word) for name in (key, chip(key).name, *chip(key).aliases) for word in _words(name)}
+    return key if {_without_socket(word) for word in _words(text)} <= known | set(_spellings()["device_words"]) else ""
+
+
+def _told_apart(text: str) -> str:
+    """The chip that a text means by words which are no name of it in the catalogue."""
+    patterns: list[tuple[str, str]] = _spellings()["chips"]
+    return next((key for pattern, key in patterns if re.search(f"(?<![a-wyz0-9])(?:{pattern})", text)), "")
+
+
+def _without_socket(word: str) -> str:
+    """``sxm`` of any generation.
+
+    >>> _without_socket("sxm4"), _without_socket("pcie")
+    ('sxm', 'pcie')
+    """
+    return re.sub(r"^sxm\d$", "sxm", word)
+
+
+def _by_words(text: str) -> str:
+    """The chip of whose names most words stand in a text."""
+    words = _words(text)
+    if spelled := _squeezed_chips().get(squeezed(COUNT.sub("", text.lower()))):
+        return spelled
+    found = [(name, key) for name, key in _chips_by_words() if set(name) <= set(words)]
+    # The name of most words is the nearest one; of two chips the one that is told first.
+    best = min(found, key=lambda one: (-len(one[0]), min(map(words.index, one[0]))), default=((), ""))
+    return best[1]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The words of a name in lower case, without counts, memory as ``80gb``."""
+    plain = MEMORY.sub(r"\1gb", COUNT.sub(" ", text.lower().replace("_", "-")))
+    return tuple(word for word in re.split(r"[^a-z0-9]+", BARE_MEMORY.sub(r"-\1gb", plain)) if word)
+
+
+def _chip_names() -> Iterator[tuple[str, str]]:
+    """Every name of every chip; a host without any is no chip of a table."""
+    yield from ((name, key) for key in stems("chips") if chip(key).vendor != "generic" for name in (key, *chip(key).aliases))
+
+
+@lru_cache(maxsize=1)
+def _chips_by_words() -> tuple[tuple[tuple[str, ...], str], ...]:
+    return tuple(dict.fromkeys((_words(name), key) for name, key in _chip_names()))
+
+
+@lru_cache(maxsize=1)
+def _squeezed_chips() -> dict[str, str]:
+    return {squeezed(name.lower()): key for name, key in _chip_names()}
+
+
+def squeezed(name: str) -> str:
+    """Letters and digits alone."""
+    return re.sub(r"[^a-z0-9]", "", name)
+
+
+@lru_cache(maxsize=256)
+def model_key(name: str) -> str:
+    """The catalogue's key of a model; "" where none has that name, or several begin with it.
+
+    >>> [model_key(name) for name in ("LLAMA3_70B", "DeepSeekV3 (w/o MTP)", "Qwen3_30B_a3B", "GPT OSS 120B", "Nemotron_3_Nano")]
+    ['llama-3.1-70b', 'deepseek-v3', 'qwen3-30b-a3b', 'gpt-oss-120b', 'nemotron-3-nano-30b-a3b']
+    """
+    plain = squeezed(re.sub(r"\(.*?\)", "", name.lower()))
+    known = {squeezed(key): key for key in keys("models")}
+    if key := _spellings()["models"].get(plain) or known.get(plain):
+        return str(key)
+    begun = [key for letters, key in known.items() if letters.startswith(plain)]
+    return begun[0] if len(begun) == 1 and any(c.isdigit() for c in plain) else ""
+
+
+@lru_cache(maxsize=1)
+def _spellings() -> dict[str, Any]:
+    return table("catalog/foreign_names.toml")

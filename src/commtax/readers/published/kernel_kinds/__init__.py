@@ -1,7 +1,0 @@
-"""The kinds of kernel tables, by what the names of their files end with."""
-
-from commtax.readers.published.kernel_kinds import exchanges, experts, latent, linear, modules, plain, streams
-from commtax.readers.published.kernel_kinds.kind import KernelKind
-
-_ALL = (*plain.KINDS, *experts.KINDS, *exchanges.KINDS, *latent.KINDS, *linear.KINDS, *modules.KINDS, *streams.KINDS)
-KINDS: dict[str, KernelKind] = {kind.tail: kind for kind in _ALL}
