@@ -99,6 +99,7 @@ OTHERS = (
         "input_config": {"loadgen": {"concurrency": 1}},
     },
 )
+KERNEL = DATA["kernel"]
 EVENTS = [
     {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 50, "tid": 1},
     {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2, "dur": 1, "tid": 1, "args": {"correlation": 7}},
@@ -111,7 +112,7 @@ EVENTS = [
         "tid": 1,
         "args": {"Input Dims": [[4]], "Input type": ["float"]},
     },
-    DATA["events"],
+    {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "ts": 5, "dur": 9, "args": KERNEL},
 ]
 TRACE = {
     "traceEvents": EVENTS,

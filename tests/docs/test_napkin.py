@@ -139,4 +139,4 @@ def test_signatures_are_the_contract():
     assert inspect.signature(napkin.tp_tax).parameters["tp"].default == 2
     parameters = inspect.signature(napkin.overlap_calculator).parameters
     keyword_only = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
-    assert keyword_only == DATA["signatures_are_the_contract"]
+    assert tuple(keyword_only) == DATA["signatures_are_the_contract"]
