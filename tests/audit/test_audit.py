@@ -107,10 +107,7 @@ def test_a_trace_that_agrees():
     assert found["waiting for the slowest rank, of the step"].verdict == "agree"
 
 
-@pytest.mark.parametrize(
-    ("changes", "item"),
-    DATA["a_trace_that_disagrees"],
-)
+@pytest.mark.parametrize(("changes", "item"), DATA["a_trace_that_disagrees"])
 def test_a_trace_that_disagrees(changes, item):
     asked = question(tp=2)
     found = by_item(audit_traces([kineto.parse(decode_graphs(**made_steps(asked, **changes)))], asked, ["a"]))

@@ -40,10 +40,7 @@ def test_a_log_behind_a_prefix_is_a_log(tmp_path, prefix):
     assert prefixes.plain(prefix + line) == line
 
 
-@pytest.mark.parametrize(
-    "text",
-    DATA["what_is_no_prefix_stays"],
-)
+@pytest.mark.parametrize("text", DATA["what_is_no_prefix_stays"])
 def test_what_is_no_prefix_stays(text):
     assert prefixes.plain(text) == text
 

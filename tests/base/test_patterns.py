@@ -30,10 +30,7 @@ def test_real_patterns_match_as_python_has_it(text):
         assert patterns(text).match(name) == bool(re.match(text, name)), name
 
 
-@pytest.mark.parametrize(
-    "text",
-    DATA["patterns_that_look_ahead_from_the_beginning"],
-)
+@pytest.mark.parametrize("text", DATA["patterns_that_look_ahead_from_the_beginning"])
 def test_patterns_that_look_ahead_from_the_beginning(text):
     for name in NAMES:
         assert modules((f"re:{text}",)).hold(name) == bool(re.match(text, name)), name

@@ -91,10 +91,7 @@ def test_link_anchors(name, value):
     assert catalog.link(name).bandwidth_Bps == value
 
 
-@each(
-    ("name", "bf16", "memory_Bps"),
-    DATA["chip_anchors"],
-)
+@each(("name", "bf16", "memory_Bps"), DATA["chip_anchors"])
 def test_chip_anchors(name, bf16, memory_Bps):
     chip = catalog.chip(name)
     assert chip.flops_per_s["bf16"] == pytest.approx(bf16, rel=0.002)
@@ -168,10 +165,7 @@ def test_no_number_in_a_chip_goes_without_a_source():
         assert set(numbers) <= chip.sources.keys(), key
 
 
-@each(
-    ("text", "key", "domain"),
-    DATA["more_gpus_than_a_host_holds_are_several_hosts"],
-)
+@each(("text", "key", "domain"), DATA["more_gpus_than_a_host_holds_are_several_hosts"])
 def test_more_gpus_than_a_host_holds_are_several_hosts(text, key, domain):
     found = catalog.cluster(text)
     assert (found.key, found.domain) == (key, domain)
@@ -190,10 +184,7 @@ def test_counts_keep_their_gpus_and_keys_are_read_back(chip, gpus):
     assert (again.num_hosts, again.gpus_per_host, again.domain) == (found.num_hosts, found.gpus_per_host, found.domain)
 
 
-@each(
-    ("cluster", "gbit"),
-    DATA["a_host_on_efa_has_the_cards_of_its_instance"],
-)
+@each(("cluster", "gbit"), DATA["a_host_on_efa_has_the_cards_of_its_instance"])
 @each("link", ["efa", "efa-100", "efa-200"])
 def test_a_host_on_efa_has_the_cards_of_its_instance(cluster, gbit, link):
     found = catalog.cluster(cluster, inter=link)

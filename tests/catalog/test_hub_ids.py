@@ -38,10 +38,7 @@ def test_the_answer_says_what_an_id_was_taken_for():
     assert "is taken as qwen2.5-32b, 131,072 tokens long: same architecture" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    DATA["what_is_not_known_of_an_id_is_said"],
-)
+@pytest.mark.parametrize(("name", "said"), DATA["what_is_not_known_of_an_id_is_said"])
 def test_what_is_not_known_of_an_id_is_said(tmp_path, monkeypatch, name, said):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     variant.cache_clear()

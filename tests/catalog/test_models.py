@@ -40,10 +40,7 @@ def test_parameters_equal_the_published_count(key):
             assert ours == p.params
 
 
-@pytest.mark.parametrize(
-    ("key", "params"),
-    DATA["counts_by_hand"],
-)
+@pytest.mark.parametrize(("key", "params"), DATA["counts_by_hand"])
 def test_counts_by_hand(key, params):
     assert num_params(catalog.model(key)) == params
 

@@ -178,10 +178,7 @@ def test_each_format_has_its_kernels(config, table):
     assert (table_of(kernel, unpacked) == "gemm.int4") == (config.get("quant_algo") == "W4A16_NVFP4")
 
 
-@each(
-    ("name", "key", "dtype", "kv"),
-    DATA["ids_of_quantised_checkpoints_resolve"],
-)
+@each(("name", "key", "dtype", "kv"), DATA["ids_of_quantised_checkpoints_resolve"])
 def test_ids_of_quantised_checkpoints_resolve(name, key, dtype, kv):
     model = catalog.model(name)
     assert origin(name) == key

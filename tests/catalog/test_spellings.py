@@ -28,10 +28,7 @@ def test_every_chip_is_known_under_its_usual_spellings(key):
     assert {text: chip_named(text) for text in written} == dict.fromkeys(written, key)
 
 
-@each(
-    ("text", "key"),
-    DATA["chips_as_tables_and_drivers_write_them"],
-)
+@each(("text", "key"), DATA["chips_as_tables_and_drivers_write_them"])
 def test_chips_as_tables_and_drivers_write_them(text, key):
     assert chip_named(text) == key
 
@@ -65,10 +62,7 @@ def test_every_model_is_known_without_its_organisation(key):
         assert found.key == key, name
 
 
-@each(
-    ("text", "key"),
-    DATA["models_as_tables_write_them"],
-)
+@each(("text", "key"), DATA["models_as_tables_write_them"])
 def test_models_as_tables_write_them(text, key):
     assert model_named(text).key == key
 

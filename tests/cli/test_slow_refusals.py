@@ -21,10 +21,7 @@ DATA = tables(__file__)
 GENEROUS_S = 6.0  # each takes less than a second; before, they took 9 to 44
 
 
-@pytest.mark.parametrize(
-    ("command", "code"),
-    DATA["a_refusal_takes_no_longer_than_an_answer"],
-)
+@pytest.mark.parametrize(("command", "code"), DATA["a_refusal_takes_no_longer_than_an_answer"])
 def test_a_refusal_takes_no_longer_than_an_answer(command, code):
     began_s = time.process_time()
     done = run_here(*command.split())

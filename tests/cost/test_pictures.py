@@ -72,10 +72,7 @@ def test_a_first_token_waits_for_the_pictures():
     assert np.isfinite(seen.tpot_s)
 
 
-@pytest.mark.parametrize(
-    ("options", "argument"),
-    DATA["what_is_refused"],
-)
+@pytest.mark.parametrize(("options", "argument"), DATA["what_is_refused"])
 def test_what_is_refused(options, argument):
     with pytest.raises(Refusal) as refused:
         commtax.bill("gemma-3-27b", "8xh100-sxm", **options)

@@ -98,10 +98,7 @@ def test_one_replica_has_its_share():
     assert "one of 4 replicas, 12,000 requests after 1,200" in open_loop.said(run)
 
 
-@pytest.mark.parametrize(
-    ("version", "entered", "engine"),
-    DATA["a_submission_may_run_the_software_of_an_older_round"],
-)
+@pytest.mark.parametrize(("version", "entered", "engine"), DATA["a_submission_may_run_the_software_of_an_older_round"])
 def test_a_submission_may_run_the_software_of_an_older_round(version, entered, engine):
     row = {**MLPERF, "source_group": f"mlperf-{entered}", "engine_version": version}
     assert run_of(row).server.engine == engine
@@ -165,10 +162,7 @@ def test_figures_are_seconds_and_verdicts_are_yes_or_no():
     assert {entry.kind for entry in asked.entries if entry.skipped} == {"itl_p50", "queue_p99"}
 
 
-@pytest.mark.parametrize(
-    ("changed", "piled_up"),
-    DATA["who_is_overloaded"],
-)
+@pytest.mark.parametrize(("changed", "piled_up"), DATA["who_is_overloaded"])
 def test_who_is_overloaded(changed, piled_up):
     assert open_loop.overloaded({**VLLM, **changed}) is piled_up
 
@@ -188,10 +182,7 @@ def test_fitted_runs_are_told_apart():
     assert not any(open_loop.is_fitted({**MLPERF, "engine": "vllm", "experiment": f"lab/{n}"}) for n in range(20))
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    DATA["models_by_the_names_that_runs_use"],
-)
+@pytest.mark.parametrize(("name", "key"), DATA["models_by_the_names_that_runs_use"])
 def test_models_by_the_names_that_runs_use(name, key):
     assert run_of({**VLLM, "model": name}).server.model == key
 

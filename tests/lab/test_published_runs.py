@@ -119,10 +119,7 @@ def test_a_runtimes_version_is_not_the_engines():
     assert asked["engine"].version.startswith("1.2")
 
 
-@pytest.mark.parametrize(
-    ("columns", "says"),
-    DATA["runs_that_may_have_drafted_are_told_by_rule"],
-)
+@pytest.mark.parametrize(("columns", "says"), DATA["runs_that_may_have_drafted_are_told_by_rule"])
 def test_runs_that_may_have_drafted_are_told_by_rule(columns, says):
     found = drafted(run(model_path="deepseek-ai/DeepSeek-R1", backend="trtllm", gemm_quant_mode="nvfp4", **columns))
     assert (says in found) if says else not found

@@ -49,20 +49,14 @@ def off():
     return found
 
 
-@each(
-    ("engine", "paper", "kind", "bar", "least"),
-    DATA["mean_errors_of_published_runs"],
-)
+@each(("engine", "paper", "kind", "bar", "least"), DATA["mean_errors_of_published_runs"])
 def test_mean_errors_of_published_runs(off, engine, paper, kind, bar, least):
     found = off[engine, paper, kind]
     assert len(found) >= least
     assert np.mean(np.abs(found)) <= bar
 
 
-@each(
-    ("spelled", "key"),
-    DATA["models_are_known_by_any_spelling"],
-)
+@each(("spelled", "key"), DATA["models_are_known_by_any_spelling"])
 def test_models_are_known_by_any_spelling(spelled, key):
     assert model_key(spelled.lower()) == key
 

@@ -107,10 +107,7 @@ def row(clients, **columns):
     return plain | {"silicon_data_source": f"source_file=2025-10-29.csv; silicon_concurrency={clients}; measured=2025-10"} | columns
 
 
-@pytest.mark.parametrize(
-    ("clients", "columns", "steps"),
-    DATA["a_run_is_read_as_its_script_launched_it"],
-)
+@pytest.mark.parametrize(("clients", "columns", "steps"), DATA["a_run_is_read_as_its_script_launched_it"])
 def test_a_run_is_read_as_its_script_launched_it(clients, columns, steps):
     run = question(row(clients, **columns))
     assert run["engine"].serves.steps_per_decision == steps

@@ -212,10 +212,7 @@ def test_equal_rows_are_priced_once(monkeypatch, name, asked):
     assert len(set(found.predicted.tolist())) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "column", "text"),
-    DATA["a_cell_that_is_no_figure_leaves_its_row_out"],
-)
+@pytest.mark.parametrize(("name", "column", "text"), DATA["a_cell_that_is_no_figure_leaves_its_row_out"])
 def test_a_cell_that_is_no_figure_leaves_its_row_out(name, column, text):
     """One bad cell is the reason of one row: it ends neither the run nor makes it warn."""
     table = table_of(name)
@@ -313,9 +310,6 @@ def test_one_long_cell_costs_its_own_length():
     assert most < 100e6
 
 
-@each(
-    ("words", "chip"),
-    DATA["a_chip_is_named_by_a_word_of_its_own"],
-)
+@each(("words", "chip"), DATA["a_chip_is_named_by_a_word_of_its_own"])
 def test_a_chip_is_named_by_a_word_of_its_own(words, chip):
     assert chip_named(words) == chip

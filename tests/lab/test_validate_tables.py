@@ -60,10 +60,7 @@ def test_renamed_columns_are_each_there_once():
     assert renamed("serving_runs", given) == ["model", "model_path", "system", "concurrency"]
 
 
-@pytest.mark.parametrize(
-    ("path", "chip", "engine"),
-    DATA["kernels_tell_their_chip_and_engine_by_file_or_folder"],
-)
+@pytest.mark.parametrize(("path", "chip", "engine"), DATA["kernels_tell_their_chip_and_engine_by_file_or_folder"])
 def test_kernels_tell_their_chip_and_engine_by_file_or_folder(tmp_path, path, chip, engine):
     write(tmp_path / path, PRODUCTS, GEMM)
     assert [kind for kind, _ in paths(tmp_path)] == ["kernels"]
@@ -122,10 +119,7 @@ def test_bounds_without_rows_say_why(tmp_path):
     assert all(b.why for b in bounds.values() if b.ok is None)
 
 
-@each(
-    ("column", "kind", "unit", "per_gpu", "middle"),
-    DATA["columns_say_what_they_measure"],
-)
+@each(("column", "kind", "unit", "per_gpu", "middle"), DATA["columns_say_what_they_measure"])
 def test_columns_say_what_they_measure(column, kind, unit, per_gpu, middle):
     known = metric(column)
     assert (known.kind, known.unit, known.per_gpu, known.middle) == (kind, unit, per_gpu, middle)

@@ -13,10 +13,7 @@ DATA = tables(__file__)
 GIB = 2**30
 
 
-@each(
-    ("line", "field", "value"),
-    DATA["line_variants"],
-)
+@each(("line", "field", "value"), DATA["line_variants"])
 def test_line_variants(line, field, value):
     assert vllm_log.looks_like(line) or field in ("disabled", "backends")
     log = vllm_log.parse(line)

@@ -142,11 +142,7 @@ def gpu(bus="18", **other):
 HEAD = "\n==============NVSMI LOG==============\n\nDriver Version                            : 565.57.01\n\n"
 
 
-@each(
-    ("odd", "code", "off"),
-    DATA["what_the_driver_says_of_one_gpu"],
-    ids=lambda x: str(x)[:24],
-)
+@each(("odd", "code", "off"), DATA["what_the_driver_says_of_one_gpu"], ids=lambda x: str(x)[:24])
 def test_what_the_driver_says_of_one_gpu(odd, code, off):
     section = audit_states(smi_query.parse(HEAD + gpu() + gpu("2A", **odd) + gpu("3B")), None)
     assert codes(section) == [code]

@@ -111,10 +111,7 @@ def test_a_faster_link_never_makes_the_best_worse(question, links):
     assert value(fast) >= least * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(
-    ("model", "few", "many"),
-    DATA["training_gains_from_gpus"],
-)
+@pytest.mark.parametrize(("model", "few", "many"), DATA["training_gains_from_gpus"])
 def test_training_gains_from_gpus(model, few, many):
     """8 hosts 457 ms, 9 hosts 761 ms: nine do not divide the batch, and one may idle."""
     fewer, more = (plan_training(model, place, global_batch=64) for place in (few, many))

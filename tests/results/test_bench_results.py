@@ -122,10 +122,7 @@ def test_aiperf_blocks_in_any_unit(unit, factor):
     assert found.output_len == 128
 
 
-@each(
-    "text",
-    DATA["what_is_no_result"],
-)
+@each("text", DATA["what_is_no_result"])
 def test_what_is_no_result(text):
     with pytest.raises(ValueError, match="benchmark"):
         bench.parse(text)

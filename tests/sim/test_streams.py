@@ -420,10 +420,7 @@ def test_unsorted_requests_are_sorted_and_said(tmp_path):
 
 
 @needs_shared
-@pytest.mark.parametrize(
-    ("name", "count", "last_s", "block"),
-    DATA["shared_traces_are_read_whole"],
-)
+@pytest.mark.parametrize(("name", "count", "last_s", "block"), DATA["shared_traces_are_read_whole"])
 def test_shared_traces_are_read_whole(name, count, last_s, block):
     stream = read(OPEN_LOOP / f"{name}.csv.gz")
     assert isinstance(stream, Stream)

@@ -337,10 +337,7 @@ def test_every_chip_is_recognised_by_its_size(key):
     assert key in recognise(known.name, known.visible_bytes, known.num_sms)
 
 
-@each(
-    ("name", "gib", "sms", "key"),
-    DATA["names_as_drivers_write_them"],
-)
+@each(("name", "gib", "sms", "key"), DATA["names_as_drivers_write_them"])
 def test_names_as_drivers_write_them(name, gib, sms, key):
     assert recognise(name, gib * 2**30, sms) == (key,)
 

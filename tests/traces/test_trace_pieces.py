@@ -316,10 +316,7 @@ def test_ranks_and_hosts_by_the_name_of_the_file():
     assert distinct([read["trace-r1.json"], read["driver1.json"]]) == [read["trace-r1.json"], read["driver1.json"]]
 
 
-@each(
-    ("runtime", "kernels"),
-    DATA["every_backend_s_launches_are_linked"],
-)
+@each(("runtime", "kernels"), DATA["every_backend_s_launches_are_linked"])
 def test_every_backend_s_launches_are_linked(runtime, kernels):
     """A step on the host, a kernel launched in it that runs after it: the step is when the device ran it."""
     events = [

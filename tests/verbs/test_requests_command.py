@@ -324,10 +324,7 @@ def test_slow_gaps_are_steps_with_prompts():
     assert gaps(served(request_rate=20, disaggregated=True)).with_prompts == 0
 
 
-@pytest.mark.parametrize(
-    "plan",
-    DATA["gaps_add_up_to_the_time_between_first_and_last_tokens"],
-)
+@pytest.mark.parametrize("plan", DATA["gaps_add_up_to_the_time_between_first_and_last_tokens"])
 def test_gaps_add_up_to_the_time_between_first_and_last_tokens(plan):
     o = served(**{"request_rate": 3, **plan})
     times, counts = o.gaps

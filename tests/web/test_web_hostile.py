@@ -164,10 +164,7 @@ def test_every_field_of_a_config_may_be_wrong():
                     assert price(parse([("cfg", json.dumps({**config, field: value}))]).question).step_s > 0, (model, field, value)
 
 
-@each(
-    "host",
-    DATA["foreign_names_are_refused"],
-)
+@each("host", DATA["foreign_names_are_refused"])
 def test_foreign_names_are_refused(host):
     status, _, body = ask("/api/view", host=host)
     assert status == 400
@@ -217,10 +214,7 @@ def test_long_and_broken_queries_are_refused():
         json.loads(body)
 
 
-@each(
-    "path",
-    DATA["nothing_else_is_served"],
-)
+@each("path", DATA["nothing_else_is_served"])
 def test_nothing_else_is_served(path):
     status, headers, body = ask(path)
     assert status == 404
