@@ -301,7 +301,7 @@ def test_generated_questions_keep_the_schema():
     config = schemathesis.config.SchemathesisConfig.from_str(rules)
     schema = schemathesis.openapi.from_asgi("/openapi.json", create_app("testserver"), config=config)
     plain = settings(
-        max_examples=3,
+        max_examples=5,
         deadline=None,
         database=None,
         derandomize=True,
