@@ -24,8 +24,8 @@ LONG_AGO = time.time() - 1000
 
 @pytest.fixture
 def package(tmp_path):
-    """A copy of the package with files that nobody has touched of late, and a cache of its own."""
-    shutil.copytree(SOURCE, tmp_path / "commtax", ignore=shutil.ignore_patterns("__pycache__"))
+    """A copy of the package, its bytecode with it, with files that nobody has touched of late, and a cache of its own."""
+    shutil.copytree(SOURCE, tmp_path / "commtax")
     return tmp_path
 
 

@@ -39,7 +39,7 @@ def test_four_experts_a_rank_by_hand():
 
 
 @given(st.sampled_from(MIXTURES), st.sampled_from([2, 4, 8, 16]), st.integers(0, 64))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_copies_weigh_what_experts_weigh(model, ep, groups):
     experts, copies = catalog.model(model).experts.num_experts, groups * ep
     own, more = (of_experts(model, Plan(dp=ep, ep=ep, redundant_experts=n)) for n in (0, copies))
@@ -50,7 +50,7 @@ def test_copies_weigh_what_experts_weigh(model, ep, groups):
 
 
 @given(st.sampled_from(MIXTURES), st.integers(2, 72), st.integers(0, 100))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_all_divide_or_the_nearest_that_do_are_named(model, ep, copies):
     total = catalog.model(model).experts.num_experts + copies
     asked = {"dp": ep, "ep": ep, "engine": "vllm", "redundant_experts": copies}

@@ -86,7 +86,7 @@ def listed(a):
 
 
 @given(st.sampled_from(PLACES), st.floats(0.6, 2.5), st.floats(0.6, 4.0), confidences, confidences)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_plans_keep_their_limits_as_surely_as_is_said(place, tpot, ttft, one, other):
     """Limits around what one request takes: some plans break them, some do not."""
     words = {"input_len": 512, "output_len": 64, "max_concurrency": 64}

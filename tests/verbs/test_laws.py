@@ -13,7 +13,7 @@ SLOW = tuple(name for name, (_, share) in LAWS.items() if share == 1)
 def test_law(name):
     law, _ = LAWS[name]
 
-    @settings(max_examples=3 if name in SLOW else 18, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=2 if name in SLOW else 12, suppress_health_check=list(HealthCheck))
     @given(st.randoms(use_true_random=False))
     def holds(rng):
         found = law(rng)
