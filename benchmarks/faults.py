@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 import fault_traces
 import plain_traces
-from commtax.audit.accounts import Job
-from commtax.audit.blame import blame
-from commtax.readers import kineto
+from commtax.traces.accounts import Job
+from commtax.traces.blame import blame
+from commtax.traces.profilers import kineto
 
 
 def blamed(made):

@@ -16,7 +16,7 @@ import numpy as np
 from fit_experts import CHIPS, put
 from fit_kernels import FOLDER
 
-from commtax.cost.forms.exchange import exchange
+from commtax.cost.forms.modules import exchange
 from commtax_lab.published import kernels as kernel_tables
 from commtax_lab.published.tables import read
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from commtax.cost import train_kernels
 from commtax.cost import training as steps
-from commtax.cost.pricing import Terms
+from commtax.cost.kernel import Terms
 from commtax.cost.tensors import ROWWISE
 from commtax.spec import TrainStep
 from commtax.verbs.asking import settled, terms_of, unsettled

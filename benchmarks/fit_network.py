@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from commtax import catalog
+from commtax.cost.collectives import price
 from commtax.cost.placement import Span
-from commtax.cost.pricing import launched_s, price
+from commtax.cost.pricing import launched_s
 from commtax.files import MiB
 from commtax.spec import Network
 from commtax.statement import Refusal

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.cost.pricing import Terms
+from commtax.cost.kernel import Terms
 from commtax.cost.training import training_bill
 from commtax.spec import TrainStep
 from commtax.verbs.asking import settled, terms_of, unsettled

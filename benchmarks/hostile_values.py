@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import click
 
 from commtax import catalog
-from commtax.readers.launch.flags import ENGINES, Flags, dialect
+from commtax.catalog.programs import programs
+from commtax.launch.flags import Flags, flags_of
 
 MODELS = (
     *("llama-3.1-8b", "llama-3.2-1b", "llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-20b", "gemma-3-27b", "deepseek-v3"),
@@ -176,8 +177,8 @@ def launch(rng: random.Random, bad: float = 0.15) -> str:
     """A launch command of some engine with some of its own flags, or the file that holds one."""
     if rng.random() < 0.1:
         return f"samples/{rng.choice(('vllm', 'sglang', 'trtllm', 'megatron', 'titan'))}.sh"
-    engine = rng.choice(ENGINES)
-    flags = dialect(engine).flags
+    engine = rng.choice(programs()).key
+    flags = flags_of(engine).flags
     parts = [STARTS[engine].format(model=rng.choice(HUB))]
     for flag in rng.sample(sorted(flags), rng.randint(0, 4)):
         parts.append(_flag(rng, flag, flags, bad))

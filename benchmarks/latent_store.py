@@ -13,7 +13,7 @@ from commtax.spec import Chip, KernelConstants
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "kernels"
 FAMILIES = {"ampere": ("a100_sxm",), "ada": ("l40s",), "hopper": ("h100_sxm",), "blackwell": ("b200_sxm", "b300_sxm", "gb200")}
-FORMS = {**latent.FORMS, **modules.FORMS}
+FORMS = {**latent.FORMS, **modules.MEASURED}
 Constants = dict[str, float]
 _SHARES = {"eb": 0.7, "ep": 0.5}
 START: dict[str, Constants] = {

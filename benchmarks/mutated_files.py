@@ -37,12 +37,12 @@ from rich.console import Console
 
 from commtax.audit import audit_read
 from commtax.audit.anonymising import write_anonymous
-from commtax.audit.differing import difference
-from commtax.audit.finding import Audit, Claim
 from commtax.audit.reading import Read, read_all
+from commtax.evidence.finding import Audit, Claim
 from commtax.report import audit_differences, audit_documents, auditing
 from commtax.report.audit_page import audit_page, difference_page
 from commtax.statement import Refusal
+from commtax.traces.differing import difference
 from commtax.verbs.asking import unsettled
 
 LONG_S = 20

@@ -7,7 +7,7 @@ all lines of a step; its figures are sums over them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -36,8 +36,11 @@ PLACES: tuple[Place, ...] = (*get_args(_First), *get_args(_Second))
 """Where inside a layer it runs, first to last; what has no place runs behind all others."""
 Stage = Literal["", "forward", "recompute", "backward", "weight-gradient", "update", "once"]
 """Which pass of a training step runs it; "": any step of serving, every pass of training. ``once``: behind all microbatches."""
-Window = Literal["", "backward", "forward", "both passes", "next forward", "every forward", "products", "attention", "layers"]
-"""The compute that a collective of training may run beside."""
+Window = (
+    Literal["", "backward", "forward", "both passes", "next forward", "every forward", "products", "attention", "layers"]
+    | Literal["other batch"]
+)
+"""The compute that a line may run beside."""
 Via = Literal["", "custom", "hierarchical"]
 """How a collective runs: by the library's own algorithms, by kernels of the engine's own, or inside each host first."""
 NO_NOTE, NO_SOURCE = Note("", ""), Source("")
@@ -75,6 +78,11 @@ class Item:
     def during(self) -> str:
         """The pass that it belongs to."""
         return pass_of(self.stage)
+
+    @property
+    def sees(self) -> Place:
+        """Whose earlier tokens its time grows with: those of sequences that decode, or of prompts; "": nobody's."""
+        return self.place if self.part == "attention" and self.place in ("decode", "prefill") else ""
 
     @property
     def whole_axis(self) -> str:
@@ -134,6 +142,47 @@ class Line:
     def exposed_s(self) -> Number:
         return self.total_s - self.hidden_s
 
+    def beside(self, window_s: Number, hidden: Number, sigma: Number) -> Line:
+        """The line with its window and what hides in it (written out: a copy by name takes four times as long)."""
+        same = (self.link, self.algorithm, self.names, self.why, self.source, self.via, self.flops)
+        return Line(self.kind, self.item, self.fixed_s, self.moving_s, hidden, *same, window_s, self.launch_s, sigma)
+
+
+class Windows:
+    """Seconds of compute that lines may run beside, less what others took of them already.
+
+    A collective beside compute takes SMs and memory bandwidth from it: of what runs beside it the ``efficiency`` hides, and the
+    rest is paid anyway. ``sure``: what collectives vary by is counted with whole steps, and not by the line.
+    """
+
+    def __init__(self, free: Mapping[Window, Number], efficiency: float, sure: bool = False) -> None:
+        self._free, self.efficiency, self.sure = dict(free), efficiency, sure
+
+    def of(self, window: Window) -> Number:
+        return self._free["forward"] + self._free["backward"] if window == "both passes" else self._free[window]
+
+    def hide(self, line: Line, share: Number = 1.0) -> Line:
+        """The line with its window and what of it hides there: of the ``share`` that can run beside anything at all.
+
+        Hidden: efficiency x min(share of the line, window). Lines that share a window take of it in turn.
+        """
+        window, coverable = self.of(line.item.overlaps_with), line.total_s * share
+        names: tuple[Window, ...] = (
+            ("forward", "backward") if line.item.overlaps_with == "both passes" else (line.item.overlaps_with,)
+        )
+        for name in names:
+            self._free[name] = np.maximum(0, self._free[name] - coverable / len(names))
+        return line.beside(window, hidden_s(coverable, window, self.efficiency), 0.0 if self.sure else line.sigma)
+
+
+def hidden_s(comm_s: Number, window_s: Number, efficiency: float) -> Number:
+    """Seconds of a collective that cost nothing: what its window covers, times an efficiency.
+
+    >>> hidden_s(2.0, 5.0, 0.9), hidden_s(2.0, 1.0, 0.9)
+    (np.float64(1.8), np.float64(0.9))
+    """
+    return efficiency * np.minimum(comm_s, window_s)
+
 
 @dataclass(frozen=True)  # without slots: sums are asked for often and kept
 class Bill:
@@ -155,6 +204,11 @@ class Bill:
     @cached_property
     def step_s(self) -> Number:
         return self._sum(lambda line: line.exposed_s)
+
+    @property
+    def fixed_s(self) -> Number:
+        """Of the lines, what does not shrink with size."""
+        return self._sum(lambda line: line.item.count * line.fixed_s)
 
     @cached_property
     def sigma(self) -> Number:

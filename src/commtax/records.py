@@ -6,8 +6,8 @@ would spend before its first figure. Here they are compiled at the first call, a
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 T = TypeVar("T")
 Method = Callable[..., Any]
@@ -129,3 +129,9 @@ def _state(self: object) -> list[object]:
 def _restore(self: object, state: list[object]) -> None:
     for f, value in zip(_fields(type(self)), state, strict=True):
         object.__setattr__(self, f.name, value)
+
+
+def filled(record: type[T], values: Mapping[str, object]) -> T:
+    """A record with those of the values that are its fields; the others keep what the record has for them."""
+    names = [f.name for f in dataclasses.fields(cast(Any, record))]
+    return record(**{name: values[name] for name in names if name in values})

@@ -8,13 +8,15 @@ import pytest
 import commtax
 from audited import by_item, made_steps, question
 from cli_run import run_here
-from commtax.audit import audit
-from commtax.audit.benches import audit_bench, floor_s
-from commtax.audit.expected import request_seconds
-from commtax.audit.finding import Claim
-from commtax.audit.logs import audit_log
-from commtax.audit.traces import audit_traces
-from commtax.readers import bench, formats, kineto, vllm_log
+from commtax.audit import audit, formats
+from commtax.evidence.finding import Claim
+from commtax.logs.engine_logs import vllm_log
+from commtax.logs.startup_audit import audit_log
+from commtax.results import bench
+from commtax.results.bench_audit import audit_bench, floor_s
+from commtax.results.expected import request_seconds
+from commtax.traces.profilers import kineto
+from commtax.traces.trace_audit import audit_traces
 from commtax.verbs import billing
 from commtax.verbs.asking import unsettled
 from each import each

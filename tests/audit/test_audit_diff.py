@@ -10,11 +10,11 @@ from rich.console import Console
 
 from audited import LATE, line, section
 from cli_run import run_here
-from commtax.audit.differing import Change, difference
-from commtax.audit.finding import Audit, CollectiveRow, Finding, KernelRow, Section
+from commtax.evidence.finding import Audit, CollectiveRow, Finding, KernelRow, Section
 from commtax.report.audit_differences import difference_document, sentence, show_difference, summary
 from commtax.report.audit_page import difference_page
 from commtax.statement import Note
+from commtax.traces.differing import Change, difference
 from paths import FIXTURES
 
 GEMM, RING = "void cutlass::gemm", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
@@ -58,7 +58,7 @@ def test_a_run_differs_in_nothing_from_itself():
     assert not found.facts
     assert not found.kernels
     assert "as long as A's within 5%" in sentence(found)
-    assert sentence(found).endswith("of 3 facts that both tell none changed")
+    assert sentence(found).endswith("none of 3 facts known of both runs changed")
 
 
 @given(st.floats(1e-4, 5e-3), st.floats(1e-4, 5e-3), st.floats(0, 5e-3), st.floats(0, 5e-3))
@@ -74,8 +74,8 @@ def test_parts_sum_to_the_change_of_the_step(a, b, rest_a, rest_b):
     ("changes", "says"),
     [
         ({"algorithm": "ring"}, "(algorithm one-shot -> ring)"),
-        ({"count": 1168}, "(73 -> 146 a step)"),
-        ({"nbytes": 1e6}, "a step)"),
+        ({"count": 1168}, "(73 -> 146 per step)"),
+        ({"nbytes": 1e6}, "per step)"),
         ({"wait_s": 0.0138}, "(+1.1 ms waiting)"),
         ({"wire_s": 0.0208}, "(+1.1 ms wire)"),
     ],

@@ -8,15 +8,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from commtax.audit import audit
-from commtax.audit.benches import audit_bench
-from commtax.audit.expected import Load, expected, load_of
-from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Claim
-from commtax.audit.lacking import missing
-from commtax.audit.logs import audit_log
-from commtax.audit.topologies import audit_topology
-from commtax.readers import collective_tests, matrices, sglang_log, smi_query, trtllm_log, vllm_log
-from commtax.readers.benches.record import Bench
+from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Claim
+from commtax.evidence.lacking import missing
+from commtax.logs.engine_logs import sglang_log, trtllm_log, vllm_log
+from commtax.logs.startup_audit import audit_log
+from commtax.machines import matrices, smi_query
+from commtax.machines.topology_audit import audit_topology
 from commtax.report.audit_words import headline
+from commtax.results import collective_tests
+from commtax.results.bench_audit import audit_bench
+from commtax.results.bench_record import Bench
+from commtax.results.expected import Load, expected, load_of
 from commtax.verbs.asking import unsettled
 from commtax.verbs.fitting import holds
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtax.audit import audit
-from commtax.readers import bench, collective_tests, formats, training_log
-from commtax.readers.startup import Moment, StartupLog
+from commtax.audit import audit, formats
+from commtax.logs import training_log
+from commtax.logs.startup import Moment, StartupLog
 from commtax.report.audit_words import headline
+from commtax.results import bench, collective_tests
 from tables import tables
 
 DATA = tables(__file__)
@@ -151,7 +152,7 @@ def test_a_queue_before_a_cache_with_room_is_told_with_what_binds(told):
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20), st.floats(0, 1)), min_size=3, max_size=20))
 def test_requests_that_do_not_outnumber_those_that_run_are_no_queue(rows):
-    from commtax.audit.held_up import behind_cache, held_up
+    from commtax.logs.held_up import behind_cache, held_up
 
     calm = [Moment(running + 21, waiting, 1.0, min(share, 0.9)) for running, waiting, share in rows]
     assert not list(held_up(StartupLog(moments=tuple(calm))))

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.audit import audit
-from commtax.audit.finding import Finding, Section
-from commtax.readers import formats, nccl_tests, prefixes, training_log, unknown
-from commtax.readers.short_lines import each_line, lines_with
+from commtax.audit import audit, formats, unknown
+from commtax.evidence import prefixes
+from commtax.evidence.finding import Finding, Section
+from commtax.evidence.short_lines import each_line, lines_with
+from commtax.logs import training_log
 from commtax.report.auditing import tables
+from commtax.results import nccl_tests
 from commtax.statement import Refusal
 from made_nsys import Export
 
@@ -98,7 +100,7 @@ def test_views_without_end_and_triggers(tmp_path):
 def test_more_rows_than_are_read(monkeypatch):
     """Rows cost the same however many there are, and there is an end to them."""
     assert len(nccl_tests.parse(ROW * 2_000).rows) == 2_000
-    monkeypatch.setattr(nccl_tests, "MOST_ROWS", 1_000)
+    monkeypatch.setattr(nccl_tests.COUNT, "most_rows", 1_000)
     with pytest.raises(Refusal, match=r"more than 1,000 rows"):
         nccl_tests.parse(ROW * 2_000)
 
@@ -154,7 +156,7 @@ def test_lines_by_any_way(text):
     """At once and line by line are the same."""
     assert prefixes.plain(text) == "\n".join(prefixes._parted(line)[1] for line in text.split("\n"))
     assert list(each_line(text)) == text.splitlines()
-    mark = training_log._STEPPED
+    mark = training_log.SAYS.stepped
     assert list(lines_with(mark, text, 99_999)) == [line for line in text.split("\n") if mark.search(line)]
 
 

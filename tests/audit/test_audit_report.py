@@ -13,16 +13,16 @@ from rich.console import Console
 import browser
 from audited import LATE, line, section
 from cli_run import run_here
-from commtax.audit.finding import AGREE, Audit, Cause, Claim, Finding, Section, StepRow
-from commtax.audit.predicted import predicted_step, priced_step
-from commtax.audit.typical import length_s, of_all, typical
-from commtax.readers.repetition import WHOLE
-from commtax.readers.trace import KINDS
+from commtax.evidence.finding import AGREE, Audit, Cause, Claim, Finding, Section, StepRow
 from commtax.report.audit_documents import audit_document
 from commtax.report.audit_page import MOST_SHOWN, audit_page, chart, thinned
 from commtax.report.auditing import bar, show_audit
 from commtax.statement import Note
 from commtax.timeline import Timeline
+from commtax.traces.predicted import predicted_step, priced_step
+from commtax.traces.repetition import WHOLE
+from commtax.traces.trace import KINDS
+from commtax.traces.typical import length_s, of_all, typical
 from commtax.verbs.asking import unsettled
 from commtax.web.assets import offline
 from each import each
@@ -70,7 +70,7 @@ def test_a_sound_run_is_called_one():
     (first, *_) = screen(Audit(None, (section(),)))
     assert first.endswith("nobody is to blame, and nothing is off")
     assert screen(Audit(None, (section(causes=CAUSES[:1]),)))[0].endswith("nobody is to blame; 1 cause of lost time is named")
-    assert screen(Audit(None, (Section("log", ("a.log",), ()),)))[0] == "1 log: nothing could be told"
+    assert screen(Audit(None, (Section("log", ("a.log",), ()),)))[0] == "1 log: nothing could be determined"
     off = Finding("failed requests", 0, 3, reason="what failed is not in the statistics").judged()
     assert screen(Audit(None, (Section("bench", ("a.json",), (off,)),)))[0].startswith(
         "1 benchmark result: something is off (0 agree, 1 dis"
@@ -84,7 +84,7 @@ def test_what_binds_is_told_beside_a_claim_and_of_a_host():
     host = section(notes=(Note("no device", "no device events: times are the host's"),))
     assert screen(Audit(None, (host,)))[0].endswith("the host's operations bind (71%): nobody is to blame")
     whole = replace(host, steps=(StepRow(0, 0, WHOLE, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),))
-    assert screen(Audit(None, (whole,)))[0] == "1 rank, 0 s as a whole, nothing was timed: nothing could be told"
+    assert screen(Audit(None, (whole,)))[0] == "1 rank, 0 s as a whole, nothing was timed: nothing could be determined"
 
 
 def test_a_culprit_since_the_first_step_has_no_moment():
@@ -103,7 +103,7 @@ def test_a_result_is_told_and_its_books_are_checked():
     told = [Finding(Note(f"tpot_{s}", f"TPOT ({s})"), None, t, "s") for s, t in (("mean", 0.08), ("p99", 0.089))]
     books = Finding("E2E = TTFT + (n - 1) TPOT", 71.5, 71.5, "s", 0.05).judged()
     lines = screen(Audit(None, (Section("bench", ("a.json",), (*told, books)),)))
-    assert lines[0] == "1 benchmark result, TPOT 80 ms: nothing in it is off; whether it should be faster, --model tells"
+    assert lines[0] == "1 benchmark result, TPOT 80 ms: nothing in it is off; --model says whether it should be faster"
     assert [x.split() for x in lines[2:4]] == [["item", "measured"], ["TPOT", "(mean)", "80", "ms"]]
     assert lines[5].split() == ["item", "expected", "measured", "difference", "tolerance", "verdict"]
 

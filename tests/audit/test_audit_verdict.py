@@ -11,15 +11,16 @@ from hypothesis import strategies as some
 from cli_run import run_here
 from commtax import catalog
 from commtax.audit import audit
-from commtax.audit.benches import audit_bench
-from commtax.audit.expected import Load, expected
-from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Audit, Claim, Finding, Section
-from commtax.audit.identity import other_chip, other_model
-from commtax.audit.lacking import missing
-from commtax.audit.logs import audit_log
-from commtax.readers import bench, vllm_log
-from commtax.readers.benches.record import Bench
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Claim, Finding, Section
+from commtax.evidence.identity import other_chip, other_model
+from commtax.evidence.lacking import missing
+from commtax.logs.engine_logs import vllm_log
+from commtax.logs.startup_audit import audit_log
 from commtax.report.audit_words import headline
+from commtax.results import bench
+from commtax.results.bench_audit import audit_bench
+from commtax.results.bench_record import Bench
+from commtax.results.expected import Load, expected
 from commtax.verbs.asking import unsettled
 from each import each
 from paths import FIXTURES

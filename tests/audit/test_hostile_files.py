@@ -9,7 +9,13 @@ import pytest
 
 from cli_run import run_here
 from commtax.catalog import config
-from commtax.readers import bench, kineto, launch, nccl_tests, prefixes, topology, trace, vllm_log
+from commtax.evidence import prefixes
+from commtax.launch.reading import parse as parse_launch
+from commtax.logs.engine_logs import vllm_log
+from commtax.machines import topology
+from commtax.results import bench, nccl_tests
+from commtax.traces import trace
+from commtax.traces.profilers import kineto
 from each import each
 from tables import tables
 
@@ -28,8 +34,8 @@ READERS = {
     "log or not": vllm_log.looks_like,
     "bench": bench.parse,
     "topology": topology.parse,
-    "launch": launch.parse,
-    "launched": lambda text: launch.parse(f"srun x {text[: SIZE // 2]}\nvllm serve m {text[: SIZE // 2]}"),
+    "launch": parse_launch,
+    "launched": lambda text: parse_launch(f"srun x {text[: SIZE // 2]}\nvllm serve m {text[: SIZE // 2]}"),
     "configured": lambda text: vllm_log.parse(f"INFO with config: {text}"),
     "matrix": lambda text: topology.parse(f"  GPU0 GPU1 {text}\nGPU0 X {text}\nGPU1 NV1 X {text}"),
     "trace": lambda text: kineto.from_pieces([json.dumps([_kernel(text)]).encode()]),
@@ -61,7 +67,7 @@ def test_no_text_takes_long(reader):
 def test_variables_that_hold_each_other_are_bounded():
     script = 'A="' + "x" * 9000 + '"\nB="' + "$A " * 3000 + '"\nC="' + "$B " * 3000 + '"\nvllm serve m ' + "$C " * 3000
     with pytest.raises(ValueError, match="variables make more than"):
-        launch.parse(script)
+        parse_launch(script)
 
 
 def test_a_period_is_found_in_one_pass():

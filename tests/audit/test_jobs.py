@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax.audit import audit
-from commtax.readers.jobs import Signs, by_job
+from commtax.audit.jobs import Signs, by_job
 from commtax.report.audit_words import causes, headline
 from made_traces import decode_graphs, document, event, kernel, launch, write
 
@@ -71,7 +71,7 @@ def test_a_folder_of_two_jobs_is_told_as_two(tmp_path):
         write(tmp_path / f"rank-{rank}.json", decode_graphs(3, 1, steps=4, rank=rank))
     found = audit([tmp_path])
     assert [s.files for s in found.sections] == [("alone.json",), ("rank-0.json", "rank-1.json")]
-    assert headline(found).startswith("traces of 2 jobs, each told by itself: ")
+    assert headline(found).startswith("traces of 2 jobs, each reported separately: ")
     first = next(c for c in causes(found) if c.code == "launch-bound")
     assert first.said.startswith("alone.json: the device idles ")
     assert "30 pauses of 6 µs" in first.said

@@ -19,7 +19,7 @@ from commtax.calibrate import calibrate, engines, robust
 from commtax.catalog import profile as overlay
 from commtax.cli import main
 from commtax.cost.collectives import ALGORITHMS, choose
-from commtax.readers import nccl_tests
+from commtax.results import nccl_tests
 from commtax.spec import Algorithm
 from commtax.spec import Path as Route
 from made_nccl import SIZES, TRUE, noisy, output, seconds, written

@@ -6,18 +6,20 @@ import json
 import math
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli_run import run_here
-from commtax.catalog.census import KINDS, PACKAGE, breakers, census, stood, totals, untold
 from commtax.catalog.effects import mechanisms
-from commtax.files import table
+from commtax.kept import table
+from commtax_lab import lab_table
+from commtax_lab.census import KINDS, PACKAGE, Fitted, Owner, breakers, census, stood, totals, untold
 from each import each
 
 TOLERATED = Path(__file__).with_name("law_breakers.txt")
-RULES = table("catalog/census.toml")
+RULES = lab_table("census.toml")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def test_effects_on_kernels_keep_the_law(numbers):
 
 
 def test_every_number_is_told():
-    assert untold() == [], "say in catalog/census.toml whether these were fitted (code, effects.toml) or are facts"
+    assert untold() == [], "say in census.toml whether these were fitted (code, effects.toml) or are facts"
 
 
 @each("path", sorted((PACKAGE / "catalog/kernels").glob("*.toml")), ids=lambda path: path.stem)
@@ -104,23 +106,16 @@ def test_what_is_counted_has_a_value_and_a_kind(numbers):
     assert {*KINDS, "chosen", "breakers", "commit"} == set(stood())
 
 
-def test_an_effect_of_a_model_and_one_beyond_the_law_are_found(tmp_path):
-    """Also of two effects on one kernel that keep the law each by itself."""
-    effects = [
-        'engine = "vllm"\nchips = "hopper"\nkernel = "experts"\nmechanism = "m"\nlog = [-0.3, 0.1]',
-        'engine = "vllm"\nchips = "hopper"\nkernel = "experts"\ndtype = "fp8"\nmechanism = "m"\nlog = [-0.2, 0.1]',
-        'engine = "vllm"\nchips = "hopper"\nkernel = "products"\nmechanism = "m"\nlog = [0.1, 0.1]',
-        'family = "DeepseekV3ForCausalLM"\nexperts = [-0.87, 0.3]\nrequest = [2.1, 0.5]',
-    ]
-    (tmp_path / "catalog").mkdir()
-    (tmp_path / "catalog/paces.toml").write_text("".join(f"[[effect]]\n{one}\n" for one in effects))
-    found = census(tmp_path)
-    assert totals(found)["effect"] == 4
-    assert totals(found)["host"] == 1
-    broken = {where.removeprefix("catalog/paces.toml "): rules for where, rules in breakers(found).items()}
-    assert list(broken) == ["family DeepseekV3ForCausalLM.experts", "engine vllm, chips hopper, kernel experts, dtype fp8.log"]
-    of_a_family = {"belongs to models", "belongs to no engine", "no mechanism", "outside 0.7 to 1.4"}
-    assert of_a_family <= set(broken["family DeepseekV3ForCausalLM.experts"])
+def test_an_effect_of_a_model_and_one_beyond_the_law_are_found():
+    on = {"engine": "vllm", "chips": "hopper", "kernel": "experts", "mechanism": "m"}
+    lawful = Fitted("f", "lawful", "log", 0.8, "effect", "runs", Owner(**on), True)
+    beyond = replace(lawful, group="beyond", value=0.6)
+    of_a_family = replace(lawful, group="family", value=0.4, owner=Owner(model="DeepseekV3ForCausalLM"))
+    broken = breakers([lawful, beyond, of_a_family])
+    assert broken["f beyond.log"] == ("outside 0.7 to 1.4",)
+    rules = {"belongs to models", "belongs to no engine", "no mechanism", "outside 0.7 to 1.4"}
+    assert broken.keys() == {"f beyond.log", "f family.log"}
+    assert rules <= set(broken["f family.log"])
 
 
 def test_the_command_counts_and_names_breakers(numbers):

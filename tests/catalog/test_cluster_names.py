@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
+from commtax.catalog.hardware import check_measured
 from commtax.catalog.loader import FACTS as TABLES
 from commtax.catalog.loader import aliases, stems
-from commtax.catalog.unmeasured import check_measured
 from commtax.files import table
 from each import each
 from paths import FIXTURES

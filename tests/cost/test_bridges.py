@@ -14,8 +14,8 @@ from commtax.calibrate import calibrate
 from commtax.catalog import profile as overlay
 from commtax.catalog.fabric import OPS
 from commtax.cost.placement import span
+from commtax.machines.topology import Topology, place
 from commtax.planner import plan
-from commtax.readers.topology import Topology, place
 from commtax.report.view.state import written as controls
 from commtax.spec import Path, Plan, Profile
 from commtax.verbs.apart import Apart, wire_of

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.catalog.fabric import OPS, library
-from commtax.cost.collectives import Choice
-from commtax.cost.crossing import PAIRS, Crossing, across
+from commtax.cost.collectives import PAIRS, Choice, Crossing, across
 from commtax.spec import Network
 from each import each
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax import catalog
+from commtax.cost.attention import head_product
 from commtax.cost.compute import layer_kernels
 from commtax.cost.forms import latent as forms
 from commtax.cost.kernels import least_s, seconds
-from commtax.cost.latent import head_product
 from commtax.cost.train_kernels import forward_flops
 from commtax.spec import Plan, Workload
 from commtax_lab.published.kernel_kinds.modules import timed_model

@@ -11,15 +11,22 @@ from hypothesis import strategies as st
 from commtax import catalog
 from commtax.catalog import physics
 from commtax.cost.caches import state_bytes_per_layer
-from commtax.cost.compute import step_kernels
+from commtax.cost.compute import encoder_attention, step_kernels
 from commtax.cost.forms import CHIP_FORMS
 from commtax.cost.forms.form import from_memory, norm
 from commtax.cost.forms.linear import convolution, scan, stream
 from commtax.cost.inventory import inventory
 from commtax.cost.kernels import kernel_sigma, kernel_source, least_s, seconds
-from commtax.cost.recurrence import convolved, convolved_further, delta_scanned, space_scanned, updated
-from commtax.cost.streams import quantised, streams_read, streams_written
-from commtax.cost.tower import encoder_attention
+from commtax.cost.linear_attention import (
+    convolved,
+    convolved_further,
+    delta_scanned,
+    quantised,
+    space_scanned,
+    streams_read,
+    streams_written,
+    updated,
+)
 from commtax.spec import Block, DeltaNet, Hyper, Mamba2, Plan, Workload
 from commtax_lab.published.kernel_kinds import linear as kinds
 from commtax_lab.published.kernels import read as read_kernels

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax import catalog
-from commtax.cost.compute import prefill_attention
-from commtax.cost.forms.attention import _tile_pairs
+from commtax.cost.attention import prefill_attention
+from commtax.cost.forms.products import _tile_pairs
 from commtax.cost.kernel import Kernel, Seen, Step
 from commtax.cost.kernels import least_s, seconds
 from commtax.spec import Attention, Block, Plan, Workload

@@ -11,8 +11,8 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.cost.memory import weights
-from commtax.emit import launch_command
-from commtax.readers.launch import parse
+from commtax.launch.reading import parse
+from commtax.launch.writing import launch_command
 from commtax.report.view.state import arguments
 from commtax.report.view.state import parse as state_of
 from commtax.spec import Plan

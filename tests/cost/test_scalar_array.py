@@ -15,17 +15,15 @@ from commtax import catalog
 from commtax.arrays import pick
 from commtax.catalog.fabric import fabric
 from commtax.catalog.kernel_constants import kernel_constants
-from commtax.cost.applied import Applied
-from commtax.cost.collectives import Choice
+from commtax.cost.collectives import Choice, Crossing
 from commtax.cost.compute import step_kernels
-from commtax.cost.crossing import Crossing
 from commtax.cost.forms.form import Table
 from commtax.cost.inventory import Tensor, inventory
-from commtax.cost.kernel import Kernel, Step
+from commtax.cost.kernel import Kernel, Step, Terms
+from commtax.cost.kernels import Applied
 from commtax.cost.network import Decoding, Flow, Prompting, Wire, flow, nodes_to
 from commtax.cost.network import Network as Stations
 from commtax.cost.placement import Span
-from commtax.cost.pricing import Terms
 from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.tensors import Held
 from commtax.ledger import Item, Line
@@ -122,8 +120,7 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("tp_item", "part"): "layers",
     ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",
     ("wide_twin", "kernel"): replace(KERNEL, form="gemm", dtype="fp8", weight_bytes=1.0),
-    ("quantising", "s"): Step(MODEL, PLAN, WORK, WORK.rows, catalog.engine("trtllm@1.0")),
-    ("quantising", "product"): replace(KERNEL, static_scales=True),
+    ("quantised_before", "product"): replace(KERNEL, static_scales=True),
     ("held", "stage"): 0,
     ("held", "pp"): 1,
     ("weights", "stage"): 0,
@@ -145,16 +142,10 @@ SCALAR = {
     *("flow", "nodes_to"),  # looked for as well as is asked: tests/verbs/test_disaggregated.py
     *("tower_kernels", "tower_items"),  # of a model that has one: tests/cost/test_pictures.py
     *(
-        "projections",
-        "selector",
-        "decode",
-        "prefill",
-        "attention",
-        "trained",
-        "head_products",
-        "scans",
+        f"latent_{name}" for name in ("projections", "selector", "decode", "prefill", "attention", "trained")
     ),  # tests/cost/test_latent.py
-    *("read", "choose", "seen_in_decode", "prompt_sizes", "pairs", "entry_bytes"),  # of its kinds of attention
+    *("projections", "head_products", "scans", "read", "choose", "seen_in_decode", "prompt_sizes", "compressed_pairs"),
+    "exposed",  # tests/verbs/test_two_batches.py
     *("terms", "fused_by", "equation", "stated", "reduced", "charged_as"),  # of one kernel or collective that is explained
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }

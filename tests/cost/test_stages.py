@@ -10,10 +10,10 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s, kept_layers, most_chunks, virtual_layers
-from commtax.emit import launch_command
+from commtax.launch.megatron_command import layout_of, layout_text, stages
+from commtax.launch.reading import parse
+from commtax.launch.writing import launch_command
 from commtax.question import Question
-from commtax.readers.launch import parse
-from commtax.readers.launch.meaning import layout_of, layout_text, stages
 from commtax.sim.pipeline import Durations, run
 from commtax.spec import Plan
 from commtax.verbs.fitting import fits

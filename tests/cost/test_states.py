@@ -11,10 +11,15 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.cost.caches import kv_bytes_per_token, kv_bytes_per_token_layer, state_bytes_per_layer, state_bytes_per_sequence
-from commtax.cost.pools import kv_pool
+from commtax.cost.caches import (
+    kv_bytes_per_token,
+    kv_bytes_per_token_layer,
+    kv_pool,
+    state_bytes_per_layer,
+    state_bytes_per_sequence,
+)
 from commtax.cost.traffic import inference
-from commtax.readers.launch import parse
+from commtax.launch.reading import parse
 from commtax.sim.serving.book import Rules, book_of
 from commtax.sim.serving.pool import Pool
 from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Hyper, Indexer, Mamba2, Mlp, Model, Plan, Workload

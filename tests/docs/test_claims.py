@@ -2,8 +2,8 @@
 
 import pytest
 
-from commtax.claims import claims, hierarchical_tax
 from commtax.spelling import ALIASES
+from commtax_lab.claims import claims, hierarchical_tax
 from each import each
 
 BY_KEY = {c.key: c for c in claims()}

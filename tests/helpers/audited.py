@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from commtax.audit.finding import Claim, CollectiveRow, Culprit, KernelRow, Section, StepRow
-from commtax.readers.trace import KINDS
+from commtax.evidence.finding import Claim, CollectiveRow, Culprit, KernelRow, Section, StepRow
 from commtax.timeline import Timeline
+from commtax.traces.trace import KINDS
 from commtax.verbs.asking import unsettled
 
 DECODE = "execute_context_0(0)_generation_8(8)"

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from commtax import catalog
-from commtax.planner.contest import burden
+from commtax.planner.fleet_search import burden
+from commtax.planner.fleet_trials import Trial, capacity, grown, ran, rate_of, stretch_of, worst
 from commtax.planner.fleets import limits_of, priced
 from commtax.planner.layouts import Layout
-from commtax.planner.trials import Trial, capacity, grown, ran, rate_of, stretch_of, worst
 from commtax.verbs.asking import settled, unsettled
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.loads import split

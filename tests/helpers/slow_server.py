@@ -3,15 +3,15 @@
 import contextlib
 import sys
 
-from commtax.web import pool, serving
-from commtax.web.serving import listen, serve
+from commtax.web import pool, server
+from commtax.web.server import listen, serve
 
 if __name__ == "__main__":
-    serving.HEAD_S = 1.5
+    server.HEAD_S = 1.5
     pool.LIMIT_S = 2.0
     pool.WAIT_S = 1.0
     bound = listen("127.0.0.1", 0)
     sys.stdout.write(f"http://127.0.0.1:{bound.getsockname()[1]}/\n")
     sys.stdout.flush()
     with contextlib.suppress(KeyboardInterrupt):
-        serve("127.0.0.1", bound, pool.Pool("slow_nursery"))
+        serve("127.0.0.1", bound, pool.WorkerPool("slow_nursery"))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from commtax.cost.surface import Surface
 from commtax.sim.serving.book import Book, Rules, book_of
-from commtax.sim.serving.fleet import Clients, alone
 from commtax.sim.serving.pool import Pool
 from commtax.sim.serving.replica import Replica
+from commtax.sim.serving.running import Clients, alone
 from commtax.spec.stream import Stream
 
 LONGEST = 128  # tokens of a toy request

@@ -12,9 +12,9 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import config
 from commtax.cost.schedules import SCHEDULES
-from commtax.emit import benchmark_command, launch_command
+from commtax.launch.reading import parse
+from commtax.launch.writing import benchmark_command, launch_command
 from commtax.question import Question
-from commtax.readers.launch import parse
 from commtax.spec import Plan
 from commtax.verbs.asking import ask
 from each import each

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtax.audit import audit
-from commtax.audit.finding import Claim
-from commtax.audit.logs import audit_log
-from commtax.audit.nccl import audit_nccl
-from commtax.audit.started import named, typical
-from commtax.readers import formats, nccl_log, sglang_log, trtllm_log, vllm_log
-from commtax.readers.nccl_log import Route
+from commtax.audit import audit, formats
+from commtax.evidence.finding import Claim
+from commtax.logs import nccl_log
+from commtax.logs.engine_logs import sglang_log, trtllm_log, vllm_log
+from commtax.logs.nccl_audit import audit_nccl
+from commtax.logs.nccl_log import Route
+from commtax.logs.started import named, typical
+from commtax.logs.startup_audit import audit_log
 from commtax.verbs.asking import unsettled
 from paths import FIXTURES
 from tables import tables

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.audit.finding import Claim
-from commtax.audit.logs import LEFT_TOLERANCE, audit_log
-from commtax.readers import trtllm_log, vllm_log
+from commtax.evidence.finding import Claim
+from commtax.evidence.thresholds import levels
+from commtax.logs.engine_logs import trtllm_log, vllm_log
+from commtax.logs.startup_audit import audit_log
 from commtax.verbs.asking import unsettled
 from each import each
 from paths import FIXTURES
@@ -77,7 +78,7 @@ def test_the_verdict_is_of_the_missing_bytes_whatever_is_left(model, missing):
     left = commtax.fit(model, "h100-sxm", tp=1, max_model_len=1024).kv_bytes + missing * GIB
     line = f"Available KV cache memory: {left / GIB:.4f} GiB"
     whole = asked.question.cluster.chip.visible_bytes
-    near = abs(missing) * GIB <= LEFT_TOLERANCE * whole
+    near = abs(missing) * GIB <= levels("logs.startup_audit").left_tolerance * whole
     assert findings(asked, version, line)["KV memory left, of all memory"].verdict == ("agree" if near else "disagree")
     without = findings(asked, line)["KV memory left, of all memory"]
     assert (without.verdict == "agree") == near

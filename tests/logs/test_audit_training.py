@@ -13,18 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_run import run_here
-from commtax.audit import audit
-from commtax.audit.collective_tests import audit_collectives
-from commtax.audit.finding import Claim
-from commtax.audit.nvidia_smi import audit_links, audit_monitor
-from commtax.audit.pace import pace
-from commtax.audit.taxes import taxes
-from commtax.audit.training import audit_training
+from commtax.audit import audit, formats
 from commtax.cost.inventory import num_params
-from commtax.readers import collective_tests, formats, prefixes, smi, training_log
-from commtax.readers.training_log import TrainedStep
-from commtax.readers.training_plan import told_by
+from commtax.evidence import prefixes
+from commtax.evidence.finding import Claim
+from commtax.logs import training_log
+from commtax.logs.pace import pace
+from commtax.logs.taxes import taxes
+from commtax.logs.training_audit import audit_training
+from commtax.logs.training_log import TrainedStep
+from commtax.logs.training_plan import told_by
+from commtax.machines import smi
+from commtax.machines.smi_audit import audit_links, audit_monitor
 from commtax.report.audit_words import headline
+from commtax.results import collective_tests
+from commtax.results.collective_audit import audit_collectives
 from commtax.statement import Refusal
 from commtax.verbs.asking import unsettled
 from commtax.verbs.billing import price

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax.audit import audit
-from commtax.readers import crashes, vllm_log
+from commtax.logs import crashes
+from commtax.logs.engine_logs import vllm_log
 from tables import tables
 
 DATA = tables(__file__)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.audit import audit
-from commtax.audit.flight import audit_flight
-from commtax.readers import flight, formats, pickled
+from commtax.audit import audit, formats
+from commtax.logs import flight, pickled
+from commtax.logs.flight_audit import audit_flight
 from commtax.statement import Refusal
 from paths import FIXTURES
 

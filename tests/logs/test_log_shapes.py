@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtax.audit import audit, audit_read
-from commtax.audit.logs import audit_log
-from commtax.audit.nccl import causes as nccl_causes
+from commtax.audit import audit, audit_read, formats
 from commtax.audit.reading import Read
-from commtax.readers import crashes, flight_text, formats, llamacpp_log, nccl_log, sglang_log, vllm_log
-from commtax.readers.startup import Moment
+from commtax.logs import crashes, flight_text, llamacpp_log, nccl_log
+from commtax.logs.engine_logs import sglang_log, vllm_log
+from commtax.logs.nccl_audit import causes as nccl_causes
+from commtax.logs.startup import Moment
+from commtax.logs.startup_audit import audit_log
 from commtax.report.audit_words import headline
 from each import each
 from tables import tables

@@ -2,8 +2,9 @@
 
 import pytest
 
-from commtax.audit.logs import audit_log
-from commtax.readers import tgi_log, vllm_log
+from commtax.logs.engine_logs import tgi_log, vllm_log
+from commtax.logs.startup import Rank, StartupLog
+from commtax.logs.startup_audit import audit_log
 from each import each
 from paths import FIXTURES
 from tables import tables
@@ -54,7 +55,7 @@ def test_ranks_as_they_introduce_themselves():
     ]
     log = vllm_log.parse("\n".join(lines))
     assert log.world_size == 4
-    assert log.ranks[3] == vllm_log.Rank(3, dp=0, pp=1, tp=1, ep=3)
+    assert log.ranks[3] == Rank(3, dp=0, pp=1, tp=1, ep=3)
 
 
 def test_configuration_as_each_version_writes_it():
@@ -99,7 +100,7 @@ def test_vllm_on_cpu_for_real(tp, tokens):
 
 def test_other_texts_are_not_logs():
     assert not vllm_log.looks_like("hello\nworld")
-    assert vllm_log.parse("hello") == vllm_log.StartupLog()
+    assert vllm_log.parse("hello") == StartupLog()
 
 
 VLLM_WAITS = "DEBUG 05-16 13:12:16 [core_client.py:425] Waiting for 2 core engine proc(s) to start: {0}"

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtax.audit import audit
-from commtax.audit.finding import Claim
-from commtax.audit.states import audit_states
-from commtax.audit.topologies import audit_topology
-from commtax.readers import formats, matrices, smi_query
+from commtax.audit import audit, formats
+from commtax.evidence.finding import Claim
+from commtax.machines import matrices, smi_query
+from commtax.machines.state_audit import audit_states
+from commtax.machines.topology_audit import audit_topology
 from commtax.statement import Refusal
 from commtax.verbs.asking import unsettled
 from each import each

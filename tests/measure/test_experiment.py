@@ -20,7 +20,7 @@ from commtax.measure.comm import Group
 from commtax.measure.engine import Engine
 from commtax.measure.generate import generate, prompts
 from commtax.measure.weights import Checkpoint, load
-from commtax.readers import kineto
+from commtax.traces.profilers import kineto
 from commtax_lab.report.experiment import markdown
 from commtax_lab.study import builtin, experiment, recipe
 from commtax_lab.study.driving import Asked

@@ -32,7 +32,7 @@ from commtax.measure.reconcile import document, passed
 from commtax.measure.tp import run_all
 from commtax.measure.weights import Checkpoint, Random, load
 from commtax.question import workload
-from commtax.readers.nccl_tests import parse
+from commtax.results.nccl_tests import parse
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.verbs.billing import bill

@@ -16,10 +16,21 @@ import brute_fleets
 import commtax
 from cli_run import run_here
 from commtax.planner.columns import Rejected
-from commtax.planner.contest import burden
+from commtax.planner.fleet_search import burden
+from commtax.planner.fleet_trials import (
+    SURE,
+    _each_alone,
+    _first_pair,
+    _trial,
+    all_requests,
+    capacity,
+    ran,
+    rate_of,
+    too_slow,
+    worst,
+)
 from commtax.planner.fleets import best_fleets, plan_fleet
 from commtax.planner.layouts import candidates
-from commtax.planner.trials import SURE, _each_alone, _first_pair, _trial, all_requests, capacity, ran, rate_of, too_slow, worst
 from commtax.report.planning import shortened
 from paths import HELPERS
 from planned import share_out
@@ -119,7 +130,7 @@ def test_the_first_fleet_of_two_kinds_that_holds_is_the_first(data):
 
 def test_what_the_closed_form_thinks_too_small_is_tried_before_it_is_refused(monkeypatch):
     wanted = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=20, **QUICK)
-    monkeypatch.setattr("commtax.planner.trials.SLACK", 0.01)
+    monkeypatch.setattr("commtax.planner.fleet_trials.SLACK", 0.01)
     found = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=20, **QUICK)
     assert rows(found) == rows(wanted)
     assert found.plans[0].growth > 0
@@ -238,7 +249,7 @@ def test_no_plan_holds_is_an_answer_with_the_obstacle():
     assert any("requests/s" in text for text in answer["would_take"])
     done = run_here(*ASKED, *FAST, "--p99-ttft", "1us")
     assert done.returncode == 1
-    assert "No plan holds: the limits are below what a request takes alone" in done.stdout
+    assert "No plan holds: the limits are below what a request takes with no load" in done.stdout
 
 
 def test_a_terminal_is_told_what_to_run():

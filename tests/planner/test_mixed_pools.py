@@ -13,7 +13,7 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.cost.caches import kv_bytes_per_token
-from commtax.emit import apart_command
+from commtax.launch.writing import apart_command
 from commtax.planner import plan, standing
 from commtax.spec import Plan
 from commtax.verbs.apart import MOVING
@@ -188,7 +188,7 @@ def test_a_pasted_plan_stands_on_both():
     assert good.rank >= 1
     assert good.plan == "16 GPUs = 4 x TP 2 on 8xh100-sxm for prompts + 2 x TP 4 on 8xh200-sxm to decode"
     assert standing(a, {"tp": 4, **alone}, 1, prompts=Plan(2, replicas=5)).reason == "needs 10 GPUs, and 8xh100-sxm has 8"
-    assert "no workers of their own for prompts" in standing(a, {"tp": 8, **alone}, 1).reason
+    assert "no separate prompt workers" in standing(a, {"tp": 8, **alone}, 1).reason
 
 
 def test_servers_are_launched_on_the_hosts_of_their_own_cluster():

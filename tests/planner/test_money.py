@@ -158,7 +158,7 @@ def test_several_clusters_on_a_terminal_and_as_a_document():
     done = run_here(*TWO, "--no-disaggregated", "--tpot", "50ms")
     assert done.returncode == 0
     assert "llama-3.1-8b on 1xl40s (1 GPU) or 1xh100-sxm (1 GPU)" in done.stdout
-    assert "fewest dollars a token" in done.stdout
+    assert "fewest dollars per token" in done.stdout
     assert "per million output tokens" in done.stdout
     answer = json.loads(run_here(*TWO, "--no-disaggregated", "--json", "--cost-of", "total", "--emit", "vllm").stdout)
     assert (answer["schema"], answer["objective"], answer["cost_of"]) == ("commtax.plan-several/1", "cost", "total")

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import brute
 import commtax
 from commtax import catalog
+from commtax.launch.reading import parse
 from commtax.planner import plan, plan_training, standing
 from commtax.planner.choosing import complexity
 from commtax.planner.columns import worth
 from commtax.planner.exchanges import exchanges
 from commtax.planner.space import space
 from commtax.planner.splits import SAME
-from commtax.readers.launch import parse
 from commtax.spec import Workload
 from commtax.verbs.asking import ask
 from commtax.verbs.billing import price
@@ -276,10 +276,10 @@ def test_no_request_is_refused_for_its_length():
 
 
 def test_the_page_details_the_plan_it_heads_with(tmp_path):
-    from commtax.report.view.pictures import plan_page
+    from commtax.web.pages import plan_page
 
     found = plan("llama-3.1-70b", "2x8xh100-sxm", ttft_s=0.5, tpot_s=0.03)
     page = plan_page(found, "commtax plan")
     assert int(found.plans.mode[0]) == 1
-    assert page.view.state["tp"] == int(found.plans.tp[0])
-    assert page.view.totals.step_s == pytest.approx(float(found.step_of(found.plans, 0).step_s))
+    assert page["view"]["state"]["tp"] == int(found.plans.tp[0])
+    assert page["view"]["totals"]["step_s"] == pytest.approx(float(found.step_of(found.plans, 0).step_s))

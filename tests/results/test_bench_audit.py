@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from cli_run import run_here
-from commtax.audit.benches import audit_bench
-from commtax.audit.expected import Figure, Load, expected, load_of
-from commtax.audit.finding import Claim
-from commtax.readers import bench
-from commtax.readers.benches.record import Bench
+from commtax.evidence.finding import Claim
+from commtax.results import bench
+from commtax.results.bench_audit import audit_bench
+from commtax.results.bench_record import Bench
+from commtax.results.expected import Figure, Load, expected, load_of
 from commtax.verbs.asking import unsettled
 from each import each
 from paths import FIXTURES, SHARED

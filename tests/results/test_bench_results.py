@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from commtax.readers import bench, formats
-from commtax.readers.benches import prometheus
-from commtax.readers.benches.cut import readable
+from commtax.audit import formats
+from commtax.results import bench, prometheus
+from commtax.results.cut import readable
 from commtax.statement import Refusal
 from each import each
 from paths import FIXTURES

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from commtax.audit import audit
-from commtax.readers import collective_tests, nccl_tests
 from commtax.report.audit_words import headline
+from commtax.results import collective_tests, nccl_tests
 
 HEAD = "# nThread 1 nGpus {} minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20\n"
 TITLES = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from commtax.audit.benches import audit_bench
-from commtax.readers import bench, formats
-from commtax.readers.benches import commands
-from commtax.readers.benches.labels import meaning
+from commtax.audit import formats
+from commtax.results import bench, commands
+from commtax.results.bench_audit import audit_bench
+from commtax.results.labels import meaning
 from commtax.statement import Refusal
 from tables import tables
 

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from commtax.sim.serving.book import Rules, book_of
 from commtax.sim.serving.figures import columns, gaps, late_tokens, seconds, segments
-from commtax.sim.serving.fleet import ROUND_TRIP_S, Clients, alone
-from commtax.sim.serving.pipeline import Pipeline
-from commtax.sim.serving.replica import Replica
-from commtax.sim.serving.running import Fleet, Run, Workers, run
+from commtax.sim.serving.replica import Pipeline, Replica
+from commtax.sim.serving.running import ROUND_TRIP_S, Clients, Fleet, Run, Workers, alone, run
 from toy_engine import Case, Stepping, cases, stream
 
 EXACT = 1e-9

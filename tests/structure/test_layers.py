@@ -13,9 +13,10 @@ ROWS = [
     {"web"},
     {"measure"},
     {"report"},
-    {"planner", "audit", "calibrate", "emit"},
-    {"readers"},
-    {"claims"},
+    {"planner", "audit", "calibrate"},
+    {"traces", "logs", "results", "machines"},
+    {"evidence"},
+    {"launch"},
     {"verbs"},
     {"sim"},
     {"napkin"},
@@ -36,7 +37,7 @@ ONLY_IN = {
     "pydantic": {"web"},
     "rich": {"report", "cli"},
     "click": {"cli"},
-    "yaml": {"readers"},
+    "yaml": {"launch"},
 }
 
 

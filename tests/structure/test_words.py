@@ -12,8 +12,8 @@ import pytest
 import commtax
 from cli_run import run_here
 from commtax.audit import audit
-from commtax.audit.finding import Claim
 from commtax.cost.kernel import Kernel
+from commtax.evidence.finding import Claim
 from commtax.ledger import Item
 from commtax.spec import Path
 from commtax.statement import Note, Source
@@ -57,6 +57,7 @@ def compared(name):
 SERVED = {
     "dense": ("llama-3.1-70b", "2x8xh100-sxm", {"tp": 16, "batch": 8}),
     "eager": ("qwen3-8b", "4xl40s-pcie", {"tp": 4, "eager": True, "phase": "prefill"}),
+    "eager mixture": ("qwen3-30b-a3b", "8xh100-sxm", {"tp": 2, "dp": 4, "ep": 8, "batch": 64, "eager": True}),
     "pairs": ("llama-3.1-8b", "4xh100-nvl", {"tp": 2, "pp": 2}),
     "gathered": ("deepseek-v3", "4x8xh200-sxm", {"tp": 4, "dp": 8, "ep": 32, "batch": 64}),
     "deepep": ("deepseek-v3", "4x8xh100-sxm", {"dp": 32, "ep": 32, "batch": 64, "ep_backend": "deepep_low_latency"}),

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from commtax.audit.accounts import Job
-from commtax.audit.causes import microbatches
-from commtax.audit.traces import audit_traces
-from commtax.readers import kineto
-from commtax.readers.clocks import coinciding
+from commtax.traces.accounts import Job
+from commtax.traces.causes import microbatches
+from commtax.traces.clocks import coinciding
+from commtax.traces.profilers import kineto
+from commtax.traces.trace_audit import audit_traces
 from fault_traces import NCCL
 from made_traces import document, event, kernel, launch
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtax.audit.compared import both_means
-from commtax.audit.differing import difference
-from commtax.audit.finding import Audit
-from commtax.audit.traces import audit_traces
-from commtax.audit.typical import of_all
-from commtax.readers import kineto
-from commtax.readers.trace import EVER, Step, until_the_next
+from commtax.evidence.finding import Audit
+from commtax.traces.compared import both_means
+from commtax.traces.differing import difference
+from commtax.traces.profilers import kineto
+from commtax.traces.trace import EVER, Step, until_the_next
+from commtax.traces.trace_audit import audit_traces
+from commtax.traces.typical import of_all
 from commtax.units import format_seconds
 from made_traces import document, event, kernel, launch
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from audited import by_item, made_steps, question
 from cli_run import run_here
 from commtax import catalog
-from commtax.audit.traces import audit_traces
 from commtax.catalog import recognise
-from commtax.readers import kineto
-from commtax.readers.kineto_facts import facts_of
-from commtax.readers.trace import KINDS, usage, without_strays
 from commtax.timeline import Timeline
+from commtax.traces.profilers import kineto
+from commtax.traces.profilers.kineto_facts import facts_of
+from commtax.traces.trace import KINDS, usage, without_strays
+from commtax.traces.trace_audit import audit_traces
 from each import each
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import SHARED

@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 
 import fault_traces
 import plain_traces
-from commtax.audit.accounts import Job
-from commtax.audit.blame import blame
-from commtax.audit.finding import CULPRITS
-from commtax.audit.happened import collective_rows, kernel_rows, step_rows, typical_step
-from commtax.audit.series import rise
-from commtax.audit.traces import audit_traces
-from commtax.audit.typical import of_all
-from commtax.readers import kineto
-from commtax.readers.clocks import Clock, between, coinciding
-from commtax.readers.coverage import merged
-from commtax.readers.meeting import meet
-from commtax.readers.repetition import period_of
-from commtax.readers.trace import KINDS as WORK
-from commtax.readers.trace import Trace, usage
+from commtax.evidence.finding import CULPRITS
 from commtax.timeline import Timeline
+from commtax.traces.accounts import Job
+from commtax.traces.blame import blame
+from commtax.traces.clocks import Clock, between, coinciding
+from commtax.traces.coverage import merged
+from commtax.traces.happened import collective_rows, kernel_rows, step_rows, typical_step
+from commtax.traces.meeting import meet
+from commtax.traces.profilers import kineto
+from commtax.traces.repetition import period_of
+from commtax.traces.series import rise
+from commtax.traces.trace import KINDS as WORK
+from commtax.traces.trace import Trace, usage
+from commtax.traces.trace_audit import audit_traces
+from commtax.traces.typical import of_all
 from each import each
 from fault_traces import KINDS, case
 from made_traces import decode_graphs, document, event, kernel, launch

@@ -6,7 +6,7 @@ from time import perf_counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.readers.collective_names import algorithm_of, is_fused, kernel_op, operator_op
+from commtax.evidence.collective_names import algorithm_of, is_fused, kernel_op, operator_op
 from each import each
 from paths import FIXTURES
 

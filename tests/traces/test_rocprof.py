@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_run import run_here
-from commtax.audit import audit
+from commtax.audit import audit, formats
 from commtax.audit.reading import read_all
-from commtax.readers import formats
 from made_traces import clashes, per_step
 from paths import FIXTURES
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.audit import at_once, reading
+from commtax.audit import at_once, formats, reading
 from commtax.cli import progress
 from commtax.files import opened
-from commtax.readers import formats, kineto
-from commtax.readers.ranks import distinct
 from commtax.timeline import crossed, merged
+from commtax.traces.profilers import chrome, kineto
+from commtax.traces.ranks import distinct
 from each import each
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES, SHARED
@@ -208,7 +208,7 @@ def test_names_as_writers_leave_them(written, read):
 def test_a_trace_in_utf_16():
     text = json.dumps(document(SOUND)).encode("utf-16")
     assert told(kineto.from_pieces(pieces(text, [33]))) == told(kineto.parse(document(SOUND)))
-    assert kineto.looks_like(text)
+    assert chrome.looks_like(text)
 
 
 def test_what_stands_around_the_events():
@@ -220,7 +220,7 @@ def test_what_stands_around_the_events():
     head = {"note": '"traceEvents": [', "distributedInfo": {"rank": 29, "world_size": 12000, "pg_config": groups}}
     made = {**head, "traceEvents": [*SOUND, kernel(REDUCE, 90, 5, 9, **meta)], "baseTimeNanoseconds": 10**18}
     text = json.dumps(made).encode()
-    assert kineto.looks_like(text[:65536])
+    assert chrome.looks_like(text[:65536])
     trace = kineto.from_pieces(pieces(text, [4096]))
     assert (trace.rank, trace.world, trace.origin_ns) == (29, 12000, 10**18)
     last = trace.collectives[-1]
@@ -287,7 +287,7 @@ def test_nobody_is_told_where_nobody_looks(monkeypatch, capsys):
 
 def test_several_processes_read_what_one_reads(monkeypatch):
     alone = reading.read_all(CPU).traces
-    monkeypatch.setattr(at_once, "WORTH_BYTES", 0)
+    monkeypatch.setattr(at_once.COUNT, "worth_bytes", 0)
     heard = []
     several = reading.read_all(CPU, watch=heard.append, processes=2).traces
     assert [told(t) for _, t in several] == [told(t) for _, t in alone]

@@ -13,7 +13,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.cost.caches import kv_bytes_per_token
 from commtax.cost.network import STATIONS, Decoding, Network, Prompting, Wire, flow, nodes_to
-from commtax.emit import apart_command
+from commtax.launch.writing import apart_command
 from commtax.planner import plan
 from commtax.statement import Refusal
 from commtax.verbs.asking import ask, unsettled
@@ -215,7 +215,7 @@ def test_splits_are_listed_where_prompts_are_nearly_all_there_is_to_do():
 def test_where_no_split_is_listed_a_reason_is(model, cluster, words):
     found = plan(model, cluster)
     assert not np.any(found.plans.mode == 1)
-    assert any(lost.family == "prompts on workers of their own" and words in lost.reason for lost in found.rejected)
+    assert any(lost.family == "prompts on separate workers" and words in lost.reason for lost in found.rejected)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

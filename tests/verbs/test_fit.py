@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.catalog.hf import from_config
-from commtax.cost.caches import kv_bytes_per_token_layer
+from commtax.cost.caches import kv_bytes_per_token_layer, kv_pool
 from commtax.cost.memory import on_chip, weights
-from commtax.cost.pools import kv_pool
 from commtax.cost.traffic import largest_graph
 from commtax.spec import Attention, Plan
 from commtax.verbs.asking import ask

@@ -4,9 +4,9 @@ import pytest
 
 import commtax
 from commtax import catalog
-from commtax.readers.launch import parse
-from commtax.readers.topology import parse as read_topology
-from commtax.readers.topology import place
+from commtax.launch.reading import parse
+from commtax.machines.topology import parse as read_topology
+from commtax.machines.topology import place
 from commtax.verbs.comparing import compare_plans
 from paths import ROOT
 

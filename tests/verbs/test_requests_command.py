@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax.question import PARTS
-from commtax.readers import bench
+from commtax.results import bench
 from commtax.sim import arrivals
 from commtax.sim.serving import figures
 from commtax.sim.streams import draw_lengths
@@ -107,7 +107,7 @@ def test_one_output_token_has_no_time_between_tokens():
     [
         (("--request-rate", "10"), 0, MODEL),
         (("--request-rate", "1000"), 1, "Overloaded: "),
-        (("--request-rate", "10", "--goodput", "ttft:1"), 1, "SLO missed: 0.0% of requests keep to TTFT ≤ 1 ms"),
+        (("--request-rate", "10", "--goodput", "ttft:1"), 1, "SLO missed: 0.0% of requests meet TTFT ≤ 1 ms"),
         (("--request-rate", "10", "--ttft", "1s", "--tpot", "50ms"), 0, MODEL),
         (("--concurrency", "32"), 0, MODEL),
         (("--request-rate", "inf"), 0, MODEL),

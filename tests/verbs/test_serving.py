@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.cost.routed import chosen_experts
+from commtax.cost.compute import chosen_experts
 from commtax.cost.serving import Load, Pressure, Steps, closed_loop, pressure, prompts_ahead, running
 from commtax.spec import Experts
 from commtax.statement import Refusal

@@ -16,7 +16,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, TRAINING, idle_s
 from commtax.cost.train_kernels import forward_flops
-from commtax.cost.training import hidden_s
+from commtax.ledger import hidden_s
 from commtax.sim.pipeline import Durations, run
 from commtax.verbs.explain import causes, thresholds, verdict
 from commtax.verbs.fitting import fits

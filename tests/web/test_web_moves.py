@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from commtax.report.view import view
 from commtax.report.view.state import parse
 from commtax.verbs.billing import price
+from commtax.web.pages import state_view as view
 from each import each
 from web_client import refused
 
@@ -35,8 +35,8 @@ def walk(case):
     """The state, and each place of each slider: axis, value, patch, note."""
     state = parse(case.items())
     shown = view(state)
-    ways = shown.moves
-    found = [(a, v, w.patch, w.note) for a in ways for v, w in zip(shown.limits[a], ways[a], strict=True)]
+    ways = shown["moves"]
+    found = [(a, v, w["patch"], w["note"]) for a in ways for v, w in zip(shown["limits"][a], ways[a], strict=True)]
     return state, found
 
 
@@ -94,8 +94,8 @@ def test_a_random_walk_over_the_sliders_is_never_refused():
     for case in (MOE, TRAIN, SPARSE):
         state = parse(case.items())
         for _ in range(6):
-            ways = view(state).moves
-            state = state.but(r.choice(ways[r.choice([a for a in AXES if len(ways[a]) > 1])]).patch)
+            ways = view(state)["moves"]
+            state = state.but(r.choice(ways[r.choice([a for a in AXES if len(ways[a]) > 1])])["patch"])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Generic, TypeVar
 
 from commtax.files import Json
-from commtax.readers import filled
+from commtax.records import filled
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT
 from commtax_lab import lab_table

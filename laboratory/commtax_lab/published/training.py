@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from commtax.spec import PARALLEL, SIZES, Cluster, Model, Plan
+from commtax.spec import PARALLEL, Cluster, Model, Plan
 from commtax.statement import Refusal
 from commtax.verbs.asking import TrainBillOptions, TrainedOptions
 from commtax.verbs.train_fitting import train_fit
@@ -71,8 +71,8 @@ def _mode(row: Row) -> str:
 
 
 def _hint(row: Row) -> str:
-    if whole(row, SIZES[-1], 1) > 1:
-        return PARALLEL[SIZES[-1]].title.replace("-parallel size", " parallelism")
+    if whole(row, "cp", 1) > 1:
+        return PARALLEL["cp"].title.replace("-parallel size", " parallelism")
     if "rowwise" in cell(row, "precision"):
         return "fp8 scaled by rows"
     return "asynchronous tensor parallelism" if "async" in lower(row, "note") else "software and clocks are not said"

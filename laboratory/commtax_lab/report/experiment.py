@@ -12,10 +12,10 @@ from commtax.report.plots import COLOURS, picture, style
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds
 
-Line = tuple[str, str, str, str]  # metric, degree, measured, predicted
+MetricLine = tuple[str, str, str, str]  # metric, degree, measured, predicted
 
 
-def metrics(d: Document) -> Iterator[Line]:
+def metrics(d: Document) -> Iterator[MetricLine]:
     """The study's table of metrics, a line for each degree."""
     for row in d["degrees"]:
         tp = f"TP={row['tp']}"
@@ -53,12 +53,12 @@ def _batch(value: int | None) -> str:
     return "none" if value is None else str(value)
 
 
-def _profile(row: Document, tp: str) -> Iterator[Line]:
+def _profile(row: Document, tp: str) -> Iterator[MetricLine]:
     p = row.get("profile")
     if not p:
         return
     known, share = "predicted_allreduces" in p, p.get("predicted_comm_fraction")
-    yield "all-reduces a decode step", tp, f"{p['allreduces']:g}", f"{p['predicted_allreduces']:g}" if known else ""
+    yield "all-reduces per decode step", tp, f"{p['allreduces']:g}", f"{p['predicted_allreduces']:g}" if known else ""
     if p["allreduce_bytes"]:
         guess = format_bytes(p["predicted_bytes"]) if p.get("predicted_bytes") else ""
         yield "all-reduce size", tp, format_bytes(p["allreduce_bytes"]), guess
@@ -68,7 +68,7 @@ def _profile(row: Document, tp: str) -> Iterator[Line]:
     yield "communication fraction", tp, f"{p['comm_fraction']:.1%}", "" if share is None else f"{share:.1%}"
 
 
-def _serving(row: Document, tp: str) -> Iterator[Line]:
+def _serving(row: Document, tp: str) -> Iterator[MetricLine]:
     s = row.get("serve")
     if not s:
         return
@@ -193,7 +193,7 @@ def _draw_batches(figure: Any, boxes: Sequence[Document]) -> None:
             guess = [b[f"predicted_{key}"] for b in row["batches"]]
             if all(guess):
                 axes.plot(xs, guess, linewidth=1, **style(index, marker="", linestyle=":", label=f"{label} predicted"))
-    for axes, name in ((left, "output tokens a second"), (right, "latency of the batch (ms)")):
+    for axes, name in ((left, "output tokens per second"), (right, "latency of the batch (ms)")):
         axes.set(xlabel="batch (sequences)", ylabel=name, xscale="log", yscale="log")
         axes.set_xticks(sorted({b["batch"] for _, row in series for b in row["batches"]}), minor=False)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -208,7 +208,7 @@ def _draw_latency(figure: Any, boxes: Sequence[Document]) -> None:
     bars = [(d, row) for d in boxes for row in d["degrees"]]
     labels = [f"TP={row['tp']}" + (f"\n{d['box']}" if len(boxes) > 1 else "") for d, row in bars]
     kinds: tuple[tuple[str, Any], ...] = (
-        ("decode, ms a token", lambda r: (r["decode_ms"], r["decode_predicted_ms"])),
+        ("decode, ms per token", lambda r: (r["decode_ms"], r["decode_predicted_ms"])),
         ("prefill, ms", lambda r: (r["prefill"][0]["ms"], r["prefill"][0]["predicted_ms"]) if r["prefill"] else (None, None)),
         ("TTFT p50 under load, ms", lambda r: (r["serve"]["ttft_p50_ms"], None) if "serve" in r else (None, None)),
     )

@@ -15,7 +15,7 @@ def show_serving(console: Console, d: Document) -> None:
     """Requests at each rate, measured beside predicted."""
     what = f"{d['model']} ({d['weights_source']} weights, {d['dtype']}) on {d['device']}: TP {d['tp_size']}"
     say(console, f"{what}, at most {d['max_num_seqs']} requests at once; load {d['load'][0]:.1f}", "bold")
-    say(console, f"steps timed here say that it can serve {d['most_requests_per_s']:.3g} requests/s", "dim")
+    say(console, f"by the steps timed here it can serve {d['most_requests_per_s']:.3g} requests/s", "dim")
     for run in d["runs"]:
         _served(console, run, run["request_rate"] / d["most_requests_per_s"])
     notes(console, d["notes"])
@@ -31,7 +31,7 @@ def _served(console: Console, run: Document, share: float) -> None:
     if abs(run["steps_over_timed"] - 1) > _DISTURBED:
         times = f"{run['steps_over_timed']:.2f} times what the same steps took when they were timed"
         left = ", ".join(f"{_SERVED[m]} {run['errors_at_its_pace'][f'mean_{m}_ms']:+.0%}" for m in ("ttft", "tpot", "e2el"))
-        say(console, f"while it served, its steps took {times}: this machine did something else as well", "yellow")
+        say(console, f"while it served, its steps took {times}: this machine was busy with something else", "yellow")
         say(console, f"with steps that long the means would be off by {left}", "yellow")
 
 

@@ -15,12 +15,12 @@ import numpy as np
 from commtax import catalog
 from commtax.catalog.models import bundled
 from commtax.catalog.quantisation import MXFP4, NVFP4, TILES
-from commtax.cost.compute import decode_attention, prefill_attention
+from commtax.cost.attention import decode_attention, prefill_attention
+from commtax.cost.compute import routed
 from commtax.cost.forms.experts import routed_kernels
 from commtax.cost.forms.modules import EAGER
-from commtax.cost.kernel import Kernel, Step
-from commtax.cost.pricing import Terms, served_line
-from commtax.cost.routed import routed
+from commtax.cost.kernel import Kernel, Step, Terms
+from commtax.cost.kernels import served_line
 from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Model, Plan, Quant, Workload
 from commtax.statement import Refusal
 from commtax_lab import lab_table

@@ -8,9 +8,9 @@ import numpy as np
 from commtax import catalog
 from commtax.calibrate.kernel_rows import SweepRow
 from commtax.cost.collectives import choose, ring_factor
+from commtax.cost.collectives import price as collective_price
 from commtax.cost.placement import Span
 from commtax.cost.pricing import MEASURED, inference_bill, launched_s, spread_of
-from commtax.cost.pricing import price as collective_price
 from commtax.ledger import Bill
 from commtax.spec import Fabric, Path
 from commtax.statement import Refusal

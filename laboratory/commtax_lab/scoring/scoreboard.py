@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commtax.files import Json
-from commtax.readers import filled
+from commtax.records import filled
 from commtax_lab import lab_table
 from commtax_lab.scoring.records import Records
 from commtax_lab.scoring.statistics import Figures, choose, figures

@@ -17,8 +17,8 @@ from commtax.measure.job import Job
 from commtax.measure.reconcile import by_collective, document
 from commtax.measure.tracing import Named, trace
 from commtax.measure.worker import Place, report
-from commtax.readers import kineto
-from commtax.readers.benches.record import Bench
+from commtax.results.bench_record import Bench
+from commtax.traces.profilers import kineto
 from commtax_lab.study.driving import ALL_REDUCE, Asked, Done, Driver, allreduces, check, served
 from commtax_lab.study.recipe import Recipe, Run, arrivals, lengths
 from commtax_lab.study.serving import Server, requests, result, serve

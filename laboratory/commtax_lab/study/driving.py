@@ -8,10 +8,10 @@ from statistics import median
 
 from commtax.files import Document
 from commtax.measure.launch import LOST_S
-from commtax.readers.benches.record import METRICS, Bench
-from commtax.readers.meeting import meet
-from commtax.readers.trace import Trace
+from commtax.results.bench_record import METRICS, Bench
 from commtax.spec import Model
+from commtax.traces.meeting import meet
+from commtax.traces.trace import Trace
 from commtax_lab.study.recipe import Run
 
 ALL_REDUCE = "all-reduce"

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from commtax.audit.benches import FLOOR_SLACK, LEAST_OUTPUT, SAME, WHOLE, floor_s
-from commtax.audit.finding import Claim
 from commtax.cost.collectives import ring_factor
+from commtax.evidence.finding import Claim
+from commtax.evidence.thresholds import thresholds
 from commtax.files import Document
+from commtax.results.bench_audit import floor_s
 from commtax.spec import Model
 from commtax.units import format_bytes, format_rate, format_seconds
 from commtax.verbs.asking import unsettled
@@ -15,6 +16,8 @@ from commtax.verbs.billing import StepBill, sent
 from commtax.verbs.serving import serve
 from commtax_lab.study.driving import ALL_REDUCE
 from commtax_lab.study.recipe import SPREAD, Run
+
+COUNT, LEVEL = thresholds("results.bench_audit")
 
 NOISY = 0.15  # half the spread of repeated runs over their median, above which a difference is hard to tell
 NEAR = 0.97  # of the ideal gain, or of no gain: nearer than this is the same
@@ -221,7 +224,9 @@ def crossover(one: Document, many: Document) -> Document:
     for a, b in ((a, b) for b in many["batches"] for a in one["batches"] if a["batch"] == b["batch"]):
         ratio, guesses = b["tokens_per_s"] / a["tokens_per_s"], (b["predicted_tokens_per_s"], a["predicted_tokens_per_s"])
         predicted = guesses[0] / guesses[1] if all(guesses) else None
-        rows.append({"batch": b["batch"], "ratio": ratio, "noise": max(SAME, b["spread"], a["spread"]), "predicted": predicted})
+        rows.append(
+            {"batch": b["batch"], "ratio": ratio, "noise": max(LEVEL.same, b["spread"], a["spread"]), "predicted": predicted}
+        )
     batch = next((r["batch"] for r in rows if r["ratio"] > 1 + r["noise"]), None)
     guess = next((r["batch"] for r in rows if r["predicted"] and r["predicted"] > 1), None)
     return {"tp": many["tp"], "batch": batch, "predicted_batch": guess, "ratios": rows}
@@ -255,7 +260,7 @@ def _same(cross: Document, one: Document, many: Document) -> Iterator[tuple[str,
         yield f"TP={many['tp']} equals TP=1 within noise at every batch", why
         return
     gaps = [d.get("serve", {}).get("itl_p50_ms") for d in (one, many)]
-    differs = all(gaps) and abs(gaps[0] / gaps[1] - 1) > SAME
+    differs = all(gaps) and abs(gaps[0] / gaps[1] - 1) > LEVEL.same
     serving = f"; serving differs ({gaps[0]:.3g} and {gaps[1]:.3g} ms a token)" if differs else ""
     yield f"TP={many['tp']}: TP was probably not applied", f"equal to TP=1 within noise at every batch: {listed}{serving}"
 
@@ -268,7 +273,7 @@ def _impossible(row: Document, prices: Prices) -> Iterator[tuple[str, str]]:
     if not prices.why_none and row["decode_ms"]:
         claim = prices.claim(row["tp"])
         least = floor_s(claim)
-        if not claim.distrust and row["decode_ms"] * 1e-3 < least * FLOOR_SLACK:
+        if not claim.distrust and row["decode_ms"] * 1e-3 < least * LEVEL.floor_slack:
             why = f"{row['decode_ms']:.3g} ms a token, and reading the weights once takes {least * 1e3:.3g} ms"
             why += ": other weights or hardware than said, or weights that stay in a cache"
             yield f"TP={row['tp']}: faster than physics", why
@@ -282,7 +287,7 @@ def _served_flags(tp: int, s: Document, alone: Sequence[Document]) -> Iterator[t
     if s["failed"]:
         yield f"TP={tp}: {s['failed']} requests failed", "what failed is not in the statistics"
     ttft, gap, outputs = s["ttft_p50_ms"], s["itl_p50_ms"], s["output_len"]
-    if ttft and gap and outputs and outputs >= LEAST_OUTPUT and abs(ttft / (outputs * gap) - 1) <= WHOLE:
+    if ttft and gap and outputs and outputs >= COUNT.least_output and abs(ttft / (outputs * gap) - 1) <= LEVEL.whole:
         why = f"for {outputs:.0f} output tokens: the time of a whole request, not of its first token"
         yield f"TP={tp}: TTFT is {ttft / gap:.0f} x ITL", why
     if ttft and alone and ttft > QUEUED * (alone[0]["ms"] + (s["tpot_p50_ms"] or 0.0)):

@@ -22,7 +22,7 @@ from commtax.measure.comm import Group
 from commtax.measure.engine import Blocks, Engine
 from commtax.measure.generate import prompts
 from commtax.measure.weights import Weights
-from commtax.readers.benches.record import Bench
+from commtax.results.bench_record import Bench
 
 
 class Slots(Blocks):

@@ -1,60 +1,17 @@
 """What happened in a run, and does it agree? What it left behind, against what was predicted for it where somebody says what ran.
 
-``readers.formats`` reads a file; one function for each kind of record tells, compares and judges.
+``formats`` names the reader and the audit of each kind of file; the rooms hold them side by side.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from commtax.audit.benches import audit_bench
-from commtax.audit.collective_tests import audit_collectives
-from commtax.audit.crashed import audit_crash
-from commtax.audit.finding import Audit, Claim, Section
-from commtax.audit.flight import audit_analysis, audit_flight
-from commtax.audit.llamacpp import audit_timings
-from commtax.audit.logs import audit_log
-from commtax.audit.nccl import audit_nccl
-from commtax.audit.nvidia_smi import audit_links, audit_monitor
+from commtax.audit.formats import BY_RECORD
 from commtax.audit.reading import Read, read_all
-from commtax.audit.states import audit_states
-from commtax.audit.topologies import audit_topology
-from commtax.audit.traces import audit_traces
-from commtax.audit.training import audit_training
+from commtax.evidence.finding import Audit, Claim, Section
 from commtax.files import LOG_BYTES, read_text
-from commtax.readers import bench, formats
-from commtax.readers.collective_tests import CollectiveTests
-from commtax.readers.crashes import Crash
-from commtax.readers.flight import Dump
-from commtax.readers.flight_text import Analysis
-from commtax.readers.llamacpp_log import Timings
-from commtax.readers.matrices import Matrices
-from commtax.readers.nccl_log import NcclLog
-from commtax.readers.smi import Links, Monitor
-from commtax.readers.smi_query import States
-from commtax.readers.startup import StartupLog
-from commtax.readers.trace import Trace
-from commtax.readers.training_log import TrainingLog
-
-AUDITS: Mapping[type, Callable[[Any, Claim | None, str], Section]] = {
-    StartupLog: audit_log,
-    Analysis: audit_analysis,
-    Timings: audit_timings,
-    TrainingLog: audit_training,
-    CollectiveTests: audit_collectives,
-    Links: audit_links,
-    Monitor: audit_monitor,
-    Matrices: audit_topology,
-    States: audit_states,
-    Crash: audit_crash,
-}
-"""By the kind of record: what it says, what was claimed, and the name of its file."""
-JOINED: Mapping[type, Callable[[Sequence[Any], Claim | None, Sequence[str]], Section]] = {
-    NcclLog: audit_nccl,
-    Dump: audit_flight,
-    Trace: audit_traces,
-}
-"""By the kind of record of which all of a job's files are read together: the records, what was claimed, and the files' names."""
+from commtax.logs.nccl_log import NcclLog
+from commtax.results import bench
 
 
 def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | None = None, nsys: str = "nsys") -> Audit:
@@ -64,16 +21,16 @@ def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | No
 
 def audit_read(read: Read, claim: Claim | None = None, baseline: Path | None = None) -> Audit:
     """All that was read; what the ranks of a job left of one kind is told together, and several jobs one after the other."""
-    sections = [_section(name, said, claim, baseline) for name, said in read.left if type(said) not in JOINED]
+    sections = [_section(name, said, claim, baseline) for name, said in read.left if not BY_RECORD[type(said)].together]
     logs = [(name, said) for name, said in read.left if isinstance(said, NcclLog)]
     for job in (*([logs] if logs else []), *read.jobs):
         names, said = zip(*job, strict=True)
-        sections.append(JOINED[type(said[0])](said, claim, names))
+        sections.append(BY_RECORD[type(said[0])].audit(said, claim, names))
     return Audit(claim, tuple(sections), read.notes)
 
 
-def _section(name: str, said: formats.Left, claim: Claim | None, baseline: Path | None) -> Section:
-    if not isinstance(said, tuple):
-        return AUDITS[type(said)](said, claim, name)
-    first = bench.read(read_text(baseline, "file", most=LOG_BYTES), baseline.name)[0] if baseline else None
-    return audit_bench(said, claim, name, first)
+def _section(name: str, said: object, claim: Claim | None, baseline: Path | None) -> Section:
+    judge = BY_RECORD[type(said)].audit
+    if not baseline or not isinstance(said, tuple):
+        return judge(said, claim, name)
+    return judge(said, claim, name, bench.read(read_text(baseline, "file", most=LOG_BYTES), baseline.name)[0])

@@ -13,18 +13,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from commtax.evidence.collective_names import UNNAMED
+from commtax.evidence.thresholds import counts
 from commtax.files import Document, check_writable, written
-from commtax.readers.collective_names import UNNAMED
-from commtax.readers.columns import WAIT_KERNELS
-from commtax.readers.trace import Collective, Step, Trace
 from commtax.statement import Refusal
+from commtax.traces.profilers.columns import WAIT_KERNELS
+from commtax.traces.trace import Collective, Step, Trace
 
-MOST_STEPS = 20  # of each rank, from the middle of the run
-MOST_INTERVALS = 50_000  # of a trace without steps
+COUNT = counts(__name__)
 BEFORE_S = 1e-6  # what no step launched is launched so long before the first
 TRAINING = "Optimizer.step#anonymous"
 """An event of the host that only training has."""
-DAY_NS = 86_400 * 10**9  # clocks of ranks that are further apart than this have no common beginning
 CATEGORIES = {"compute": "kernel", "comm": "kernel", "copy": "gpu_memcpy", "wait": "kernel"}
 LABELS = {"wait": WAIT_KERNELS[0]}
 """Of kinds that are known by their name alone."""
@@ -86,7 +85,7 @@ def anonymous(traces: Sequence[Trace]) -> list[Document]:
     """Documents of a job's ranks, of the same steps each."""
     windows = [_window(t, traces) for t in traces]
     begins = [t.origin_ns + _ns(w.begin_s) for t, w in zip(traces, windows, strict=True)]
-    common = min(begins) if max(begins) - min(begins) < DAY_NS else None
+    common = min(begins) if max(begins) - min(begins) < COUNT.day_ns else None
     numbers = _Numbers()
     return [
         _Rank(t, w, begin - (begin if common is None else common), numbers).document()
@@ -106,12 +105,12 @@ class _Window:
 def _window(trace: Trace, traces: Sequence[Trace]) -> _Window:
     """The middle steps, by their numbers the same on all ranks; without steps the beginning of the trace."""
     fewest = min(len(t.steps) for t in traces)
-    first = max(0, (fewest - MOST_STEPS) // 2)
-    steps = trace.steps[first : first + min(fewest, MOST_STEPS)]
+    first = max(0, (fewest - COUNT.most_steps) // 2)
+    steps = trace.steps[first : first + min(fewest, COUNT.most_steps)]
     if steps:
         return _Window(steps, steps[0].start_s, max(s.end_s for s in steps))
     starts = sorted(trace.timeline.start_s.tolist())
-    end = starts[MOST_INTERVALS] if len(starts) > MOST_INTERVALS else trace.timeline.finish_s
+    end = starts[COUNT.most_intervals] if len(starts) > COUNT.most_intervals else trace.timeline.finish_s
     return _Window((), trace.timeline.begin_s, end)
 
 

@@ -10,20 +10,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from commtax.files import MiB, Watch
-from commtax.readers import formats
+from commtax.audit import formats
+from commtax.evidence.thresholds import thresholds
+from commtax.files import Watch
 from commtax.statement import Refusal
+from commtax.traces.profilers import rocprof
 
-WORTH_BYTES = 64 * MiB  # of text beside the largest file's: less is read before another process has begun
-UNPACKED = 10  # bytes of a trace in one of a packed file
-EVERY_S = 0.2
+COUNT, LEVEL = thresholds(__name__)
 _counted: Any = None
 """Bytes that all processes have read, in each of them."""
 
 
 Run = Sequence[Path]
 """Files that are read together."""
-Said = list[formats.Left] | Refusal
+Said = list[object] | Refusal
 """What they say, or why they say nothing."""
 
 
@@ -31,7 +31,7 @@ def read_runs(runs: Sequence[Run], nsys: str, watch: Watch | None = None, proces
     """What each run of files says. ``nsys`` opens reports of Nsight Systems; 0 processes: one for each core."""
     count = min(processes or _cores(), len(runs))
     sizes = sorted(map(_text_bytes, runs))
-    if count < 2 or sum(sizes[:-1]) < WORTH_BYTES:
+    if count < 2 or sum(sizes[:-1]) < COUNT.worth_bytes:
         return [_read(run, nsys, watch) for run in runs]
     return _at_once(runs, nsys, watch, count)
 
@@ -60,7 +60,7 @@ def _attend(tasks: set[Future[Said]], counter: Any, watch: Watch | None) -> None
     """Wait until all are done or one has failed, and tell how far they are."""
     told = 0
     while tasks:
-        done, tasks = wait(tasks, timeout=EVERY_S)
+        done, tasks = wait(tasks, timeout=LEVEL.every_s)
         if watch and counter.value > told:
             further = counter.value - told
             told += further
@@ -82,7 +82,7 @@ def _read_counted(run: Run, nsys: str) -> Said:
 
 def _read(run: Run, nsys: str, watch: Watch | None) -> Said:
     try:
-        return formats.read_run(run, nsys, watch)
+        return formats.read(run[0], nsys, watch) if len(run) == 1 else list(rocprof.read_tables(run))
     except Refusal as refusal:
         return refusal
 
@@ -97,7 +97,7 @@ def _text_bytes(run: Run) -> int:
     total = 0
     for path in run:
         with suppress(OSError, ValueError):
-            total += os.stat(path).st_size * (UNPACKED if path.suffix == ".gz" else 1)
+            total += os.stat(path).st_size * (COUNT.unpacked if path.suffix == ".gz" else 1)
     return total
 
 

@@ -1,23 +1,23 @@
 """What was handed over, read: files, and folders with all that is in them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from commtax.audit.at_once import read_runs
+from commtax.audit.jobs import by_job, of_dump, of_trace
 from commtax.catalog.hardware import recognise
+from commtax.evidence.thresholds import counts
 from commtax.files import Watch
-from commtax.readers import formats
-from commtax.readers.flight import Dump
-from commtax.readers.jobs import by_job, of_dump, of_trace
-from commtax.readers.ranks import distinct
-from commtax.readers.smi import Links
-from commtax.readers.trace import Trace
+from commtax.logs.flight import Dump
+from commtax.machines.smi import Links
 from commtax.statement import Note, Refusal
+from commtax.traces.profilers import rocprof
+from commtax.traces.ranks import distinct
+from commtax.traces.trace import Trace
 from commtax.units import plural
 
-MOST_FILES = 4096  # of a folder: one for each rank of a large job, several times over
-MOST_NAMED = 5  # files that were left out, by name
+COUNT = counts(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Read:
     ``jobs`` are the traces and the flight recorders' dumps of ``left``, those of one job together.
     """
 
-    left: tuple[tuple[str, formats.Left], ...]
+    left: tuple[tuple[str, object], ...]
     notes: tuple[Note, ...] = ()
     jobs: tuple[Sequence[tuple[str, Trace | Dump]], ...] = ()
 
@@ -44,8 +44,8 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
     if not given:
         raise Refusal("file: at least one log, trace or benchmark result is needed")
     named = dict(_files(given))
-    runs = formats.runs(named)
-    left: list[tuple[str, formats.Left]] = []
+    runs = _runs(named)
+    left: list[tuple[str, object]] = []
     passed: list[str] = []
     for paths, said in zip(runs, read_runs(runs, nsys, watch, processes), strict=True):
         if not isinstance(said, Refusal):
@@ -57,16 +57,28 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
     if not left:
         found = f"none of its {plural(len(passed), 'file')} is recognised" if passed else "no file is in it"
         raise Refusal(f"file '{given[0]}': a folder, and {found}", "file")
-    joined = _joined(left)
+    joined, notes = _joined(left), tuple(_passed_over(passed))
     traces = [(name, said) for name, said in joined if isinstance(said, Trace)]
     dumps = [(name, said) for name, said in joined if isinstance(said, Dump)]
-    jobs = [_ranked([traces[at] for at in job]) for job in by_job([of_trace(t) for _, t in traces], [n for n, _ in traces])]
-    recorded = [[dumps[at] for at in job] for job in by_job([of_dump(d) for _, d in dumps], [n for n, _ in dumps])]
+    jobs: list[list[tuple[str, Trace | Dump]]] = []
+    for job in by_job([of_trace(t) for _, t in traces], [n for n, _ in traces]):
+        ranked = distinct([traces[at][1] for at in job])
+        jobs.append([(traces[at][0], trace) for at, trace in zip(job, ranked, strict=True)])
     others = [(name, said) for name, said in joined if not isinstance(said, Trace)]
-    return Read((*others, *(one for job in jobs for one in job)), tuple(_passed_over(passed)), (*jobs, *recorded))
+    left = [*others, *(one for job in jobs for one in job)]
+    recorded = [[dumps[at] for at in job] for job in by_job([of_dump(d) for _, d in dumps], [n for n, _ in dumps])]
+    return Read(tuple(left), notes, (*jobs, *recorded))
 
 
-def _joined(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Left]]:
+def _runs(files: Iterable[Path]) -> list[list[Path]]:
+    """Files that are read together, in order: the tables of one run of rocprofv3; each of all others alone."""
+    found: dict[str, list[Path]] = {}
+    for path in files:
+        found.setdefault(rocprof.run_of(path) or str(path), []).append(path)
+    return list(found.values())
+
+
+def _joined(left: list[tuple[str, object]]) -> list[tuple[str, object]]:
     """Counters of links that several files hold, first to last, as one record: their difference is what was carried."""
     counters = [(name, said) for name, said in left if isinstance(said, Links)]
     if len(counters) < 2:
@@ -77,11 +89,6 @@ def _joined(left: list[tuple[str, formats.Left]]) -> list[tuple[str, formats.Lef
     return [*((name, said) for name, said in left if not isinstance(said, Links)), (names, seen)]
 
 
-def _ranked(job: list[tuple[str, Trace]]) -> list[tuple[str, Trace]]:
-    """Traces of one job with distinct ranks."""
-    return [(name, trace) for (name, _), trace in zip(job, distinct([trace for _, trace in job]), strict=True)]
-
-
 def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
     """Files in order, and whether somebody named them; a folder's own files, and not those of folders in it."""
     for path in given:
@@ -89,15 +96,17 @@ def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
             yield path, True
             continue
         inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-        if len(inside) > MOST_FILES:
-            raise Refusal(f"file '{path}': {len(inside):,} files in one folder, more than the {MOST_FILES:,} that are read", "file")
+        if len(inside) > COUNT.most_files:
+            raise Refusal(
+                f"file '{path}': {len(inside):,} files in one folder, more than the {COUNT.most_files:,} that are read", "file"
+            )
         yield from ((p, False) for p in inside)
 
 
 def _passed_over(names: Sequence[str]) -> Iterator[Note]:
     if names:
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        shown = f"{', '.join(names[:MOST_NAMED])}{more}"
+        more = f" and {len(names) - COUNT.most_named} more" if len(names) > COUNT.most_named else ""
+        shown = f"{', '.join(names[: COUNT.most_named])}{more}"
         yield Note("passed over", f"{plural(len(names), 'file')} of the folder not recognised, and left out: {shown}")
 
 

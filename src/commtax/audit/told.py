@@ -3,19 +3,13 @@
 from dataclasses import replace
 
 from commtax import catalog
+from commtax.audit.formats import BY_RECORD
 from commtax.audit.reading import Read
-from commtax.readers.collective_tests import CollectiveTests
-from commtax.readers.crashes import Crash
-from commtax.readers.matrices import Matrices
-from commtax.readers.smi import Links, Monitor
-from commtax.readers.smi_query import States
-from commtax.readers.training_log import TrainingLog
-from commtax.readers.training_plan import told_by
+from commtax.logs.training_log import TrainingLog
+from commtax.logs.training_plan import told_by
 from commtax.spec import Model
 from commtax.statement import Refusal
 
-UNASKED = (CollectiveTests, Crash, Links, Matrices, Monitor, States)
-"""Records that are judged by their place alone."""
 ANY = "any model"
 
 
@@ -24,6 +18,6 @@ def model_of(read: Read) -> Model:
     told = (told_by(said).model for _, said in read.left if isinstance(said, TrainingLog))
     if model := next(filter(None, told), None):
         return model
-    if all(isinstance(said, UNASKED) for _, said in read.left):
+    if all(BY_RECORD[type(said)].by_place for _, said in read.left):
         return replace(catalog.model(next(iter(catalog.keys("models")))), key=ANY)
     raise Refusal("model: name what ran with --model; the files do not tell it", "model")

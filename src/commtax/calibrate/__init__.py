@@ -18,6 +18,7 @@ from commtax.calibrate.reading import read
 from commtax.calibrate.records import Calibration, Files, Part, Place, TooFewError
 from commtax.catalog.profile import VERSION, parse
 from commtax.files import Document
+from commtax.question import PHASES
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 
@@ -42,7 +43,7 @@ def calibrate(
     if not files:
         raise Refusal("file: at least one file of measurements is needed")
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    key, runs = catalog.library(library).key, catalog.engine(engine or "vllm")
+    key, runs = catalog.library(library).key, catalog.engine(engine or PHASES["decode"].engine)
     place = Place(where, runs, model, tp, key, name, batch, input_len, output_len)
     rows = Files()
     for file in files:

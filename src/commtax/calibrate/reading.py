@@ -9,9 +9,10 @@ from typing import cast
 from commtax.calibrate.kernel_rows import SHAPES, SweepRow
 from commtax.calibrate.records import Files, Place, Ran, Served, Timed
 from commtax.catalog.fabric import OPS, library
+from commtax.evidence import prefixes
 from commtax.files import OUTPUT_BYTES, Json, parse_documents, read_text
-from commtax.readers import bench, nccl_tests, prefixes
-from commtax.readers.benches.record import Bench
+from commtax.results import bench, nccl_tests
+from commtax.results.bench_record import Bench
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, format_bytes
 

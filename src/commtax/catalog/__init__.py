@@ -17,6 +17,7 @@ from commtax.catalog.hosts import with_between, with_inside
 from commtax.catalog.kernel_constants import kernel_constants
 from commtax.catalog.loader import key_of, record, stems, table
 from commtax.catalog.models import config, model
+from commtax.catalog.programs import APART
 from commtax.catalog.versions import nearest, parts
 from commtax.spec import ENGINE_PARTS, Engine
 from commtax.statement import Refusal
@@ -32,7 +33,8 @@ def engine(name: str) -> Engine:
     """An engine by key or alias, ``vllm`` or ``vllm@0.12``; a version without constants of its own has its neighbour's, aloud."""
     base, _, version = name.partition("@")
     stem = key_of("engines", base)
-    known = record(Engine, table("engines", stem), f"engines/{stem}", ENGINE_PARTS)
+    facts = {name: part for name, part in table("engines", stem).items() if name not in APART}
+    known = record(Engine, facts, f"engines/{stem}", ENGINE_PARTS)
     _check_tiered(known)
     if version and not re.fullmatch(r"v?\d{1,9}(\.\w{1,30}){0,9}", version):
         raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{known.version})", "engine")

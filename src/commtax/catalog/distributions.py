@@ -102,16 +102,19 @@ def _options(rest: str, known: tuple[str, ...], argument: str, kind: str) -> dic
     return given
 
 
-def _sigma(text: str, argument: str) -> float:
+def _number(text: str) -> float:
+    """A plain number; -1 for what is none."""
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
-        value = -1.0
+        return -1.0
+
+
+def _sigma(text: str, argument: str) -> float:
+    value = _number(text)
     if not 0 <= value <= 4:
-        nearest = 4 if value > 4 else 1
-        raise Refusal(
-            f"{argument}: sigma={text[:20]} is no spread of logarithms from 0 to 4; nearest valid: {nearest}", argument, (nearest,)
-        )
+        nearest, rule = 4 if value > 4 else 1, "no spread of logarithms from 0 to 4"
+        raise Refusal(f"{argument}: sigma={text[:20]} is {rule}; nearest valid: {nearest}", argument, (nearest,))
     return value
 
 
@@ -159,10 +162,7 @@ def _named(word: str, side: Side, argument: str) -> Lengths:
 
 
 def _factor(text: str | None, argument: str) -> float:
-    try:
-        value = float(text or 1)
-    except ValueError:
-        value = 0.0
+    value = _number(text or "1")
     if not 1e-3 <= value <= 1e3:
         raise Refusal(f"{argument}: '*{text}' is no factor from 0.001 to 1000; nearest valid: *1", argument)
     return value
@@ -211,10 +211,7 @@ def _column(rows: list[tuple[int, list[str]]], place: int, path: str, argument: 
     values = []
     for line, cells in rows:
         text = cells[place].strip() if place < len(cells) else ""
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
+        value = _number(text)
         if not 1 <= value <= MOST_TOKENS:
             raise Refusal(f"{argument} 'file:{path}': line {line}: '{text[:20]}' is not 1 to {MOST_TOKENS:,} tokens", argument)
         values.append(value)

@@ -4,13 +4,27 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from commtax.catalog.loader import find, key_of, record, stems, table
-from commtax.catalog.unmeasured import check_measured
+from commtax.catalog.loader import FACTS, Table, find, key_of, normal, record, stems, table
+from commtax.files import table as kept
 from commtax.spec import Chip, Link
 from commtax.statement import Refusal
 
 MEMORY_SPREAD = 0.02  # totals of one chip differ by this much over drivers and error correction
 _FORM_FACTORS = ("sxm", "pcie", "nvl")
+COUNTS = re.compile(r"(?:\d{1,15}x){0,2}")
+INSTEAD = (
+    "and no kernels were measured on it, so it has no price here; --cluster FILE.toml can describe it by its peaks, memory and "
+    "links, priced as assumed (docs/hosts.md, 'A host or cluster of your own')"
+)
+
+
+def check_measured(text: str, argument: str) -> None:
+    """Refuse a name, with counts or without, of an accelerator that nobody measured here (``unmeasured.toml``)."""
+    name = COUNTS.sub("", normal(text), count=1)
+    made: list[Table] = kept(str(FACTS / "unmeasured.toml"))["accelerator"]
+    what = next((one["what"] for one in made if re.fullmatch(one["pattern"], name)), "")
+    if what:
+        raise Refusal(f"{argument} '{text[:60]}': {what}, {INSTEAD}", argument)
 
 
 @lru_cache(maxsize=256)

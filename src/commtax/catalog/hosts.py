@@ -3,9 +3,8 @@
 import re
 from dataclasses import replace
 
-from commtax.catalog.hardware import chip, link
+from commtax.catalog.hardware import check_measured, chip, link
 from commtax.catalog.loader import did_you_mean, find, normal, record, stems, table
-from commtax.catalog.unmeasured import check_measured
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Refusal
 

@@ -8,41 +8,50 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
-from commtax.catalog.spellings import Spelling, spelling
-from commtax.files import Json
+from commtax.files import Json, table
 from commtax.patterns import modules
+from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Quant
 from commtax.statement import Refusal
 
 Config = Mapping[str, Json]
+Reader = Callable[[Config, str], Quant]
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude", "llm_int8_skip_modules")
 """Where the methods list what stays as it is."""
 FOLDED = "patterns (count)"
 """The one key of a list that was folded to patterns, each with the number of modules that it stands for."""
-MXFP4, MXFP8 = Quant("", "mxfp4", (1, 32), scale_bytes=1), Quant("", "fp8", (1, 32), scale_bytes=1)
-NVFP4 = Quant("", "nvfp4", (1, 16), scale_bytes=1)
-TILES = Quant("", "fp8", (128, 128))
+_TABLE = table("catalog/quantisation.toml")
 ALGORITHMS: Mapping[str, Quant] = {
-    "FP8": Quant("", "fp8"),
-    "FP8_PER_CHANNEL_PER_TOKEN": Quant("", "fp8", (1, 0)),
-    "FP8_BLOCK_SCALES": TILES,
-    "FP8_PB_WO": replace(TILES, weight_only=True),
-    "NVFP4": NVFP4,
-    "FP4": NVFP4,
-    "NVFP4_AWQ": NVFP4,
-    "W4A16_NVFP4": replace(NVFP4, weight_only=True),
-    "MXFP4": MXFP4,
-    "W4A16_MXFP4": MXFP4,
-    "W4A8_MXFP4_FP8": replace(MXFP4, activations="fp8"),
-    "W4A8_MXFP4_MXFP8": replace(MXFP4, activations="fp8"),
-    "MXFP8": MXFP8,
-    "W4A16_AWQ": Quant("", "int4", (1, 128), scale_bytes=2),
-    "W4A8_AWQ": Quant("", "int4", (1, 128), scale_bytes=2, activations="fp8"),
-    "W8A16": Quant("", "int8", (1, 0), scale_bytes=2),
-    "INT8": Quant("", "int8", (1, 0)),
+    name: Quant("", **{**row, "block": tuple(row.get("block", (0, 0)))}) for name, row in _TABLE["algorithms"].items()
 }
-"""Names of TensorRT Model Optimizer (``QuantAlgo`` of TensorRT-LLM, ``quant_algo`` of vLLM's modelopt.py), and what is stored."""
+"""Formats by the names that TensorRT Model Optimizer has for them."""
+MXFP4, MXFP8, NVFP4, TILES = (ALGORITHMS[name] for name in ("MXFP4", "MXFP8", "NVFP4", "FP8_BLOCK_SCALES"))
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """``names``: our fragments and theirs, replaced one after the other; ``plain``: modules that stay as they are."""
+
+    names: tuple[tuple[str, str], ...] = ()
+    plain: tuple[str, ...] = ()
+    expert_dtype: str = ""  # of experts where a config does not say it
+
+
+@lru_cache(maxsize=1)
+def _tables() -> dict[str, Config]:
+    """One table a family, with its architectures."""
+    tables: list[Config] = table("catalog/spellings.toml")["family"]
+    return {name: one for one in tables for name in one["architectures"]}
+
+
+@lru_cache(maxsize=256)
+def spelling(architecture: str) -> Spelling:
+    """An architecture's own; as our inventory has it where the file tells of none."""
+    own = _tables().get(architecture, {})
+    names = tuple((ours, theirs) for ours, theirs in own.get("names", ()))
+    return Spelling(names, tuple(own.get("plain", ())), own.get("expert_dtype", ""))
 
 
 def stored(config: Config, architecture: str, key: str) -> Quant | None:
@@ -117,7 +126,7 @@ def _first_expert(name: str) -> str:
 def _counted(config: Config) -> dict[str, int]:
     """Patterns of folded lists with what each stands for."""
     folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
-    return {str(name): int(count) for table in folded for name, count in table.items()}
+    return {str(name): int(count) for patterns in folded for name, count in patterns.items()}
 
 
 def _kv_dtype(config: Config) -> str:
@@ -153,14 +162,9 @@ def _fp8(config: Config, key: str) -> Quant:
     return Quant("fp8", "fp8", block, ignored=_ignored(config, *(IGNORED[:2] if parts else IGNORED)), parts=parts)
 
 
-def _fbgemm(config: Config, key: str) -> Quant:  # noqa: ARG001
-    """One scale an output row."""
-    return Quant("fbgemm_fp8", "fp8", (1, 0), ignored=_ignored(config))
-
-
-def _microscaled(config: Config, key: str) -> Quant:  # noqa: ARG001
-    narrow = str(config.get("quant_method")).lower() == "mxfp4"
-    return replace(MXFP4 if narrow else MXFP8, ignored=_ignored(config))
+def _always(algorithm: str) -> Reader:
+    """A method that knows one format."""
+    return lambda config, _key: replace(ALGORITHMS[algorithm], ignored=_ignored(config))
 
 
 def _integer(config: Config, key: str) -> Quant:
@@ -275,21 +279,17 @@ def _quark(config: Config, key: str) -> Quant:
     if isinstance(weights, list):
         weights = weights[0]
     dtype, scheme = str(weights.get("dtype")), str(weights.get("qscheme"))
-    known = {
-        ("fp4", "per_group"): MXFP4,
-        ("fp8_e4m3", "per_tensor"): ALGORITHMS["FP8"],
-        ("fp8_e4m3", "per_channel"): Quant("", "fp8", (1, 0)),
-    }
-    if (dtype, scheme) not in known:
+    known = _TABLE["quark"].get(f"{dtype} {scheme}")
+    if known is None:
         raise Refusal(f"model {key}: quark weights of {dtype!r} with {scheme!r} scales are not supported", "model")
-    return replace(known[dtype, scheme], ignored=_ignored(config))
+    return replace(ALGORITHMS[known], ignored=_ignored(config))
 
 
-READERS: Mapping[str, Callable[[Config, str], Quant]] = {
+READERS: Mapping[str, Reader] = {
     "fp8": _fp8,
-    "fbgemm_fp8": _fbgemm,
-    "mxfp4": _microscaled,
-    "mxfp8": _microscaled,
+    "fbgemm_fp8": _always("FP8_PER_CHANNEL_PER_TOKEN"),  # one scale an output row
+    "mxfp4": _always("MXFP4"),
+    "mxfp8": _always("MXFP8"),
     "awq": _integer,
     "gptq": _integer,
     "modelopt": _modelopt,

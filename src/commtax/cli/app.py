@@ -15,11 +15,11 @@ from commtax.statement import Refusal
 BAD_INPUT, FAULT = 2, 70
 LONGEST = 1_000  # signs of an error's line
 VERBS = (
-    *("audit", "bill", "calibrate", "catalog", "claims", "compare", "expect", "fit"),
+    *("audit", "bill", "calibrate", "catalog", "compare", "expect", "fit"),
     *("measure", "pipeline", "plan", "simulate", "web"),
 )
 """Each verb is a file of its name, with its command in it."""
-LABORATORY = ("validate", "measure serve", "measure experiment")
+LABORATORY = ("claims", "catalog constants", "validate", "measure serve", "measure experiment")
 """Commands of the laboratory, which is a package of its own."""
 
 
@@ -41,23 +41,31 @@ def commands(arguments: list[str]) -> click.Group:
         if name not in app.commands:
             app.add_command(getattr(import_module(f"commtax.cli.{name}"), f"{name}_command"), name)
     if first not in VERBS or any(name.startswith(f"{first} ") for name in LABORATORY):
-        add_laboratory(" ".join(arguments[:2]))
+        add_laboratory(arguments)
     return app
 
 
-def add_laboratory(asked: str) -> None:
-    """The commands that other installed packages bring along; one of the laboratory that is not there is refused by name."""
+def add_laboratory(arguments: list[str]) -> None:
+    """The commands that the laboratory brings along, some of them below a verb; one that is not there is refused by name.
+
+    Where the verb is no group of commands, the line's first two words become one.
+    """
     from importlib.metadata import entry_points
 
     found = {entry.name: entry for entry in entry_points(group="commtax.commands")}
-    for name, entry in found.items():
+    asked = f"{' '.join(arguments[:2])} "
+    meant = next((name for name in LABORATORY if asked.startswith(f"{name} ")), "")
+    if meant and meant not in found:
+        raise Refusal(f"{meant}: belongs to the laboratory, which is not installed (pip install 'commtax[lab]')")
+    for name in [meant] if meant else found:
         verb, _, below = name.partition(" ")
-        group = app.commands.get(verb) if below else app
+        group = app.commands.get(verb)
         if isinstance(group, click.Group):
-            group.add_command(entry.load(), below or name)
-    absent = next((name for name in LABORATORY if f"{asked} ".startswith(f"{name} ") and name not in found), "")
-    if absent:
-        raise Refusal(f"{absent}: belongs to the laboratory, which is not installed (pip install 'commtax[lab]')")
+            group.add_command(found[name].load(), below)
+        elif not below or meant:
+            app.add_command(found[name].load(), name)
+            if meant:
+                arguments[: len(name.split())] = [name]
 
 
 def main(argv: list[str] | None = None) -> None:

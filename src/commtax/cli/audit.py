@@ -7,25 +7,28 @@ import click
 
 from commtax.audit import audit_read
 from commtax.audit.anonymising import write_anonymous
-from commtax.audit.differing import TOLERANCE, difference
-from commtax.audit.finding import DISAGREE, FAULT, SECONDS_TOLERANCE, UNKNOWN, Claim
 from commtax.audit.reading import Read, place_of, read_all
 from commtax.audit.told import model_of
 from commtax.cli.options import Given, Verb, listed
 from commtax.cli.order import cluster_of, profile_of, refuse
 from commtax.cli.output import Output, write_page
 from commtax.cli.progress import reading
+from commtax.evidence.finding import DISAGREE, FAULT, UNKNOWN, Claim
+from commtax.evidence.thresholds import levels
 from commtax.files import check_writable, refuse_overwriting
-from commtax.readers.trace import Trace
 from commtax.report import audit_differences, audit_documents, auditing
 from commtax.statement import Refusal
+from commtax.traces.differing import difference
+from commtax.traces.trace import Trace
 from commtax.units import format_bytes, plural
 from commtax.verbs.asking import unsettled
 
 ALONE = ("files", "model", "cluster", "diff", "anonymise", "html", "as_json", "tolerance", "nsys", "help")
 """What an audit without a claim takes."""
 NO_VERDICT = 3  # nothing that was measured could be judged
-TOLERANCES = f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}; of --diff {TOLERANCE}]"
+SECONDS_TOLERANCE = levels("evidence.finding").seconds_tolerance
+DIFF_TOLERANCE = levels("traces.differing").tolerance
+TOLERANCES = f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}; of --diff {DIFF_TOLERANCE}]"
 
 
 @click.command("audit", cls=Verb)
@@ -109,7 +112,7 @@ def _diff(files: tuple[Path, ...], output: Output, given: Given) -> NoReturn:
     refuse(given, ("anonymise", "baseline"), "belongs to one run, not to --diff")
     before, after = (_one_job(_read((path,), given), "diff") for path in files)
     claim = _claim(after, output, given) if given["model"] or given["cluster"] else None
-    found = difference(audit_read(before, claim), audit_read(after, claim), given["tolerance"] or TOLERANCE)
+    found = difference(audit_read(before, claim), audit_read(after, claim), given["tolerance"] or DIFF_TOLERANCE)
     if given["html"]:
         from commtax.report.audit_page import difference_page
 

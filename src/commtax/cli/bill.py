@@ -36,7 +36,7 @@ def bill_command(order: Order) -> None:
     if given["emit"]:
         order.output.emitted = order.commands(explained.bill)
     if given["html"]:
-        from commtax.report.view.pictures import bill_page
+        from commtax.web.pages import bill_page
 
         write_page(given["html"], bill_page, explained)
     if given["why"]:

@@ -1,7 +1,7 @@
-"""``commtax catalog``: what is known, and ``commtax catalog constants``, what was fitted."""
+"""``commtax catalog``: what is known."""
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -33,8 +33,6 @@ def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: b
     from commtax.report import catalog as report
 
     output = Output(as_json)
-    if kind == "constants":
-        _constants(output, name or "", read_as)
     if kind is not None and kind not in KINDS:
         known = (*KINDS, "constants")
         raise Refusal(f"catalog '{kind}': one of {', '.join(known)}", "catalog", known)
@@ -50,17 +48,3 @@ def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: b
     check_stored(model)
     counts = published(model.key) if model.key in catalog.keys("models") else []
     output.answer(report.model_document, report.show_model, model, counts)
-
-
-def _constants(output: Output, part: str, read_as: str) -> NoReturn:
-    """The census of fitted numbers, or those of the files whose name has this in it."""
-    from commtax.catalog.census import census
-    from commtax.report.census import census_document, show_census
-
-    if read_as:
-        raise Refusal(f"as '{read_as}': belongs to models, not to constants", "as")
-    numbers = census()
-    if part and not any(part in number.file for number in numbers):
-        files = ", ".join(dict.fromkeys(number.file for number in numbers))
-        raise Refusal(f"constants '{part}': no file with fitted numbers has this in its name; there are {files}", "name")
-    output.answer(census_document, show_census, numbers, part)

@@ -40,7 +40,7 @@ def compare_command(order: Order) -> None:
 
 
 def _over(order: Order) -> NoReturn:
-    from commtax.report import comparing
+    from commtax.report import comparisons
 
     given, q = order.given, order.question
     comparison = compared(q, list(given["over"]), global_batch=given["global_batch"])
@@ -50,13 +50,13 @@ def _over(order: Order) -> NoReturn:
         swept = {*comparison.axes, *(("batch", "context") if "local_tokens" in comparison.axes else ())}
         sizes = {"tp": q.plan.tp, "pp": q.plan.pp, "dp": q.plan.dp, "batch": q.batch, "context": q.context}
         fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in swept)
-        comparing.plot_comparison(comparison, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
-    document = {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": comparing.comparison_rows(comparison)}
-    order.output.answer(lambda _: document, comparing.show_comparison, comparison, rows=comparing.comparison_rows)
+        comparisons.plot_comparison(comparison, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
+    document = {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": comparisons.comparison_rows(comparison)}
+    order.output.answer(lambda _: document, comparisons.show_comparison, comparison, rows=comparisons.comparison_rows)
 
 
 def _plans(order: Order) -> NoReturn:
-    from commtax.report import comparing
+    from commtax.report import comparisons
 
     given, q = order.given, order.question
     refuse(given, SIZES, "the plans say it; leave it out beside --plans")
@@ -74,14 +74,14 @@ def _plans(order: Order) -> NoReturn:
     table = replace(table, notes=(*dict.fromkeys(remarks), *_remarks(table.rows)))
     if given["plot"]:
         title = f"{order.model} on {q.cluster.key}, {table.phase}, context {table.context:,}"
-        comparing.plot_plans(table, title, Path(given["plot"]))
-    order.output.answer(comparing.plans_document, comparing.show_plans, table, rows=comparing.plan_rows)
+        comparisons.plot_plans(table, title, Path(given["plot"]))
+    order.output.answer(comparisons.plans_document, comparisons.show_plans, table, rows=comparisons.plan_rows)
 
 
 def _remarks(rows: tuple[PlanRow, ...]) -> list[str]:
     """What the bills say that matters to all: batches are shared out, assumed constants."""
-    from commtax.report import comparing
+    from commtax.report import comparisons
 
     shared = "batch counts sequences over all replicas; each gets its share, and tokens/s are those of the whole batch"
     told = [note for row in rows if row.bill is not None for note in row.bill.notes if note.code in ("assumed-links", "imbalance")]
-    return [shared, *dict.fromkeys(told), *comparing.drafted(row.bill for row in rows)]
+    return [shared, *dict.fromkeys(told), *comparisons.drafted(row.bill for row in rows)]

@@ -60,8 +60,8 @@ def _measured_seconds(text: str, expectation: Expectation) -> float:
 
 def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile | None, path: Path, output: Output) -> None:
     """Every row of an nccl-tests output against its expectation."""
-    from commtax.readers.nccl_tests import parse
     from commtax.report import bills
+    from commtax.results.nccl_tests import parse
 
     run = parse(read_text(path, "measured", most=OUTPUT_BYTES), str(path))
     if not run.rows:

@@ -14,7 +14,7 @@ from commtax.verbs.apart import check_one_place
 from commtax.verbs.loads import split
 
 if TYPE_CHECKING:
-    from commtax.planner.trials import Trial
+    from commtax.planner.fleet_trials import Trial
 
 STATISTICS = tuple(f"{which}_{metric}" for metric in TIMES for which in SLO)
 DRAWN = ("burstiness", "num_prompts", "seed", "unique_prompts", "shared_prefix", "prefix_cache", "router")
@@ -84,7 +84,7 @@ def _told(done: int, total: int, best: Trial | None) -> None:
 
 def _commands(order: Order, best: Trial) -> dict[str, str]:
     """The launch of the best fleet, all of its servers, and the benchmark that would check it."""
-    from commtax.emit import apart_command, benchmark_command, launch_command
+    from commtax.launch.writing import apart_command, benchmark_command, launch_command
 
     engine, (copies, prompts) = order.given["emit"], best.size
     q = best.layout.question

@@ -23,7 +23,7 @@ from commtax.verbs.checking import share_of
 from commtax.verbs.loads import CHECKED, split
 
 if TYPE_CHECKING:
-    from commtax.readers.launch import Launch
+    from commtax.launch.launched import Launch
 
 LENGTHS = ("input_len", "output_len")
 """Options that may be distributions: those are not the question's until it is known what they are drawn for."""
@@ -45,13 +45,13 @@ class Order:
 
     def commands(self, priced: StepBill) -> dict[str, str]:
         """The launch of a step and what checks it, for the engine that ``--emit`` names."""
-        from commtax import readers
-        from commtax.emit import benchmark_command, launch_command, nccl_command
+        from commtax.launch.writing import benchmark_command, launch_command, nccl_command
+        from commtax.records import filled
 
         q, engine = priced.question, self.given["emit"]
         if q.trains:
             return {"launch": launch_command(q, engine)}
-        limits = readers.filled(Limits, self.launch.options) if self.launch else q.limits
+        limits = filled(Limits, self.launch.options) if self.launch else q.limits
         batch = int(q.batch) * int(q.plan.dp) * int(q.plan.replicas)
         q = q.but(limits=limits, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
         launch, bench = launch_command(q, engine, self.devices), benchmark_command(q, engine)

@@ -13,6 +13,7 @@ from commtax import catalog
 from commtax.catalog.checkpoints import base_key
 from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled, origin, variant
+from commtax.catalog.programs import program
 from commtax.cli.options import About, Given
 from commtax.files import ELSEWHERE, local, read_text
 from commtax.spec import SIZES, Cluster, Model
@@ -20,9 +21,8 @@ from commtax.statement import Refusal
 from commtax.verbs.asking import AUTO_EP
 
 if TYPE_CHECKING:
-    from commtax.readers.launch import Launch
-    from commtax.readers.launch.meaning import Servers
-    from commtax.readers.topology import Placed
+    from commtax.launch.launched import Launch, Servers
+    from commtax.machines.topology import Placed
 
 
 def filled(text: str, model: str, given: Given, remarks: list[str], about: About) -> tuple[Launch, str]:
@@ -49,7 +49,7 @@ def filled(text: str, model: str, given: Given, remarks: list[str], about: About
 
 def _launch(text: str, model: str) -> Launch:
     """What was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
-    from commtax.readers.launch import parse
+    from commtax.launch.reading import parse
 
     name, _, choice = text.rpartition("#") if not os.path.exists(text) else (text, "", "")
     file = name if "\n" not in text and name and os.path.exists(name) else ""
@@ -97,11 +97,11 @@ def _shares(launch: Launch, model: str, options: Given, remarks: list[str], abou
     if servers.count > 1 and "concurrency" in launch.options and not about.several:
         options["concurrency"] = max(1, round(launch.number("concurrency") / servers.count))
         remarks.append(f"{servers.count} equal servers: the step of one of them, with its share of the clients")
-    if launch.engine == "vllm" and launch.axes["dp"] > 1 and "ep" not in launch.options and known and known.experts:
+    over_all = catalog.engine(launch.engine).sends.ep_is_tp_dp
+    if over_all and launch.axes["dp"] > 1 and "ep" not in launch.options and known and known.experts:
         options["ep"] = AUTO_EP
-        remarks.append(
-            "vLLM splits a mixture's experts over tp x dp: priced as experts spread over them (the same bytes and weights)"
-        )
+        how = "priced as experts spread over them (the same bytes and weights)"
+        remarks.append(f"{program(launch.engine).title} splits a mixture's experts over tp x dp: {how}")
     if servers.prefill_workers and not about.several:
         for name in ("disaggregated", "decode_workers", "prefill_workers", "prefill_tp", "prefill_dp"):
             del options[name]
@@ -154,7 +154,7 @@ def _model(launch: Launch, remarks: list[str]) -> str:
     if not launch.shape:
         return ""
 
-    from commtax.readers.launch.shapes import model_with
+    from commtax.launch.shapes import model_with
 
     if key := model_with(launch.shape):
         remarks.append(f"the command's sizes are those of {key}")
@@ -179,7 +179,7 @@ def _agreed(model: str, launch: Launch, remarks: list[str]) -> str:
         if normal(model) != normal(name):
             raise Refusal(f"MODEL '{model}' is not the pasted command's '{launch.model}': leave one of them out")
     elif launch.shape and known:
-        from commtax.readers.launch.shapes import sizes_of
+        from commtax.launch.shapes import sizes_of
 
         sizes = sizes_of(known)
         odd = [(name, size) for name, size in launch.shape if sizes.get(name, size) != size]
@@ -235,7 +235,7 @@ def laid_out(given: Given, remarks: list[str]) -> str:
 
 def placing(file: str, cluster: Cluster, remarks: list[str]) -> Callable[[Mapping[str, int]], Placed]:
     """Where a topology lets plans lie, by their sizes: on the GPUs that suit each best."""
-    from commtax.readers import topology
+    from commtax.machines import topology
 
     seen = topology.parse(read_text(file, "topo"))
 

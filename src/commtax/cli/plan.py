@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import click
 
+from commtax import catalog
+from commtax.catalog.programs import programs
 from commtax.cli import fleet
 from commtax.cli.options import COPIES, LENGTH, LIMITS, POOLS, WHERE, About, Kind, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
@@ -17,14 +19,14 @@ from commtax.cli.output import write_page
 from commtax.planner import best_serving, best_training, standing, training_standing
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.money import priced
-from commtax.planner.serving import WORKLOADS
+from commtax.planner.serving_search import WORKLOADS
 from commtax.question import INPUT_LEN, OUTPUT_LEN, SEQUENCE_LEN, Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.units import parse_seconds, parse_tokens
 
 if TYPE_CHECKING:
-    from commtax.readers.launch import Launch
+    from commtax.launch.launched import Launch
 
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
@@ -35,8 +37,6 @@ SOUGHT = (
 """Options of a search for serving plans alone."""
 UNSEARCHED = ("eager", "library", "speculative", "block_size", "kv_cache_memory_bytes")
 """What a pasted command may say and the search does not know: refused."""
-EMITTED = {False: ("vllm", "sglang", "trtllm"), True: ("megatron", "torchrun")}
-"""What --emit writes for serving and for training."""
 Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 
 
@@ -94,7 +94,7 @@ def plan_command(order: Order) -> None:
     order.output.read(order.question.cluster)
     if given["phase"] not in ("serve", "train"):
         raise Refusal(f"phase '{given['phase']}': serve or train", "phase", ("serve", "train"))
-    able = EMITTED[order.question.trains]
+    able = tuple(one.emitted_as for one in programs() if one.trains == order.question.trains)
     if given["emit"] and given["emit"] not in able:
         raise Refusal(f"emit '{given['emit']}': one of {', '.join(able)} here", "emit", able)
     if given["request_rate"] is not None:
@@ -200,8 +200,8 @@ def _stands(searched: ServingPlans, launch: Launch) -> Standing:
     servers, dtype, clients = launch.servers, str(launch.options.get("dtype", "")), launch.number("concurrency")
     sizes, experts = dict(launch.axes), searched.question.model.experts
     inner = sizes["dp"]
-    if launch.engine == "vllm" and inner > 1 and experts and "ep" not in launch.options:
-        sizes["ep"] = sizes["tp"] * inner  # vLLM splits experts over all of them
+    if catalog.engine(launch.engine).sends.ep_is_tp_dp and inner > 1 and experts and "ep" not in launch.options:
+        sizes["ep"] = sizes["tp"] * inner
     shared = experts is not None and sizes["ep"] > sizes["tp"]
     plan = {"tp": sizes["tp"], "pp": sizes["pp"], "dp": inner if shared else 1, "ep": sizes["ep"]}
     ahead = servers.prefill_workers
@@ -211,7 +211,7 @@ def _stands(searched: ServingPlans, launch: Launch) -> Standing:
 
 def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
     """The launch of the recommended plan, all of its servers, and the benchmark that would check it."""
-    from commtax.emit import apart_command, benchmark_command, launch_command
+    from commtax.launch.writing import apart_command, benchmark_command, launch_command
 
     rows, engine, own = searched.plans, order.given["emit"], searched.recommended
     copies = int(rows.replicas[own])
@@ -242,7 +242,7 @@ def _answer(order: Order, searched: ServingPlans | TrainPlans, pasted: Standing 
     from commtax.report import planning
 
     if order.given["html"]:
-        from commtax.report.view.pictures import plan_page
+        from commtax.web.pages import plan_page
 
         write_page(order.given["html"], plan_page, searched)
     if not order.output.as_json:

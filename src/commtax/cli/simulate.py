@@ -7,7 +7,7 @@ from commtax.cli import timed
 from commtax.cli.options import COPIES, LAID, LENGTH, LIMITS, LORA, PASTED, PICTURES, POOLS, WHERE, About, Given, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
 from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
-from commtax.report import serving
+from commtax.report import closed_loop
 from commtax.statement import Refusal
 from commtax.verbs.apart import check_pools
 from commtax.verbs.checking import positive
@@ -75,8 +75,8 @@ def simulate_command(order: Order) -> None:
     simulated = serve(q)
     if q.requests.disaggregated:
         _check_gpus(simulated)
-    show = serving.show_simulations if np.ndim(q.requests.concurrency) else serving.show_simulation
-    order.output.answer(serving.simulation_document, show, simulated, code=0 if serving.holds_one(simulated) else 1)
+    show = closed_loop.show_simulations if np.ndim(q.requests.concurrency) else closed_loop.show_simulation
+    order.output.answer(closed_loop.simulation_document, show, simulated, code=0 if closed_loop.holds_one(simulated) else 1)
 
 
 def _counted(q: Question, given: Given) -> Question:

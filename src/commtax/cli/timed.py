@@ -79,8 +79,7 @@ def _swept(given: Given, q: Question) -> tuple[str, tuple[float, ...]] | None:
 
 
 def _one(order: Order, q: Question, slo: Slo) -> NoReturn:
-    from commtax.report.request_documents import outcome_document
-    from commtax.report.requests import show_outcome
+    from commtax.report.requests import outcome_document, show_outcome
 
     with watched(_expected(q)) as watch:
         o = serve(checked(q), watch)
@@ -116,8 +115,8 @@ def _write(order: Order, o: Outcome) -> None:
 
 
 def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, ...]) -> NoReturn:
-    from commtax.report.request_documents import sweep_document
     from commtax.report.request_sweeps import plot_sweep, show_sweep
+    from commtax.report.requests import sweep_document
 
     given = order.given
     for file in ("timeline", "save"):

@@ -18,10 +18,10 @@ def web_command(port: int, host: str) -> None:
     if not hasattr(os, "fork"):
         raise Refusal("web: needs a system that forks processes, such as Linux or macOS (on Windows: WSL)")
     try:
-        from commtax.web.pool import Pool
-        from commtax.web.serving import listen, serve
+        from commtax.web.pool import WorkerPool
+        from commtax.web.server import listen, serve
     except ImportError as error:
         raise Refusal(f"web: {error.name} is missing; pip install 'commtax[web]'") from None
     bound = listen(host, port)
     click.echo(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/  (Ctrl-C ends it)")
-    serve(host, bound, Pool())
+    serve(host, bound, WorkerPool())

@@ -82,8 +82,6 @@ def trained_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number
 
 def adapter_kernels(s: Step) -> list[Kernel]:
     """Two products more for each packed module: to the adapters' rank, and back onto the module's output."""
-    if not s.plan.lora_rank:
-        return []
     packed: dict[tuple[int, str], list[Tensor]] = {}
     for tensor in inventory(s.model):
         if tensor.linear and tensor.where >= 0:

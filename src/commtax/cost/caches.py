@@ -1,11 +1,21 @@
-"""What a sequence keeps on a rank while it is served: keys and values of every token, or a state of one size."""
+"""What a sequence keeps on a rank while it is served, keys and values or a state of one size; and how engines keep it.
+
+Blocks of one size that groups of layers share, or a pool for states beside. vLLM (``kv_cache_utils``, ``MambaSpec``): layers of a
+kind are cut into groups of equal size, each with a table of blocks of its own. A request takes blocks for its tokens from groups of
+attention, a few from groups with a window, and whole states from groups of recurrent layers, whose blocks are raised so that one
+holds a state. SGLang: states lie in a pool of their own that gets a fixed share of the memory. Others: states are counted in bytes
+beside the blocks.
+"""
 
 import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from commtax.spec import DTYPE_BYTES, RECURRENT, Attention, Compressed, DeltaNet, Mamba2, Mixer, Model, Number, Plan
+from commtax.records import dataclass
+from commtax.spec import DTYPE_BYTES, RECURRENT, Attention, Compressed, DeltaNet, Mamba2, Mixer, Model, Number, Plan, StateHabits
 
 SCALE_BYTES = 4  # of an fp32 scale: one for each 128 values of an fp8 latent, and one a key of a selector, which is fp8
 STATE_SCALE_GROUP = 64  # values of DeepSeek-V4's fp8 latent that share a scale of one byte
@@ -104,3 +114,214 @@ def state_bytes_per_sequence(model: Model, plan: Plan) -> Number:
     """… of all layers together."""
     mixers = (model.blocks[i].mixer for i in model.layers)
     return sum((state_bytes_per_layer(mixer, plan.tp, plan) for mixer in mixers), start=plan.tp * 0.0)
+
+
+SHARED_LAYERS = 1.5  # kinds that differ by less than this are padded to the larger one instead of cut to the smaller
+PLAIN = StateHabits()  # of an engine whose file says nothing of states
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers with one table of blocks."""
+
+    tokens: Number  # that a block holds
+    window: int = 0  # tokens that are kept of a request; 0: all
+    states: Number = 0  # blocks that a request holds whatever its length; 0: as its tokens need
+
+    def blocks(self, length: int, max_batched_tokens: int) -> int:
+        """That a request of ``length`` tokens takes at most: a window lies across blocks, and frees what it has passed."""
+        if self.window:
+            return 1 + math.ceil(min(self.window - 1 + max_batched_tokens, length) / int(self.tokens))
+        return int(self.states) or math.ceil(length / int(self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """How the memory for caches serves one stage."""
+
+    bytes_per_token: Number  # of one rank, all layers: what a token costs while every layer of attention keeps it
+    bytes_per_block: Number  # one block of one group
+    block_size: Number  # tokens
+    groups: tuple[Group, ...]
+    state_bytes: Number = 0.0  # of one sequence: what it keeps whatever its length
+    share: float = 0.0  # bytes of a pool of states over those of the blocks; 0: there is no such pool
+    slots: int = 1  # states of such a pool that a running request has
+    window_share: float = 0.0  # tokens of a pool of windows over those of the blocks, and …
+    window_tokens: int = 0  # … those that a request has there
+
+    @property
+    def num_growing(self) -> int:
+        """Groups whose blocks a request takes as it grows."""
+        return sum(not np.any(g.states) for g in self.groups)
+
+    @property
+    def state_tokens(self) -> Number:
+        """Tokens whose room the states of one request take."""
+        return sum(g.states for g in self.groups) / self.num_growing * self.block_size
+
+    def tokens(self, blocks: Number) -> Number:
+        """Tokens that so many blocks hold where no state is in them."""
+        return blocks // self.num_growing * self.block_size
+
+    def shared_tokens(self, blocks: Number) -> Number:
+        """Tokens that so many blocks hold were they dealt to all groups alike."""
+        return blocks // len(self.groups) * self.block_size
+
+    def blocks_per_request(self, length: int, max_batched_tokens: int) -> int:
+        """Blocks that one request of ``length`` tokens occupies."""
+        return max(1, sum(g.blocks(length, max_batched_tokens) for g in self.groups))
+
+    def places(self, tokens: Number) -> Number:
+        """Requests whose states have a place beside blocks of so many tokens; no limit where states lie in the blocks."""
+        if self.window_share:
+            return tokens * self.window_share // self.window_tokens
+        if not self.share or not np.any(self.state_bytes):
+            return math.inf
+        return tokens * self.bytes_per_token * self.share / self.state_bytes // self.slots
+
+
+def kv_pool(model: Model, plan: Plan, layers: range, block_size: int, habits: StateHabits = PLAIN) -> KvPool:
+    """What a stage of these layers keeps its caches in, by the engine's habits."""
+    mixers = [model.blocks[model.layers[i]].mixer for i in layers]
+    cached = [m for m in mixers if isinstance(m, Attention) and m.own_cache] or [model.attention]
+    states = [m for m in mixers if isinstance(m, RECURRENT)]
+    nbytes = sum((state_bytes_per_layer(m, plan.tp, plan) for m in mixers), start=plan.tp * 0.0)
+    if habits.compressed_block and any(a.compressed for a in cached):
+        return (_windows_apart if habits.window_share else _compressed)(cached, plan, habits, nbytes)
+    if habits.state_pool == "blocks":
+        return _grouped(cached, states, plan, block_size, habits, nbytes)
+    pool = _grouped(cached, [], plan, block_size, habits, nbytes)
+    if not np.any(nbytes):
+        return pool
+    if states and habits.state_pool == "share":
+        return replace(pool, share=habits.state_share, slots=habits.state_slots)
+    beside = Group(block_size, states=np.ceil(nbytes * habits.state_slots / pool.bytes_per_block))
+    return replace(pool, groups=(*pool.groups, beside))
+
+
+Kind = tuple[int, int, int, int, bool]
+
+
+def _kind(a: Attention) -> Kind:
+    """Layers that can share a table: of one window and one width of cache."""
+    return a.window, a.num_kv_heads, a.head_dim, a.v_head_dim, a.latent is not None
+
+
+def _grouped(
+    cached: Sequence[Attention], states: Sequence[DeltaNet | Mamba2], plan: Plan, size: int, habits: StateHabits, nbytes: Number
+) -> KvPool:
+    """Groups of equal numbers of layers, whose blocks are as large as the widest kind's; all in one where one kind is all."""
+    per_layer = {a: kv_bytes_per_token_layer(a, plan.tp, plan.kv_dtype) for a in dict.fromkeys(cached)}
+    if not states and len({a.window for a in cached}) == 1:
+        each = sum(per_layer[a] for a in cached)
+        return KvPool(each, each * size, size, (Group(size, cached[0].window),), nbytes)
+    widest = max(per_layer.values(), key=lambda v: float(np.max(v)))
+    block = _raised_block(cached, states, plan, size, habits, widest)
+    page = widest * block
+    counts: Counter[Kind | DeltaNet | Mamba2] = Counter(sorted(map(_kind, cached)))
+    counts.update(states)
+    smallest, largest = min(counts.values()), max(counts.values())
+    each = largest if largest < SHARED_LAYERS * smallest else smallest
+    held = {_kind(a): nbytes_ for a, nbytes_ in per_layer.items()}
+    groups = tuple(
+        Group(block, states=habits.state_slots)
+        if isinstance(kind, RECURRENT)
+        else Group(_fitting(block, page, held[kind]), kind[0])
+        for kind, count in counts.items()
+        for _ in range(math.ceil(count / each))
+    )
+    growing = sum(page * each / g.tokens for g in groups if not g.states)
+    return KvPool(growing, page * each, block, groups, nbytes)
+
+
+def _fitting(block: Number, page: Number, per_token: Number) -> Number:
+    """Tokens of a narrower layer in a block of the widest: whole multiples of the usual, where they fill it."""
+    times = page / np.maximum(per_token * block, 1e-9)
+    return block * np.where(times == np.floor(times), times, 1)[()]
+
+
+def _raised_block(
+    cached: Sequence[Attention],
+    states: Sequence[DeltaNet | Mamba2],
+    plan: Plan,
+    size: int,
+    habits: StateHabits,
+    per_token: Number,
+) -> Number:
+    """Tokens of a block: as many as make it hold the largest state, in whole multiples of what kernels take."""
+    if not states:
+        return size
+    latent = any(a.latent for a in cached)
+    grain = max(size, habits.state_block_multiple_latent if latent else habits.state_block_multiple)
+    state = np.max([state_bytes_per_layer(m, plan.tp, plan) * np.ones_like(per_token) for m in dict.fromkeys(states)], axis=0)
+    return (np.maximum(1, np.ceil(state / (grain * per_token))) * grain)[()]
+
+
+def _compressed(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
+    """Entries of all lengths in one group, windows and unfinished entries in others, as many layers of each page in all of them.
+
+    A stage of windows alone has pages of their size.
+    """
+    plain = [habits.window_block * entry_bytes(a, a.compressed, plan.kv_dtype) for a in cached if a.compressed]
+    pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits)) or Counter(_padded(n, habits) for n in plain)
+    kept = [(a.compressed.window, habits.window_block) for a in cached if a.compressed]
+    for ratio in dict.fromkeys(a.compressed.ratio for a in cached if a.compressed and a.compressed.ratio):
+        kept += [_unfinished(a.compressed, a, max(pages)) for a in cached if a.compressed and a.compressed.ratio == ratio]
+    counts, most = Counter(kept), max(pages.values())
+    each = _layers_of_all(most, [most, *counts.values()])
+    windows = tuple(
+        Group(tokens, window, states=math.ceil(window / tokens) + 1)
+        for (window, tokens), count in counts.items()
+        for _ in range(math.ceil(count / each))
+    )
+    packed = max(sum(page * count for page, count in pages.items()), max(pages) * each)
+    block = packed if habits.packed_pages else sum(pages) * each
+    size = plan.tp * 0 + habits.compressed_block
+    return KvPool(plan.tp * 0 + block / habits.compressed_block, plan.tp * 0 + block, size, (Group(size), *windows), nbytes)
+
+
+def _windows_apart(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
+    """Entries for all tokens, windows for a share of them (SGLang's DSV4PoolConfigurator).
+
+    Entries that overlap are unfinished beside their window's tokens; of others a request has room for one.
+    """
+    size, entries = habits.compressed_block, sum(kv_bytes_per_token_layer(a, plan.tp, plan.kv_dtype) for a in cached)
+    kinds = [(a, a.compressed) for a in cached if a.compressed]
+    windows = sum(_window_bytes(a, m, plan.kv_dtype) for a, m in kinds)
+    each = entries + habits.window_share * windows
+    unfinished = sum(m.ratio * unfinished_bytes(m, width) for a, m in kinds if m.overlap == 1 for width in compressed_widths(a))
+    beside = Group(size, states=np.ceil(unfinished / (each * size)))
+    kept = max(math.ceil(m.window / habits.window_block) + 1 for _, m in kinds) * habits.window_block
+    groups = (Group(size), beside) if unfinished else (Group(size),)
+    return KvPool(each, each * size, size, groups, nbytes, window_share=habits.window_share, window_tokens=kept)
+
+
+def _window_bytes(a: Attention, m: Compressed, kv_dtype: str) -> float:
+    """Of a token in a window: its latent, and its part of what the window keeps of unfinished entries that overlap."""
+    rows = m.overlap * m.ratio / m.window if m.overlap > 1 else 0.0
+    return entry_bytes(a, m, kv_dtype) + rows * sum(unfinished_bytes(m, width) for width in compressed_widths(a))
+
+
+def _entry_pages(a: Attention, plan: Plan, habits: StateHabits) -> Iterator[int]:
+    """A layer's parts of a block: entries of the latent, and keys of the selector."""
+    m = a.compressed
+    if m and m.ratio:
+        entries = habits.compressed_block / m.ratio
+        yield _padded(entries * entry_bytes(a, m, plan.kv_dtype), habits)
+        if a.indexer:
+            yield _padded(entries * (a.indexer.head_dim + SCALE_BYTES), habits)
+
+
+def _padded(nbytes: float, habits: StateHabits) -> int:
+    return math.ceil(nbytes / habits.page_multiple) * habits.page_multiple
+
+
+def _unfinished(m: Compressed, a: Attention, page: int) -> tuple[int, int]:
+    """The window of a compressor, and its tokens in a block: the largest power of two that the largest page holds."""
+    widest = max(compressed_widths(a))
+    return m.overlap * m.ratio, 2 ** math.floor(math.log2(page / unfinished_bytes(m, widest)))
+
+
+def _layers_of_all(least: int, counts: Sequence[int]) -> int:
+    """Layers of a group, at least ``least``, with the fewest padded in all groups; of equals the most."""
+    return min(range(least, max(counts) + 1), key=lambda size: (sum(-count % size for count in counts), -size))

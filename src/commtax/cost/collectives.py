@@ -1,20 +1,24 @@
-"""How long a collective takes: one function an algorithm, and the choice among them as a library would choose.
+"""How long a collective takes: one function an algorithm, the choice among them as a library would choose, and what crosses hosts.
 
 Each algorithm returns (latency, wire) seconds for the full tensor ``nbytes`` over ``ranks``; both vanish at one rank.
 The constants come from ``Path`` records, which are data.
+
+A group over several domains has a stage inside each, and what crosses the NICs between them. NCCL packs that in one of three ways,
+and so does the price: small tensors at once with a flag beside each word (LL), in lines of 128 bytes (LL128), or in a pipeline of
+long messages that takes time to fill (Simple). Constants are ``Protocol`` records and those of the network's ``Link``.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from typing import get_args
 
 import numpy as np
 
 from commtax.arrays import distinct, pick, some, spread
+from commtax.cost.placement import Span
 from commtax.records import dataclass
-from commtax.spec import Algorithm, Number, Path
-from commtax.statement import Note
-from commtax.units import format_bytes
+from commtax.spec import Algorithm, Cluster, Fabric, Link, Network, Number, Path, Protocol
 
 Parts = tuple[Number, Number]
 
@@ -205,20 +209,154 @@ def _first(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
     return Choice(latency, wire, taken)
 
 
-def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note:
-    """Why a library takes this path, in words; ``ranks`` are those inside one host.
+ROUND = ("all-gather", "reduce-scatter")
+"""Collectives that go round all ranks, whatever domain they lie in."""
+RINGS = ("all-reduce", *ROUND)
+PAIRS = ("all-to-all", "send-recv")
+"""Messages from rank to rank: nothing is added, and no pipeline over levels of hosts has to fill."""
 
-    >>> reason(Path("all-reduce", "one-shot", 1e9, name="custom one-shot", max_bytes=((8, 262143.0),)), 16384, 8)
-    'custom one-shot: 16 KiB <= 256 KiB on 8 ranks'
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A group over several domains: ``nbytes`` is what each domain works on, ``nics_Bps`` what its NICs carry in one direction."""
+
+    op: str
+    nbytes: Number
+    ranks: Number
+    inside: Number  # ranks in each domain
+    domains: Number
+    nics_Bps: Number
+    link: Link
+
+    @property
+    def passes(self) -> int:
+        return 2 if self.op == "all-reduce" else 1
+
+    @property
+    def levels(self) -> Number:
+        """Levels of a tree over the domains."""
+        return np.ceil(np.log2(np.maximum(1, self.domains)))
+
+    @property
+    def hops(self) -> Number:
+        """Network hops one after the other in one pass: a ring goes through every domain, a tree through its levels.
+
+        Where each domain has one rank, NCCL gathers and scatters over a tree too (PAT).
+        """
+        if self.op in PAIRS:
+            return np.minimum(1, self.domains - 1)
+        return pick(np.asarray(self.inside) > 1, self.domains - 1, self.levels) if self.op in ROUND else self.levels
+
+    @property
+    def leaving(self) -> Number:
+        """Share of the tensor that leaves each domain.
+
+        An all-reduce of two domains swaps their sums, each once (a tree); with more, every byte goes up and down, or twice
+        round: 2 (n-1)/n over n ranks. A gather or scatter goes round all ranks: (n-1)/n. An all-to-all keeps what its own
+        domain wants: (M-1)/M.
+        """
+        if self.op == "all-reduce":
+            return pick(np.asarray(self.domains) > 2, ring_factor(self.op, self.ranks), np.minimum(1, self.domains - 1))
+        return ring_factor(self.op, self.ranks if self.op in ROUND else self.domains)
+
+
+def across(crossing: Crossing, inside: Choice, paths: tuple[Path, ...], network: Network) -> Choice:
+    """A collective over several domains: the cheapest protocol of the network, or one pipeline where none were measured.
+
+    t = latency inside + hops of the network + what fills the pipeline + [ inside^norm + wire^norm ]^(1/norm) seconds.
+
+    ``inside`` is its stage inside the domains, chosen from ``paths``.
     """
-    name, size = path.name or path.algorithm, format_bytes(nbytes)
-    if crosses and ranks == 1:
-        return Note("nics", f"NICs only: {size}, one rank per host")
-    if crosses:
-        return Note("hierarchical", f"{name} inside, NICs between hosts: {size}, {ranks} ranks per host")
-    for world, most in path.max_bytes:
-        if ranks <= world:
-            return Note("limit", f"{name}: {size} <= {format_bytes(most + most % 2)} on {ranks} ranks")
-    if path.turn and path.op == "all-reduce":
-        return Note("beyond", f"{name}: {size} on {ranks} ranks is beyond the engine's own kernels")
-    return Note("cheapest", f"{name}: the cheapest for {size} on {ranks} ranks")
+    if not network.protocols:
+        return one_pipeline(crossing, inside, network)
+    able = [p for p in network.protocols if _serves(p, crossing)]
+    return reduce(_cheaper, [_by_protocol(p, crossing, inside, paths, network) for p in able])
+
+
+def one_pipeline(c: Crossing, inside: Choice, network: Network) -> Choice:
+    """Both stages as one pipeline: log2 M network hops each way (a tree), each some times the link's latency.
+
+    A pipeline cut into the best number of chunks loses 2 sqrt(L wire) beside both, L a hop each way (levels work on different
+    chunks at a time): most of the time of tensors of a few megabytes.
+    """
+    levels = np.minimum(1, c.domains - 1) if network.direct else c.levels
+    through = c.ranks if network.flat and c.op in RINGS else c.domains
+    wire = ring_factor(c.op, through) * c.nbytes / (c.nics_Bps * network.efficiency)
+    hop = c.passes * (network.hops * c.link.latency_s)
+    both = _beside(inside.wire_s, wire, network) + 2 * network.pipelining * np.sqrt(hop * wire)
+    return _choice(inside.latency_s + levels * hop, both, inside.path, inside)
+
+
+def _serves(protocol: Protocol, c: Crossing) -> bool:
+    return not (protocol.ring and c.op in PAIRS) and (c.link.ordered or not protocol.ordered)
+
+
+def _by_protocol(p: Protocol, c: Crossing, inside: Choice, paths: tuple[Path, ...], network: Network) -> Choice:
+    """Latency: the stage inside, the network's hops, what fills the pipeline. Bytes: both stages side by side."""
+    index, (latency, moving) = _ridden(p, c, inside, paths)
+    hop = c.passes * (network.hops * c.link.latency_s)
+    wire = c.leaving * c.nbytes / np.minimum(c.nics_Bps * p.share * network.efficiency * c.link.efficiency, p.most_Bps)
+    loss = p.pair_loss if c.op in PAIRS else p.loss
+    lost = 2 * loss * np.sqrt(hop * c.leaving * c.nbytes / c.nics_Bps) if loss else 0.0
+    fixed = latency + c.hops * hop + p.extra_s + network.pipelining * _fill(p, c)
+    return _choice(fixed, _beside(moving, wire, network) + lost, index, inside)
+
+
+def _fill(p: Protocol, c: Crossing) -> Number:
+    """Seconds until a pipeline runs: longer over more levels of hosts; some networks take their own time for it."""
+    if not p.fill_s or c.op in PAIRS:
+        return 0.0
+    return c.passes * np.minimum(1, c.levels) * (c.link.fill_s or p.fill_s + p.level_s * c.levels)
+
+
+def _ridden(p: Protocol, c: Crossing, inside: Choice, paths: tuple[Path, ...]) -> tuple[Number, Parts]:
+    """The path inside the domains that a protocol rides: the one chosen, or the plain ring."""
+    ring = next((i for i, path in enumerate(paths) if path.algorithm == "ring"), None) if p.ring else None
+    if ring is None:
+        return inside.path, (inside.latency_s, inside.wire_s)
+    return ring + 0 * inside.path, path_parts(paths[ring], c.nbytes, stage_ranks(c.op, c.ranks, c.inside))
+
+
+def stage_ranks(op: str, ranks: Number, inside: Number) -> Number:
+    """Ranks that the stage inside the domains is priced for: a ring that goes round passes every rank's link."""
+    return pick(np.asarray(inside) > 1, ranks, inside) if op in ROUND else inside
+
+
+def _beside(inside_s: Number, wire_s: Number, network: Network) -> Number:
+    """Two stages that overlap: the slower one, and a little more where both are near."""
+    return (inside_s**network.norm + wire_s**network.norm) ** (1 / network.norm)
+
+
+def _choice(latency: Number, wire: Number, path: Number, inside: Choice) -> Choice:
+    return Choice(latency, wire, path, inside.seconds / np.maximum(latency + wire, 1e-12))
+
+
+def _cheaper(one: Choice, other: Choice) -> Choice:
+    return _where(other.seconds < one.seconds, other, one)
+
+
+def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0) -> Choice:
+    """A collective inside a fast domain, or over several of them through the hosts' NICs, which carry ``outside`` of its bytes."""
+    here = choose(fabric.paths[op], nbytes, ranks)
+    if not some(where.crosses):
+        return here
+    inside_ranks = np.minimum(where.ranks_per_domain, ranks)
+    if fabric.flat:
+        return _where(where.crosses, choose(fabric.network_paths[op], nbytes, ranks), here)
+    paths = fabric.network_paths[op]
+    inside = choose(paths, nbytes, stage_ranks(op, ranks, inside_ranks) if fabric.network.protocols else inside_ranks)
+    hosts_per_domain = max(1, cluster.domain // cluster.gpus_per_host)
+    total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
+    # Groups side by side share the NICs: a GPU's own, or those of a host among all that run there.
+    users = cluster.domain if cluster.inter.nic_per_gpu else pick(np.asarray(where.used) > 0, where.used, cluster.domain)
+    share = np.minimum(1.0, inside_ranks / users)
+    # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
+    carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes
+    domains = np.maximum(1, where.domains)
+    crossing = Crossing(op, carried * outside, ranks, inside_ranks, domains, total * share, cluster.inter)
+    return _where(where.crosses, across(crossing, inside, paths, fabric.network), here)
+
+
+def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
+    parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path), (yes.inside, no.inside))
+    return Choice(*(pick(condition, a, b) for a, b in parts))

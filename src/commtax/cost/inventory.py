@@ -1,15 +1,19 @@
-"""The tensors of a model, named and shaped as common checkpoints have them, with how ranks share each.
+"""The tensors of a model, named and shaped as common checkpoints have them, with how ranks share each and how each is stored.
 
 One inventory answers for parameter counts, weights per rank, and what tensor parallelism must add up again. Names
-follow the common checkpoint spelling, with ``N`` for a layer's number; shapes are (out, in), experts first.
+follow the common checkpoint spelling, with ``N`` for a layer's number; shapes are (out, in), experts first. The format that a
+checkpoint stores each in: patterns of its own spelling against these names.
 """
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 
+from commtax.patterns import modules
 from commtax.records import dataclass
-from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mamba2, Mixer, Mlp, Model
+from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mamba2, Mixer, Mlp, Model, Quant
 
 FIRST, LAST = -1, -2
 """Where a tensor lives that belongs to no layer: the first pipeline stage or the last."""
@@ -25,63 +29,50 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     split: str
-    where: int  # index into model.blocks, or FIRST or LAST
     part: str
     linear: bool = False  # a matrix that quantisation applies to
     units: int = 0
     active: bool = True  # False: a token looks a row of it up, and multiplies with nothing
+    where: int = FIRST  # index into model.blocks, or FIRST or LAST
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A tensor of a layer, before it is known which."""
-
-    name: str
-    shape: tuple[int, ...]
-    split: str
-    part: str
-    linear: bool = False
-    units: int = 0
-    active: bool = True
-
-
 @lru_cache(maxsize=256)
 def inventory(model: Model) -> tuple[Tensor, ...]:
     """Every tensor of the decoder once; a layer's tensors stand once for each kind of layer."""
-    tensors: list[Tensor] = [Tensor("model.embed_tokens.weight", (model.vocab, model.hidden), "vocab", FIRST, "embedding")]
+    tensors: list[Tensor] = [Tensor("model.embed_tokens.weight", (model.vocab, model.hidden), "vocab", "embedding")]
     if model.positions:
-        tensors.append(Tensor("model.embed_positions.weight", (model.positions, model.hidden), "full", FIRST, "embedding"))
-    tensors += [_tensor(row, "", FIRST) for row in map(_extra, model.extras)]
+        tensors.append(Tensor("model.embed_positions.weight", (model.positions, model.hidden), "full", "embedding"))
+    tensors += map(_extra, model.extras)
     for index, block in enumerate(model.blocks):
-        tensors += [_tensor(row, "model.layers.N.", index) for row in _layer(model, block)]
+        tensors += _placed(_layer(model, block), "model.layers.N.", index)
     if model.final_norm:
-        tensors += [_tensor(row, "model.", LAST) for row in _norm("norm", model.hidden, model.norm_bias)]
+        tensors += _placed(_norm("norm", model.hidden, model.norm_bias), "model.", LAST)
     if model.hyper:
-        tensors += [_tensor(row, "model.", LAST) for row in _hyper("hc_head", model.hyper.streams, model.hidden, head=True)]
+        tensors += _placed(_hyper("hc_head", model.hyper.streams, model.hidden, head=True), "model.", LAST)
     if not model.tied:
-        tensors.append(Tensor("lm_head.weight", (model.vocab, model.hidden), "vocab", LAST, "head"))
+        tensors.append(Tensor("lm_head.weight", (model.vocab, model.hidden), "vocab", "head", where=LAST))
     if model.head_bias:
-        tensors.append(Tensor("lm_head.bias", (model.vocab,), "vocab", LAST, "head"))
+        tensors.append(Tensor("lm_head.bias", (model.vocab,), "vocab", "head", where=LAST))
     if model.tower:
         for name, shape, copies in (*model.tower.tensors, *model.tower.projector):
             split = "tower" if len(shape) > 1 else "full"
-            tensors.append(Tensor(name, (copies, *shape), split, FIRST, "tower"))
+            tensors.append(Tensor(name, (copies, *shape), split, "tower"))
     return tuple(tensors)
 
 
-def _tensor(row: Row, prefix: str, where: int) -> Tensor:
-    return Tensor(f"{prefix}{row.name}", row.shape, row.split, where, row.part, row.linear, row.units, row.active)
+def _placed(tensors: Iterable[Tensor], prefix: str, where: int) -> list[Tensor]:
+    return [replace(tensor, name=f"{prefix}{tensor.name}", where=where) for tensor in tensors]
 
 
-def _extra(extra: Extra) -> Row:
-    return Row(extra.name, extra.shape, extra.split, extra.part, len(extra.shape) > 1 and extra.active, active=extra.active)
+def _extra(extra: Extra) -> Tensor:
+    return Tensor(extra.name, extra.shape, extra.split, extra.part, len(extra.shape) > 1 and extra.active, active=extra.active)
 
 
-def _layer(model: Model, block: Block) -> Iterator[Row]:
+def _layer(model: Model, block: Block) -> Iterator[Tensor]:
     """The tensors of one kind of layer."""
     if block.mixer:
         yield from _mixer(model.hidden, block.mixer)
@@ -95,28 +86,28 @@ def _layer(model: Model, block: Block) -> Iterator[Row]:
     yield from map(_extra, block.extras)
 
 
-def _linear(name: str, out: int, into: int, split: str, part: str, bias: str = "", units: int = 0) -> Iterator[Row]:
+def _linear(name: str, out: int, into: int, split: str, part: str, bias: str = "", units: int = 0) -> Iterator[Tensor]:
     """A matrix and, if ``bias`` names a split, its bias (row-parallel layers keep the whole bias on every rank)."""
-    yield Row(f"{name}.weight", (out, into), split, part, True, units)
+    yield Tensor(f"{name}.weight", (out, into), split, part, True, units)
     if bias:
-        yield Row(f"{name}.bias", (out,), bias, part, False, units)
+        yield Tensor(f"{name}.bias", (out,), bias, part, False, units)
 
 
-def _norm(name: str, width: int, bias: bool, part: str = "norm", split: str = "full", units: int = 0) -> Iterator[Row]:
-    yield Row(f"{name}.weight", (width,), split, part, False, units)
+def _norm(name: str, width: int, bias: bool, part: str = "norm", split: str = "full", units: int = 0) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (width,), split, part, False, units)
     if bias:
-        yield Row(f"{name}.bias", (width,), split, part, False, units)
+        yield Tensor(f"{name}.bias", (width,), split, part, False, units)
 
 
-def _hyper(name: str, streams: int, hidden: int, head: bool = False) -> Iterator[Row]:
+def _hyper(name: str, streams: int, hidden: int, head: bool = False) -> Iterator[Tensor]:
     """What mixes the residual streams around one half of a layer: into it, out of it and among themselves; or before the head."""
     mixes = streams if head else (2 + streams) * streams
-    yield Row(f"{name}_fn", (mixes, streams * hidden), "full", "hyper-connections")
-    yield Row(f"{name}_base", (mixes,), "full", "hyper-connections")
-    yield Row(f"{name}_scale", (1 if head else 3,), "full", "hyper-connections")
+    yield Tensor(f"{name}_fn", (mixes, streams * hidden), "full", "hyper-connections")
+    yield Tensor(f"{name}_base", (mixes,), "full", "hyper-connections")
+    yield Tensor(f"{name}_scale", (1 if head else 3,), "full", "hyper-connections")
 
 
-def _mixer(hidden: int, mixer: Mixer) -> Iterator[Row]:
+def _mixer(hidden: int, mixer: Mixer) -> Iterator[Tensor]:
     if isinstance(mixer, Attention):
         yield from _attention(hidden, mixer)
     elif isinstance(mixer, DeltaNet):
@@ -125,7 +116,7 @@ def _mixer(hidden: int, mixer: Mixer) -> Iterator[Row]:
         yield from _mamba(hidden, mixer)
 
 
-def _attention(hidden: int, a: Attention) -> Iterator[Row]:
+def _attention(hidden: int, a: Attention) -> Iterator[Tensor]:
     if a.compressed:
         yield from _compressed(hidden, a, a.compressed)
     else:
@@ -135,12 +126,12 @@ def _attention(hidden: int, a: Attention) -> Iterator[Row]:
     if a.gate == "head":
         yield from _linear("self_attn.g_proj", a.num_heads, hidden, "heads", "attention")
     if a.sinks:
-        yield Row("self_attn.sinks", (a.num_heads,), "heads", "attention")
+        yield Tensor("self_attn.sinks", (a.num_heads,), "heads", "attention")
     if a.indexer and a.indexer.own:
         yield from _indexer(hidden, a, a.indexer)
 
 
-def _grouped(hidden: int, a: Attention) -> Iterator[Row]:
+def _grouped(hidden: int, a: Attention) -> Iterator[Tensor]:
     q, kv, heads = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads
     bias = "heads" if a.qkv_bias else ""
     gated = 2 if a.gate == "element" else 1
@@ -158,7 +149,7 @@ def _grouped(hidden: int, a: Attention) -> Iterator[Row]:
         yield from _norm("self_attn.k_norm", kv, False, split="kv", units=heads)
 
 
-def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[Row]:
+def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[Tensor]:
     """The down-projections (and so the latent KV) are whole on every rank; the up-projections split by heads."""
     q, bias = a.num_heads * (m.nope_dim + m.rope_dim), "full" if a.qkv_bias else ""
     if m.q_rank:
@@ -175,7 +166,7 @@ def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[Row]:
         yield from _linear("self_attn.g_proj", a.num_heads * a.v_head_dim, hidden, "heads", "attention")
 
 
-def _compressed(hidden: int, a: Attention, m: Compressed) -> Iterator[Row]:
+def _compressed(hidden: int, a: Attention, m: Compressed) -> Iterator[Tensor]:
     """Queries through a latent; keys and values are one latent of one head; the output through groups of low rank."""
     yield from _linear("self_attn.wq_a", m.q_rank, hidden, "full", "attention")
     yield from _norm("self_attn.q_norm", m.q_rank, False)
@@ -188,17 +179,17 @@ def _compressed(hidden: int, a: Attention, m: Compressed) -> Iterator[Row]:
     yield from _compressor("self_attn.compressor", hidden, a.head_dim, m)
 
 
-def _compressor(name: str, hidden: int, width: int, m: Compressed) -> Iterator[Row]:
+def _compressor(name: str, hidden: int, width: int, m: Compressed) -> Iterator[Tensor]:
     """What makes one entry of ``ratio`` tokens: values, gates, a place of each token inside, a norm. Never quantised."""
     if m.ratio:
         wide = m.overlap * width
-        yield Row(f"{name}.ape", (m.ratio, wide), "full", "compressor")
-        yield Row(f"{name}.wkv.weight", (wide, hidden), "full", "compressor")
-        yield Row(f"{name}.wgate.weight", (wide, hidden), "full", "compressor")
+        yield Tensor(f"{name}.ape", (m.ratio, wide), "full", "compressor")
+        yield Tensor(f"{name}.wkv.weight", (wide, hidden), "full", "compressor")
+        yield Tensor(f"{name}.wgate.weight", (wide, hidden), "full", "compressor")
         yield from _norm(f"{name}.norm", width, False, "compressor")
 
 
-def _indexer(hidden: int, a: Attention, x: Indexer) -> Iterator[Row]:
+def _indexer(hidden: int, a: Attention, x: Indexer) -> Iterator[Tensor]:
     """Queries from the latent that attention's come from, keys from the hidden state, or from entries of their own compressor."""
     if m := a.latent or a.compressed:
         yield from _linear("self_attn.indexer.wq_b", x.num_heads * x.head_dim, m.q_rank or hidden, "full", "indexer")
@@ -215,53 +206,53 @@ def _indexer(hidden: int, a: Attention, x: Indexer) -> Iterator[Row]:
         yield from _norm("self_attn.index_k_norm", x.head_dim, False, "indexer")
 
 
-def _delta_net(hidden: int, m: DeltaNet) -> Iterator[Row]:
+def _delta_net(hidden: int, m: DeltaNet) -> Iterator[Tensor]:
     keys, values, part = m.num_k_heads * m.k_dim, m.num_v_heads * m.v_dim, "linear attention"
     for name, width in (("q", keys), ("k", keys), ("v", values)):
         yield from _linear(f"linear_attn.in_proj_qkv.{name}_proj", width, hidden, "heads", part)
-        yield Row(f"linear_attn.conv1d.{name}.weight", (width, 1, m.conv), "heads", part)
+        yield Tensor(f"linear_attn.conv1d.{name}.weight", (width, 1, m.conv), "heads", part)
     decays = keys if m.decay_rank else m.num_v_heads
     yield from _low_rank("linear_attn.in_proj_z", values, m.gate_rank, hidden, part)
     yield from _low_rank("linear_attn.in_proj_a", decays, m.decay_rank, hidden, part)
-    yield Row("linear_attn.dt_bias", (decays,), "heads", part)
+    yield Tensor("linear_attn.dt_bias", (decays,), "heads", part)
     yield from _linear("linear_attn.in_proj_b", m.num_v_heads, hidden, "heads", part)
-    yield Row("linear_attn.A_log", (m.num_v_heads,), "heads", part)
+    yield Tensor("linear_attn.A_log", (m.num_v_heads,), "heads", part)
     yield from _norm("linear_attn.norm", m.v_dim, False)
     yield from _linear("linear_attn.out_proj", hidden, values, "heads", part)
 
 
-def _low_rank(name: str, out: int, rank: int, into: int, part: str) -> Iterator[Row]:
+def _low_rank(name: str, out: int, rank: int, into: int, part: str) -> Iterator[Tensor]:
     """A matrix split by heads, or one of low rank: whole into the rank, split out of it."""
     if rank:
         yield from _linear(f"{name}.a_proj", rank, into, "full", part)
     yield from _linear(f"{name}.b_proj" if rank else name, out, rank or into, "heads", part)
 
 
-def _mamba(hidden: int, m: Mamba2) -> Iterator[Row]:
+def _mamba(hidden: int, m: Mamba2) -> Iterator[Tensor]:
     """One input projection for z, x, B, C and dt; B and C belong to groups of heads, which ranks share or copy."""
     part, both, bias = "state space", 2 * m.num_groups * m.state, "heads" if m.bias else ""
     yield from _linear("mixer.in_proj.zx", 2 * m.inner, hidden, "heads", part, bias)
     yield from _linear("mixer.in_proj.bc", both, hidden, "kv", part, bias and "kv", m.num_groups)
     yield from _linear("mixer.in_proj.dt", m.num_heads, hidden, "heads", part, bias)
     for name, width, split in (("x", m.inner, "heads"), ("bc", both, "kv")):
-        yield Row(f"mixer.conv1d.{name}.weight", (width, 1, m.conv), split, part, units=m.num_groups)
+        yield Tensor(f"mixer.conv1d.{name}.weight", (width, 1, m.conv), split, part, units=m.num_groups)
         if m.conv_bias:
-            yield Row(f"mixer.conv1d.{name}.bias", (width,), split, part, units=m.num_groups)
+            yield Tensor(f"mixer.conv1d.{name}.bias", (width,), split, part, units=m.num_groups)
     for name in ("A_log", "D", "dt_bias"):
-        yield Row(f"mixer.{name}", (m.num_heads,), "heads", part)
+        yield Tensor(f"mixer.{name}", (m.num_heads,), "heads", part)
     yield from _norm("mixer.norm", m.inner, False, split="heads")
     yield from _linear("mixer.out_proj", hidden, m.inner, "heads", part, "full" if m.bias else "")
 
 
-def _ffn(hidden: int, f: Mlp | Experts) -> Iterator[Row]:
+def _ffn(hidden: int, f: Mlp | Experts) -> Iterator[Tensor]:
     if isinstance(f, Mlp):
         yield from _mlp("mlp", hidden, f.intermediate, f.gated, f.bias, "ffn", "mlp")
         return
-    yield Row("mlp.gate.weight", (f.num_experts, hidden), "full", "router")
+    yield Tensor("mlp.gate.weight", (f.num_experts, hidden), "full", "router")
     if f.router_bias:
-        yield Row("mlp.gate.bias", (f.num_experts,), "full", "router")
+        yield Tensor("mlp.gate.bias", (f.num_experts,), "full", "router")
     if f.correction_bias:
-        yield Row("mlp.gate.e_score_correction_bias", (f.num_experts,), "full", "router")
+        yield Tensor("mlp.gate.e_score_correction_bias", (f.num_experts,), "full", "router")
     if f.latent:
         yield from _linear("mlp.fc1_latent_proj", f.latent, hidden, "full", "latent experts")
         yield from _linear("mlp.fc2_latent_proj", hidden, f.latent, "full", "latent experts")
@@ -270,14 +261,14 @@ def _ffn(hidden: int, f: Mlp | Experts) -> Iterator[Row]:
     for row in _mlp("mlp.experts", f.latent or hidden, f.intermediate, f.gated, f.bias, "expert", "experts"):
         # A down bias stays whole under tensor parallelism but still goes with its expert under expert parallelism.
         kept = "expert_bias" if row.split == "full" else "expert"
-        yield Row(row.name, (f.num_experts, *row.shape), kept, row.part, row.linear)
+        yield Tensor(row.name, (f.num_experts, *row.shape), kept, row.part, row.linear)
     if f.shared_intermediate:
         yield from _mlp("mlp.shared_experts", hidden, f.shared_intermediate, f.gated, False, "shared", "shared experts")
     if f.shared_gate:
-        yield Row("mlp.shared_expert_gate.weight", (1, hidden), "full", "router")
+        yield Tensor("mlp.shared_expert_gate.weight", (1, hidden), "full", "router")
 
 
-def _mlp(name: str, hidden: int, width: int, gated: bool, bias: bool, split: str, part: str) -> Iterator[Row]:
+def _mlp(name: str, hidden: int, width: int, gated: bool, bias: bool, split: str, part: str) -> Iterator[Tensor]:
     if gated:
         yield from _linear(f"{name}.gate_proj", width, hidden, split, part, split if bias else "")
     yield from _linear(f"{name}.up_proj", width, hidden, split, part, split if bias else "")
@@ -309,3 +300,119 @@ def num_active_params(model: Model, embedding: bool = True) -> int:
 def _active_size(model: Model, tensor: Tensor) -> int:
     ffn = model.blocks[max(0, tensor.where)].ffn
     return tensor.size // ffn.num_experts * ffn.top_k if tensor.part == "experts" and isinstance(ffn, Experts) else tensor.size
+
+
+ROOTS = ("model.", "language_model.model.", "model.language_model.", "backbone.")
+"""What checkpoints put before ``layers``, where a decoder stands alone or beside a vision tower."""
+EXPLICIT = ("head", "embedding")
+"""Parts that are quantised only where a format names them: engines build them without."""
+EXPERTS = "mlp.experts.down_proj"
+"""A module of the routed experts: all of theirs are stored alike."""
+Formats = tuple[tuple[Quant, float], ...]
+"""Formats with the share of a tensor's layers that each stores."""
+
+
+@lru_cache(maxsize=4096)
+def formats(model: Model, tensor: Tensor, quant: Quant) -> Formats:
+    """The formats of a tensor: of each layer the first that holds it. What is left of 1 stays as it is."""
+    if not tensor.linear and tensor.part not in EXPLICIT:
+        return ()
+    candidates = [q for q in quant.formats if tensor.linear or q.only]
+    if not any(q.only or q.ignored for q in candidates):
+        return tuple((q, 1.0) for q in candidates[:1])
+    layers, shares = _layers(model, tensor), dict.fromkeys(candidates, 0.0)
+    left, roots = set(layers), _roots(tuple(candidates))
+    for q in candidates:
+        held = _named(model, tensor, q.only, q, roots) & left if q.only else set(left)
+        held -= _named(model, tensor, q.ignored, q, roots)
+        left -= held
+        shares[q] = len(held) / len(layers)
+    return tuple((q, share) for q, share in shares.items() if share)
+
+
+@lru_cache(maxsize=4096)
+def format_of(model: Model, module: str, quant: Quant | None) -> Quant | None:
+    """The format of most layers that have a module; None: they keep it as it is.
+
+    A name that the inventory does not have (products that engines fuse) is looked at as one of the first kind of layers.
+    """
+    if quant is None:
+        return None
+    names = (f"model.layers.N.{module}.weight", f"{module}.weight")
+    tensors = [t for t in inventory(model) if t.name in names] or [Tensor(names[0], (1, 1), "full", "", True, where=0)]
+    shares: dict[Quant, float] = {}
+    weights = [model.layers.count(t.where) if t.where >= 0 else 1 for t in tensors]
+    for tensor, weight in zip(tensors, weights, strict=True):
+        for q, share in formats(model, tensor, quant):
+            shares[q] = shares.get(q, 0.0) + share * weight / sum(weights)
+    best = max(shares, key=lambda q: shares[q], default=None)
+    return best if best is not None and sum(shares.values()) >= 0.5 else None
+
+
+def spellings(name: str, spelled: tuple[tuple[str, str], ...], roots: tuple[str, ...] = ROOTS) -> tuple[str, ...]:
+    """A tensor's name as checkpoints may have it: the family's words, every usual root, a first expert's number.
+
+    >>> spellings("model.layers.3.mlp.experts.up_proj.weight", (("mlp.", "mixer."),))[-1]
+    'backbone.layers.3.mixer.experts.0.up_proj.weight'
+    """
+    for ours, theirs in spelled:
+        name = name.replace(ours, theirs)
+    numbered = name.replace(".experts.", ".experts.0.")
+    rest = [n.removeprefix("model.") for n in dict.fromkeys((name, numbered))]
+    if not name.startswith("model."):
+        return (*rest, *(f"language_model.{n}" for n in rest))
+    return tuple(root + n for n in rest for root in roots)
+
+
+@lru_cache(maxsize=256)
+def _roots(formats: tuple[Quant, ...]) -> tuple[str, ...]:
+    """Roots that any pattern speaks of, and the usual one."""
+    said = "\n".join(p for q in formats for p in (*q.ignored, *q.only)).replace("\\", "")
+    return tuple(root for root in ROOTS if root == ROOTS[0] or root in said)
+
+
+def _layers(model: Model, tensor: Tensor) -> list[int]:
+    """Layers that have a tensor; one of no layer counts as a single one."""
+    return [i for i, kind in enumerate(model.layers) if kind == tensor.where] or [0]
+
+
+def _named(model: Model, tensor: Tensor, patterns: tuple[str, ...], quant: Quant, roots: tuple[str, ...]) -> set[int]:
+    """Layers of a tensor that any of the patterns holds: in all or none of them where it has no number of a layer."""
+    layers, counted = _layers(model, tensor), dict(quant.counted)
+
+    def holds(some: tuple[str, ...], layer: int) -> bool:
+        name = tensor.name.replace("layers.N", f"layers.{layer}")
+        return bool(some) and modules(some).hold(*spellings(name, quant.spelled, roots))
+
+    if holds(tuple(p for p in patterns if p not in counted and not _numbered(p)), layers[0]):
+        return set(layers)
+    numbered = tuple(p for p in patterns if _numbered(p))
+    known = [p for p in patterns if p in counted and not _numbered(p) and holds((p,), layers[0])]
+    if tensor.where < 0:
+        return set(layers) if known or holds(numbered, layers[0]) else set()
+    held = {layer for layer in range(model.num_layers) if holds(numbered, layer)}
+    for pattern in sorted(known, key=lambda p: counted[p]):
+        held |= _standing(model, pattern, counted[pattern], quant.spelled, held)
+    return held & set(layers)
+
+
+def _numbered(pattern: str) -> bool:
+    """Whether a pattern may tell layers apart."""
+    if pattern.startswith("re:"):
+        return bool(re.search(r"\d|\\d|\[", pattern))
+    return bool(re.search(r"(^|\.)[\d\[]", pattern.replace("experts.0", "experts")))
+
+
+def _standing(model: Model, pattern: str, count: int, spelled: tuple[tuple[str, str], ...], taken: set[int]) -> set[int]:
+    """Layers that a pattern stands for whose modules were counted: the first of those that no other pattern has taken."""
+    each = model.experts.num_experts if model.experts and "experts.*." in pattern else 1
+    free = [layer for layer in _matched(model, pattern, spelled) if layer not in taken]
+    return set(free[: -(-count // each)])
+
+
+@lru_cache(maxsize=1024)
+def _matched(model: Model, pattern: str, spelled: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
+    """Layers that have any module which a pattern matches."""
+    holds = modules((pattern,)).hold
+    kinds = {t.where for t in inventory(model) if t.where >= 0 and holds(*spellings(t.name.replace(".N.", ".0."), spelled))}
+    return tuple(i for i, kind in enumerate(model.layers) if kind in kinds)

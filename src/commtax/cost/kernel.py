@@ -1,16 +1,18 @@
-"""A kernel as the cost model sees it: the shapes that decide its time, its FLOPs and its bytes; and what a step makes them from."""
+"""A kernel as the cost model sees it: the shapes that decide its time, FLOPs and bytes; and what steps make and price it from."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.quantised import format_of
+from commtax.cost.inventory import format_of
 from commtax.cost.tensors import quantisation
 from commtax.ledger import Part, Place, Stage
+from commtax.question import AS_IT_IS, WhatIf
 from commtax.records import dataclass
-from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Quant, Workload
+from commtax.spec import DTYPE_BYTES, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Quant, Workload
 
 LOW_ARITHMETIC = ("fp8", "nvfp4")
 """Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""
@@ -132,6 +134,10 @@ class Step:
         plain = Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
         return replace(plain, stored=kind, shape=Seen(window))
 
+    def quantises(self, product: Kernel) -> bool:
+        """Whether a kernel of its own brings a product's input to fp8."""
+        return product.static_scales and self.engine.kernels.quantises_apart
+
     def _attended(self, form: Place, low: bool, decoding: str) -> str:
         """Which of a library's kernels attends: prompts over a narrow cache have their own, and heads with keys of their own."""
         if form == "decode":
@@ -162,3 +168,18 @@ def _unlike(quant: Quant) -> str:
 def input_bytes(dtype: str, plan: Plan) -> float:
     """Bytes of one activation as a product reads it: fp4 products take plain ones and quantise them themselves."""
     return DTYPE_BYTES["fp8" if dtype == "fp8" else plan.activations_dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a step is priced from."""
+
+    model: Model
+    plan: Plan
+    cluster: Cluster
+    engine: Engine
+    fabric: Fabric
+    constants: KernelConstants
+    settings: WhatIf = AS_IT_IS
+    known_sigma: float = math.inf  # of whole decode steps in runs like this one; inf: there are none
+    measured: bool = False  # runs had this engine, chip and number format

@@ -1,4 +1,10 @@
-"""How long a kernel takes on a chip: its form (``forms``) with the constants of the chip's family, their source and spread."""
+"""How long a kernel takes on a chip: its form (``forms``) with the constants of the chip's family, their source and spread.
+
+Kernels in 8 bits are never slower than the same ones in 16 unless somebody measured that they are. What a step multiplies onto its
+kernels are named factors, which pricing multiplies and an explanation lists, so that they agree. A factor's name is a field of the
+engine (``fp8_rate``, ``small_kernels`` …), a constant of whole steps among the kernels' ones (``step.clock``, ``train.flash2`` …)
+or a what-if (``slow_rank``); ``catalog/effects.toml`` says what each of them is.
+"""
 
 import math
 from dataclasses import replace
@@ -8,12 +14,11 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
-from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table, from_memory
-from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, Seen
-from commtax.cost.narrow import wide_twin
-from commtax.ledger import NO_NOTE
-from commtax.spec import Chip, KernelConstants, Number
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, Seen, Terms
+from commtax.ledger import NO_NOTE, Item, Line, Stage, pass_of
+from commtax.records import dataclass
+from commtax.spec import Chip, KernelConstants, KernelHabits, Number
 from commtax.statement import Note, Source
 
 ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
@@ -187,7 +192,7 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
     if kernel.form in ROUTED:
-        return _stored_table(table_form(kernel.form), kernel.stored, constants)
+        return _stored_table(kernel.form.replace("routing", "experts", 1), kernel.stored, constants)  # both halves share tables
     own = f"{kernel.form}.{kernel.stored}"
     if kernel.stored and own in constants.tables:
         return own
@@ -257,3 +262,125 @@ def _static(fp8: Table, bf16: Table) -> Table:
     """
     same = {name: bf16[name] for name in ("t0", "eb", "kl", "kc", "mk")}
     return {**fp8, **same, "q": 0.0}
+
+
+CACHED = ("latent", "absorbed", "sparse", "block", "compressed")
+"""What forms of attention begin with whose kernels tell by their arithmetic that a cache is narrow …"""
+ATTENDING = ("decode", "prefill")
+"""… and end with; a selector's keys are narrow whatever the cache is."""
+
+
+def wide_twin(kernel: Kernel) -> Kernel | None:
+    """The same kernel on weights or a cache of 16 bits; None: it is of 16 bits, or no fp8 of either."""
+    if kernel.form == "gemm":
+        return _wide_product(kernel) if kernel.dtype == "fp8" else None
+    if kernel.form in ROUTED:
+        return _wide_experts(kernel) if kernel.dtype == "fp8" and kernel.weight_bytes >= 1 else None
+    if kernel.form == "decode":
+        return _wide_decode(kernel) if kernel.weight_bytes == 1 else None
+    if kernel.form == "prefill":
+        return _wide_prefill(kernel) if kernel.stored in (NARROW_PROMPTS, NARROW_CACHE) else None
+    first, _, last = kernel.form.partition("-")
+    if kernel.dtype == "fp8" and first in CACHED and last in ATTENDING:
+        return replace(kernel, dtype="bf16", weight_bytes=WIDE_BYTES, nbytes=WIDE_BYTES * kernel.nbytes)
+    return None
+
+
+def _wide_product(k: Kernel) -> Kernel | None:
+    """4-bit weights with fp8 activations have no twin of which they were the narrow one."""
+    if k.weight_bytes < 1:
+        return None
+    moved = WIDE_BYTES * (k.m * k.k + k.n * k.k + k.m * k.n)
+    return replace(k, dtype="bf16", weight_bytes=WIDE_BYTES, nbytes=moved, static_scales=False, stored="")
+
+
+def _wide_experts(k: Kernel) -> Kernel:
+    moved = k.nbytes * WIDE_BYTES / k.weight_bytes if k.form.startswith("experts") else k.nbytes  # routing moves activations
+    return replace(k, dtype="bf16", weight_bytes=WIDE_BYTES, nbytes=moved, stored="bf16")
+
+
+def _wide_decode(k: Kernel) -> Kernel:
+    kind = SINGLE if np.all(k.heads == k.kv_heads) else k.stored
+    return replace(k, weight_bytes=WIDE_BYTES, nbytes=WIDE_BYTES * k.nbytes, stored=kind)
+
+
+def _wide_prefill(k: Kernel) -> Kernel:
+    """Keys and values are read with a byte more an element; queries and outputs are of 16 bits already."""
+    more: Number = 2.0 * k.batch * (k.length + k.past) * k.kv_heads * k.head_dim
+    return replace(k, dtype="bf16", stored="", nbytes=k.nbytes + more)
+
+
+Factor = tuple[str, Number]
+"""Its name and its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Factors on one kernel: on the arithmetic's rate, and on its seconds; and the least that its launch takes."""
+
+    rates: tuple[Factor, ...] = ()
+    slow_rank: float = 1.0  # all wait for the slowest rank's
+    launch_s: float = 0.0  # without graphs a kernel takes at least its launch
+
+    @property
+    def rate(self) -> float:
+        """Arithmetic over that of the constants."""
+        rate = 1.0
+        for _, value in self.rates:
+            rate *= value
+        return rate
+
+
+def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: Applied) -> Parts:
+    """Fixed and moving seconds of one launch inside a step."""
+    fixed, moving = seconds(kernel, chip, constants, a.rate)
+    if a.launch_s:
+        fixed = np.maximum(fixed, a.launch_s - moving)
+    return fixed * a.slow_rank, moving * a.slow_rank
+
+
+def fused_by(kernel: Kernel) -> str:
+    """Which number says what share of a kernel's launches run inside its neighbours: their fixed time is gone."""
+    return "small_kernels" if kernel.form == "small" else "chained"
+
+
+def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: Terms, stage: Stage = "") -> Line:
+    """A kernel's line from its fixed and moving seconds."""
+    form = kernel.form
+    how = f"{form}, {pass_of(stage)}" if stage else form
+    item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
+    rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
+    figures = {"flops": kernel.flops, "sigma": sigma, "peak_flops_per_s": rate, "priced_from": kernel}
+    return Line("compute", item, *times, source=source, **figures)
+
+
+def served_lines(kernels: list[Kernel], t: Terms) -> list[Line]:
+    """The kernels of a served step as lines."""
+    return [served_line(kernel, t) for kernel in kernels]
+
+
+def served_line(kernel: Kernel, t: Terms) -> Line:
+    idle = np.ndim(kernel.count) == 0 and kernel.count == 0
+    applied = applied_in_serving(kernel, t)
+    times = (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)
+    line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t)
+    alone = times[0] / applied.slow_rank, times[1] / applied.slow_rank
+    why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)
+    return replace(line, why=why) if why else line
+
+
+def applied_in_serving(kernel: Kernel, t: Terms) -> Applied:
+    """What a served step multiplies onto a kernel.
+
+    In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
+    """
+    table = t.constants.tables["step.bf16"]
+    clocks: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
+    return Applied((*clocks, *_own_rate(kernel, t.engine.kernels)), t.settings.slow_rank)
+
+
+def _own_rate(kernel: Kernel, runs: KernelHabits) -> tuple[Factor, ...]:
+    """An engine's arithmetic in whole steps against that of the tables which constants were fitted on."""
+    if kernel.dtype == "fp8":
+        return (("fp8_rate", runs.fp8_rate),)
+    return (("fp4_rate", runs.fp4_rate),) if kernel.dtype == "nvfp4" else ()

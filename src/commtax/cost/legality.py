@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import distinct, pick, some, spread
+from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_tp
-from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
+from commtax.kept import table
 from commtax.records import dataclass
 from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant
 from commtax.statement import Note, Refusal
@@ -104,6 +105,10 @@ class Case:
         return f" does not divide the {self.ep_ranks} ranks that experts may be spread over"
 
     @property
+    def whole(self) -> str:
+        return f"{', '.join(WHOLE[:-1])} and {WHOLE[-1]}"
+
+    @property
     def sizes(self) -> str:
         return ", ".join(map(str, _sizes(self.plan)))
 
@@ -131,16 +136,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest).
-
-    ``text`` explains: it may speak of the case (c) and of its plan (p), model (m) and engine (e). ``otherwise`` is the argument
-    that is wrong where it is none of the sizes. ``copies``: redundant experts may mend it.
-    """
+    """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest); the rest as in ``rules.toml``."""
 
     name: str
-    axis: str
     broken: Callable[[Case], Number]
     text: str
+    axis: str = ""
     otherwise: str = ""
     copies: bool = False
 
@@ -211,98 +212,36 @@ def _ep_group_broken(c: Case) -> Number:
     return (p.ep > 1) & (odd | (p.ep != p.tp * p.dp) if c.engine.sends.ep_is_tp_dp else odd)
 
 
-def _ep_engine_broken(c: Case) -> Number:
-    return (c.plan.ep > 1) & (("train" in c.engine.phases) and not c.engine.sends.ep_backends)
-
-
-def _ep_dense_broken(c: Case) -> Number:
-    return (c.plan.ep > 1) & (c.model.experts is None)
-
-
 def _groups_broken(c: Case) -> Number:
     p = c.plan
     within = p.num_shards * p.cp * p.tp % (p.ep * expert_tp(p, c.engine)) != 0
     return (p.shard != 0) & ((p.shard < 1) | (p.dp % np.maximum(1, p.shard) != 0) | within)
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "sizes-positive",
-        "tp",
-        lambda c: ~_all_whole(c.plan),
-        f"{', '.join(WHOLE[:-1])} and {WHOLE[-1]} are whole numbers of at least 1, got {{c.sizes}}",
+BROKEN: dict[str, Callable[[Case], Number]] = {
+    "sizes-positive": lambda c: ~_all_whole(c.plan),
+    "gpus": lambda c: c.plan.all_gpus > c.cluster.num_gpus,
+    "heads-divisible": _heads_broken,
+    "kv-heads-divisible": _kv_broken,
+    "ffn-divisible": lambda c: c.width % c.plan.tp != 0,
+    "expert-width-divisible": lambda c: c.moe.intermediate % expert_tp(c.plan, c.engine) != 0,
+    "quant-block-divisible": _quant_block_broken,
+    "layers": lambda c: c.plan.pp > c.model.num_layers,
+    "ep-needs-experts": lambda c: (c.plan.ep > 1) & (c.model.experts is None),
+    "experts-divisible": lambda c: c.slots % c.plan.ep != 0,
+    "ep-group": _ep_group_broken,
+    "attention-dp-whole": lambda c: (c.plan.ep > c.plan.tp) & (c.plan.dp > 1) & (c.plan.tp > 1) & c.engine.sends.attention_dp_whole,
+    "cp-engine": lambda c: (c.plan.cp > 1) & (c.engine.trains.context_parallel == ""),
+    "ep-engine": lambda c: (c.plan.ep > 1) & (("train" in c.engine.phases) and not c.engine.sends.ep_backends),
+    "schedule-microbatches": lambda c: (
+        (c.plan.pp > 1) & np.logical_not(c.schedule.legal(c.plan.pp, c.plan.microbatches, c.plan.chunks))
     ),
-    Rule("gpus", "", lambda c: c.plan.all_gpus > c.cluster.num_gpus, "{c.laid} GPUs, and {c.cluster.key} has {c.cluster.num_gpus}"),
-    Rule(
-        "heads-divisible",
-        "tp",
-        _heads_broken,
-        "{c.heads} of {m.key} do not divide by {c.degree}",
-    ),
-    Rule("kv-heads-divisible", "tp", _kv_broken, "{c.kv_heads} KV heads of {m.key} neither divide by {c.degree} nor divide it"),
-    Rule(
-        "ffn-divisible",
-        "tp",
-        lambda c: c.width % c.plan.tp != 0,
-        "feed-forward width {c.width} of {m.key} does not divide by {c.degree}",
-    ),
-    Rule(
-        "expert-width-divisible",
-        "tp",
-        lambda c: c.moe.intermediate % expert_tp(c.plan, c.engine) != 0,
-        "expert width {c.moe.intermediate} of {m.key} does not divide by {c.degree}",
-    ),
-    Rule(
-        "quant-block-divisible",
-        "tp",
-        _quant_block_broken,
-        "the quantised tiles of {m.key} do not divide by {c.degree} (expert parallelism keeps experts whole)",
-    ),
-    Rule("layers", "pp", lambda c: c.plan.pp > c.model.num_layers, "pp={p.pp} stages, but {m.key} has {m.num_layers} layers"),
-    Rule("ep-needs-experts", "ep", _ep_dense_broken, "ep={p.ep}, but {m.key} is dense: it has no experts to spread"),
-    Rule(
-        "experts-divisible",
-        "ep",
-        lambda c: c.slots % c.plan.ep != 0,
-        "{c.experts} do not divide by ep={p.ep}",
-        copies=True,
-    ),
-    Rule("ep-group", "ep", _ep_group_broken, "ep={p.ep}{c.ep_rule}"),
-    Rule(
-        "attention-dp-whole",
-        "",
-        lambda c: (c.plan.ep > c.plan.tp) & (c.plan.dp > 1) & (c.plan.tp > 1) & c.engine.sends.attention_dp_whole,
-        "{c.degree} with dp={p.dp}: {e.key}'s attention data parallelism keeps attention whole on a GPU",
-    ),
-    Rule(
-        "cp-engine",
-        "cp",
-        lambda c: (c.plan.cp > 1) & (c.engine.trains.context_parallel == ""),
-        "cp={p.cp}: {e.key} has no context parallelism that is modelled (megatron, fsdp and torchtitan have)",
-    ),
-    Rule("ep-engine", "ep", _ep_engine_broken, "ep={p.ep}: {e.key} has no expert parallelism"),
-    Rule(
-        "schedule-microbatches",
-        "",
-        lambda c: (c.plan.pp > 1) & np.logical_not(c.schedule.legal(c.plan.pp, c.plan.microbatches, c.plan.chunks)),
-        "schedule {p.schedule} on {p.pp} stages needs {c.needed} microbatches, not {p.microbatches}",
-        otherwise="schedule",
-    ),
-    Rule(
-        "hsdp-groups",
-        "",
-        _groups_broken,
-        "hsdp={p.shard}: groups must divide dp={p.dp} (one of {c.shards}), and hold whole sets of experts",
-    ),
-    Rule("state-groups-divisible", "tp", _groups_uneven, "{c.groups} state-space groups of {m.key} do not divide by {c.degree}"),
-    Rule(
-        "redundant-experts",
-        "ep",
-        lambda c: c.slots > c.moe.num_experts * c.plan.ep,
-        "{p.redundant_experts} redundant experts on ep={p.ep} ranks: with more than {c.most_copies} one holds an expert twice",
-        copies=True,
-    ),
-)
+    "hsdp-groups": _groups_broken,
+    "state-groups-divisible": _groups_uneven,
+    "redundant-experts": lambda c: c.slots > c.moe.num_experts * c.plan.ep,
+}
+RULES = tuple(Rule(name, BROKEN[name], **row) for name, row in table("cost/rules.toml").items())
+"""Words and order of the rules are data (``rules.toml``)."""
 
 
 def _all_whole(plan: Plan) -> Mask:

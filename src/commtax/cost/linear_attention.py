@@ -1,7 +1,10 @@
-"""Layers of linear attention: projections, a convolution, a scan or an update of the state, a gated norm, an output projection.
+"""Layers of linear attention (gated delta net, Kimi delta attention, Mamba-2), and passes over activations that are no products.
 
-Prompts are scanned in chunks, new tokens move the state on. Heads are split over tensor ranks; low-rank matrices are whole into
-their rank. Not measured alone, and priced as small kernels: the norms of queries and keys, the gates, the gated norm.
+A layer: projections, a convolution, a chunked scan over prompts or an update of the state for new tokens, a gated norm, an output
+projection. What a prompt reads was just written; states and the last activations of each sequence come from memory (``cold``),
+unless a benchmark repeats one kernel. Heads are split over tensor ranks; low-rank matrices are whole into their rank. Not measured
+alone, and priced as small kernels: the norms of queries and keys, the gates, the gated norm. The passes: quantisation, and the
+mixing of residual streams (hyper-connections).
 """
 
 from collections.abc import Iterator
@@ -10,11 +13,104 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost.forms.linear import Convolution, Scan, Stream
 from commtax.cost.kernel import Kernel, Step
-from commtax.cost.recurrence import convolved, convolved_further, delta_scanned, space_scanned, updated
-from commtax.cost.streams import streams_read, streams_written
 from commtax.ledger import Place
 from commtax.spec import DTYPE_BYTES, DeltaNet, Mamba2, Number
+
+ACTIVATION_BYTES, NARROW_BYTES = 2.0, 1.0  # bf16 in, fp8 out
+
+
+def quantised(form: str, rows: Number, columns: Number) -> Kernel:
+    """Rows of bf16 brought to fp8 (form ``quantise``), or the pass that finds their scales first (``scales``).
+
+    A block takes a row, so that few long rows take as long as one.
+    """
+    elements = rows * columns
+    nbytes = (ACTIVATION_BYTES + (NARROW_BYTES if form == "quantise" else 0.0)) * elements
+    return Kernel("quantisation", form, 1, 2.0 * elements, nbytes, dtype="fp32", shape=Stream(columns, rows))
+
+
+def quantised_before(product: Kernel) -> Kernel:
+    """The kernel that brings a product's input to fp8 with a known scale, where an engine has one of its own for that."""
+    one = quantised("quantise", product.m, product.k)
+    return replace(one, what=f"quantisation before {product.what}", count=product.count, part=product.part, place=product.place)
+
+
+def streams_read(tokens: Number, streams: Number, hidden: Number) -> Kernel:
+    """What a hyper-connection does before a layer: n streams mixed into the layer's input (Xie et al. 2025, 2512.24880).
+
+    Their n h values a token give, by one product, the 2 n + n^2 weights of reading, writing and mixing, which Sinkhorn
+    iterations balance; n + 1 vectors of h move.
+    """
+    flops = 2.0 * tokens * streams * hidden * (2 * streams + streams**2)
+    nbytes = ACTIVATION_BYTES * tokens * hidden * (streams + 1)
+    return Kernel("streams read", "mhc-pre", 1, flops, nbytes, dtype="fp32", shape=Stream(hidden, tokens))
+
+
+def streams_written(tokens: Number, streams: Number, hidden: Number) -> Kernel:
+    """What a hyper-connection does behind a layer: its output added to n streams, mixed with each other: 2 n + 1 vectors."""
+    flops = 2.0 * tokens * streams * hidden * (streams + 1)
+    nbytes = ACTIVATION_BYTES * tokens * hidden * (2 * streams + 1)
+    return Kernel("streams written", "mhc-post", 1, flops, nbytes, dtype="fp32", shape=Stream(hidden, tokens))
+
+
+STATE_BYTES = 4.0  # an element of a recurrent state: fp32
+CHUNK = 64.0  # tokens that a scan takes at a time
+UPDATE_FLOPS = 6.0  # an element of state and token: decay, correction, key times value, query
+
+
+def convolved(form: str, sequences: Number, tokens: Number, channels: Number, taps: Number) -> Kernel:
+    """A causal convolution of whole prompts: 2 taps FLOPs and an activation in and out for each token and channel."""
+    elements = sequences * tokens * channels
+    shape = Convolution(sequences, tokens, channels)
+    return Kernel("convolution", form, 1, 2.0 * taps * elements, 2 * ACTIVATION_BYTES * elements, dtype="fp32", shape=shape)
+
+
+def convolved_further(form: str, sequences: Number, tokens: Number, channels: Number, taps: Number, cold: bool = True) -> Kernel:
+    """The convolution of a few new tokens: the last activations of each sequence are read and written beside."""
+    elements, kept = sequences * tokens * channels, 2 * ACTIVATION_BYTES * sequences * channels * (taps - 1)
+    nbytes = 2 * ACTIVATION_BYTES * elements + kept
+    shape = Stream(tokens, sequences, kept if cold else 0.0)
+    return Kernel("convolution", form, 1, 2.0 * taps * elements, nbytes, dtype="fp32", shape=shape)
+
+
+def delta_scanned(
+    form: str, sequences: Number, tokens: Number, key_heads: Number, heads: Number, key_dim: Number, dim: Number
+) -> Kernel:
+    """A delta rule over whole prompts in chunks of C tokens, ``heads`` states of K x V each (Yang et al. 2024, 2412.06464).
+
+    A token and head cost 2 C (3 K + 2 V) FLOPs inside its chunk (two triangles of keys and queries, their products with keys and
+    values) and 6 K V with the state.
+    """
+    each = 2 * CHUNK * (3 * key_dim + 2 * dim) + 6 * key_dim * dim
+    return _scanned(form, each, (sequences, tokens, key_heads, heads, key_dim, dim))
+
+
+def space_scanned(
+    form: str, sequences: Number, tokens: Number, groups: Number, heads: Number, state: Number, dim: Number
+) -> Kernel:
+    """A state space over whole prompts in chunks (Dao and Gu 2024, 2405.21060): 2 C (N + P) FLOPs inside, 4 N P with the state."""
+    each = 2 * CHUNK * (state + dim) + 4 * state * dim
+    return _scanned(form, each, (sequences, tokens, groups, heads, state, dim))
+
+
+def _scanned(form: str, each_flops: Number, sizes: tuple[Number, Number, Number, Number, Number, Number]) -> Kernel:
+    """Keys and queries, values and output move once, states in and out; a chain of kernels hands on two of each beside states."""
+    sequences, tokens, key_heads, heads, key_dim, dim = sizes
+    rows = sequences * tokens
+    state_bytes = 2 * STATE_BYTES * sequences * heads * key_dim * dim
+    between = 2 * ACTIVATION_BYTES * rows * heads * (2 * key_dim + 2 * dim + key_dim * dim / CHUNK)
+    nbytes = ACTIVATION_BYTES * rows * 2 * (key_heads * key_dim + heads * dim) + state_bytes
+    return Kernel("scan", form, 1, rows * heads * each_flops, nbytes, shape=Scan(sequences, tokens, CHUNK, state_bytes, between))
+
+
+def updated(form: str, sequences: Number, tokens: Number, elements: Number, moved_bytes: Number, cold: bool = True) -> Kernel:
+    """States of ``elements`` each moved on by a few tokens; an element moves so many bytes, read and written."""
+    nbytes = sequences * elements * moved_bytes
+    shape = Stream(tokens, sequences, nbytes if cold else 0.0)
+    return Kernel("state update", form, 1, UPDATE_FLOPS * sequences * tokens * elements, nbytes, dtype="fp32", shape=shape)
+
 
 QKV_STREAMS = 3  # Kimi's queries, keys and values are convolved each by itself
 
@@ -72,20 +168,6 @@ def mamba_kernels(s: Step, m: Mamba2, count: int) -> Iterator[Kernel]:
     yield from _placed("decode", decoding, count, further, state)
     yield s.small("gated norm", "projections", "value", count, 3 * rows * inner)
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, inner, "mixer.out_proj")
-
-
-def stream_kernels(s: Step, halves: int, count: int) -> Iterator[Kernel]:
-    """Hyper-connections around the ``halves`` of a layer: streams mixed into its input, its output spread over them.
-
-    Attention residuals read every block's vector so far and the sum, and write one: on average over the layers.
-    """
-    if s.model.hyper:
-        sizes = s.rows, s.model.hyper.streams, s.model.hidden
-        for kernel in (streams_read(*sizes), streams_written(*sizes)):
-            yield replace(kernel, count=halves * count, part="norms")
-    if s.model.lookback:
-        begun = sum(layer // s.model.lookback + 1 for layer in range(s.model.num_layers)) / s.model.num_layers
-        yield s.small("look back at blocks", "norms", "", halves * count, s.rows * s.model.hidden * (begun + 2))
 
 
 def _moved_bytes(s: Step, m: DeltaNet | Mamba2) -> float:

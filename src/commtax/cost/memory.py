@@ -9,8 +9,8 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.adapters import adapter_bytes, trained_params
+from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_tp, holders, over_replicas
-from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
 from commtax.cost.tensors import Held, by_pp, fullest_layers, held, padded_vocab, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph

@@ -160,20 +160,3 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
 def _stride(axis: str, plan: Plan) -> Number:
     """The product of the sizes inside an axis."""
     return math.prod(getattr(plan, inner) for inner in plan.order[: plan.order.index(axis)])
-
-
-def handed_on(model: Model, pp: Number) -> Number:
-    """Vectors of a token that a cut between stages hands on: one, all streams of hyper-connections, or those looked back at.
-
-    The latter are one of each block begun before the cut, ceil(layer / lookback), and the sum since: a mean over the cuts
-    (Kimi-K3's report, arXiv 2607.24653, section 2.2).
-    """
-    if not model.lookback:
-        return model.hyper.streams if model.hyper else 1
-
-    def mean(wanted: float) -> float:
-        stages = int(min(wanted, model.num_layers))
-        begun = [-(-(model.num_layers * cut // stages) // model.lookback) for cut in range(1, stages)]
-        return 1.0 + sum(begun) / max(1, len(begun))
-
-    return np.vectorize(mean, otypes=[float])(pp) if np.ndim(pp) else mean(float(pp))

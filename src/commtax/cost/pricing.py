@@ -4,59 +4,30 @@ At the end the lines of an inference step, its kernels, its collectives and the 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from commtax.arrays import pick, some
-from commtax.cost.applied import Applied, Factor, applied_s
-from commtax.cost.collectives import Choice, Parts, choose, reason
-from commtax.cost.compute import step_kernels
-from commtax.cost.crossing import Crossing, across, stage_ranks
+from commtax.cost.collectives import Choice, Parts, price
+from commtax.cost.compute import EXCHANGED, step_kernels
 from commtax.cost.forms.experts import AROUND
-from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import kernel_sigma, kernel_source, narrow_note, peak, power_clock
+from commtax.cost.kernel import Terms
+from commtax.cost.kernels import served_lines
 from commtax.cost.placement import Span, span
-from commtax.cost.routed import EXCHANGED
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
-from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
-from commtax.question import AS_IT_IS, WhatIf
-from commtax.records import dataclass
-from commtax.spec import Cluster, Engine, Fabric, KernelConstants, KernelHabits, Model, Number, Path, Plan, Workload
+from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via, Windows
+from commtax.question import WhatIf
+from commtax.spec import Cluster, Engine, Fabric, Number, Path, Workload
 from commtax.statement import Note, Source
-from commtax.units import format_seconds
+from commtax.units import format_bytes, format_seconds
 
 LATE = "collective_launch_s"  # the part of the host's line that is waiting for collectives to be launched
 UNMEASURED = 0.6  # half-width of the range of a group that nobody measured
 MEASURED = ("calibrated", "transferred")  # somebody timed this library on this chip and link, if in another version
 NCCL_ALGORITHMS = ("ring", "ring-simple", "tree")  # NCCL's, whoever calls it
 MEASURED_RANKS = 8  # the largest group inside one domain that the libraries were measured on
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a step is priced from."""
-
-    model: Model
-    plan: Plan
-    cluster: Cluster
-    engine: Engine
-    fabric: Fabric
-    constants: KernelConstants
-    settings: WhatIf = AS_IT_IS
-    known_sigma: float = math.inf  # of whole decode steps in runs like this one; inf: there are none
-    measured: bool = False  # runs had this engine, chip and number format
-
-
-def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: Terms, stage: Stage = "") -> Line:
-    """A kernel's line from its fixed and moving seconds."""
-    form = kernel.form
-    how = f"{form}, {pass_of(stage)}" if stage else form
-    item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
-    rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
-    figures = {"flops": kernel.flops, "sigma": sigma, "peak_flops_per_s": rate, "priced_from": kernel}
-    return Line("compute", item, *times, source=source, **figures)
 
 
 class Pricer:
@@ -113,6 +84,15 @@ class Pricer:
         return self._prices[key][1]
 
 
+def _once_a_host(item: Item, where: Span) -> Number:
+    """Share of a routed item's bytes that the NICs carry: one copy a host, forwarded inside to the ranks that want it."""
+    if item.routed is None:
+        return 1.0
+    hosts = expected_destinations(item.routed, where.domains)
+    hosts = np.minimum(hosts, item.most_hosts) if item.most_hosts else hosts
+    return hosts / expected_destinations(item.routed, where.ranks)
+
+
 def comm_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     """One collective, priced on the links its group spans; what this plan does not send costs nothing."""
     if not item.is_sent:
@@ -128,7 +108,7 @@ def _either(condition: Number, yes: Line, no: Line) -> Line:
     """The line of some plans where a condition holds, and of the others where not."""
     behind = len(no.names)
     codes = {name: pick(condition, getattr(yes, name) + behind, getattr(no, name)) for name in ("link", "algorithm")}
-    parts = ("fixed_s", "moving_s", "hidden_s", "sigma", "launch_s")
+    parts = ("fixed_s", "moving_s", "sigma", "launch_s")
     return replace(no, names=no.names + yes.names, **codes, **{x: pick(condition, getattr(yes, x), getattr(no, x)) for x in parts})
 
 
@@ -150,14 +130,33 @@ def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     latency, wire = scaled_s(item, chosen, pricer.terms.engine, settings)
     # Without graphs the host is late with it: that is waiting for the host, and not communication.
     late = launched_s(fabric, latency, wire, crosses) - latency if settings.eager else 0.0
-    hidden = settings.overlap * item.count * (latency + wire)
     outside = not fabric.flat and some(crosses)
     most = int(item.ranks if alone else np.max(item.ranks))
     source = source_of(fabric, op, int(chosen.path if alone else np.max(chosen.path)), most, outside, float(np.max(chosen.inside)))
     spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, crosses, eager=settings.eager)
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
     late = pick(np.asarray(item.ranks) > 1, late, 0.0) if settings.eager else late
+    hidden = 0.0 * item.count * (latency + wire)  # shaped as the line: nothing, before a step says what it runs beside
     return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, via, sigma=sigma, launch_s=late)
+
+
+def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note:
+    """Why a library takes this path, in words; ``ranks`` are those inside one host.
+
+    >>> reason(Path("all-reduce", "one-shot", 1e9, name="custom one-shot", max_bytes=((8, 262143.0),)), 16384, 8)
+    'custom one-shot: 16 KiB <= 256 KiB on 8 ranks'
+    """
+    name, size = path.name or path.algorithm, format_bytes(nbytes)
+    if crosses and ranks == 1:
+        return Note("nics", f"NICs only: {size}, one rank per host")
+    if crosses:
+        return Note("hierarchical", f"{name} inside, NICs between hosts: {size}, {ranks} ranks per host")
+    for world, most in path.max_bytes:
+        if ranks <= world:
+            return Note("limit", f"{name}: {size} <= {format_bytes(most + most % 2)} on {ranks} ranks")
+    if path.turn and path.op == "all-reduce":
+        return Note("beyond", f"{name}: {size} on {ranks} ranks is beyond the engine's own kernels")
+    return Note("cheapest", f"{name}: the cheapest for {size} on {ranks} ranks")
 
 
 def reduced(item: Item, engine: Engine) -> float:
@@ -267,90 +266,43 @@ def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: boo
     return np.select([nbytes <= s.max_bytes for s in here], [s.factor for s in here], usual) if here else usual + 0.0 * nbytes
 
 
-def _once_a_host(item: Item, where: Span) -> Number:
-    """Share of a routed item's bytes that the NICs carry: one copy a host, forwarded inside to the ranks that want it."""
-    if item.routed is None:
-        return 1.0
-    hosts = expected_destinations(item.routed, where.domains)
-    hosts = np.minimum(hosts, item.most_hosts) if item.most_hosts else hosts
-    return hosts / expected_destinations(item.routed, where.ranks)
-
-
-def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0) -> Choice:
-    """A collective inside a fast domain, or over several of them through the hosts' NICs, which carry ``outside`` of its bytes."""
-    here = choose(fabric.paths[op], nbytes, ranks)
-    if not some(where.crosses):
-        return here
-    inside_ranks = np.minimum(where.ranks_per_domain, ranks)
-    if fabric.flat:
-        return _where(where.crosses, choose(fabric.network_paths[op], nbytes, ranks), here)
-    paths = fabric.network_paths[op]
-    inside = choose(paths, nbytes, stage_ranks(op, ranks, inside_ranks) if fabric.network.protocols else inside_ranks)
-    hosts_per_domain = max(1, cluster.domain // cluster.gpus_per_host)
-    total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
-    # Groups side by side share the NICs: a GPU's own, or those of a host among all that run there.
-    users = cluster.domain if cluster.inter.nic_per_gpu else pick(np.asarray(where.used) > 0, where.used, cluster.domain)
-    share = np.minimum(1.0, inside_ranks / users)
-    # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
-    carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes
-    domains = np.maximum(1, where.domains)
-    crossing = Crossing(op, carried * outside, ranks, inside_ranks, domains, total * share, cluster.inter)
-    return _where(where.crosses, across(crossing, inside, paths, fabric.network), here)
-
-
-def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
-    parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path), (yes.inside, no.inside))
-    return Choice(*(pick(condition, a, b) for a, b in parts))
-
-
 def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
-    """Price one step: what every kernel and every collective of it costs one rank, one after the other.
+    """Price one step: the sum over what is exposed of every kernel and every collective on one rank.
 
-    Decode and prefill collectives sit on the critical path: nothing of them hides unless ``settings.overlap`` says so.
+    Decode and prefill collectives sit on the critical path: nothing of them hides unless they or ``settings.overlap`` say so.
     """
+    known = math.inf if some(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
+    return Bill(exposed(step_lines(t, work), t), tokens, known_sigma=known, measured=t.measured)
+
+
+def exposed(lines: Sequence[Line], t: Terms) -> tuple[Line, ...]:
+    """The lines of a served step, each with what of it hides: what another batch covers, or the share that a user supposes."""
+    supposed = t.settings.overlap
+    if supposed:
+        return tuple(x.beside(0.0, supposed * x.total_s, x.sigma) if x.kind == "comm" else x for x in lines)
+    if not any(x.item.overlaps_with == "other batch" for x in lines):
+        return tuple(lines)
+    free = Windows({"other batch": sum((x.total_s for x in lines if x.kind == "compute"), start=0.0)}, 1.0)
+    return tuple(free.hide(x) if x.item.overlaps_with == "other batch" else x for x in lines)
+
+
+def step_lines(t: Terms, work: Workload) -> list[Line]:
+    """Kernels, the wait for the host, and collectives of one step; what of them hides is for ``exposed`` to say."""
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
+    items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
     made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p")
-    kernels = [served_line(k, t) for k in made]
+    kernels = served_lines(made, t)
     pricer = Pricer(t)
-    items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     comm = [comm_line(i, pricer, ran) for i in items]
-    known = math.inf if some(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
-    return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens, known_sigma=known, measured=t.measured)
-
-
-def served_line(kernel: Kernel, t: Terms) -> Line:
-    idle = np.ndim(kernel.count) == 0 and kernel.count == 0
-    applied = applied_in_serving(kernel, t)
-    times = (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)
-    line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t)
-    alone = times[0] / applied.slow_rank, times[1] / applied.slow_rank
-    why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)
-    return replace(line, why=why) if why else line
-
-
-def applied_in_serving(kernel: Kernel, t: Terms) -> Applied:
-    """What a served step multiplies onto a kernel.
-
-    In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
-    """
-    table = t.constants.tables["step.bf16"]
-    clocks: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
-    return Applied((*clocks, *_own_rate(kernel, t.engine.kernels)), t.settings.slow_rank)
-
-
-def _own_rate(kernel: Kernel, runs: KernelHabits) -> tuple[Factor, ...]:
-    """An engine's arithmetic in whole steps against that of the tables which constants were fitted on."""
-    if kernel.dtype == "fp8":
-        return (("fp8_rate", runs.fp8_rate),)
-    return (("fp4_rate", runs.fp4_rate),) if kernel.dtype == "nvfp4" else ()
+    return [*kernels, host_line([*kernels, *comm], work, t), *comm]
 
 
 def num_launches(lines: Iterable[Line], engine: Engine) -> Number:
     """Launches of kernels and collectives: one for each, and several for a form that stands for all that surrounds experts."""
     many = engine.kernels.routing_launches
-    return sum((line.item.count * (many if line.item.op in AROUND else 1.0) for line in lines), start=0.0)
+    return sum((line.item.count * (many if line.item.form in AROUND else 1.0) for line in lines), start=0.0)
 
 
 def host_parts(lines: list[Line], work: Workload, t: Terms) -> dict[str, Number]:
@@ -385,7 +337,7 @@ def _launch_note(lines: list[Line], t: Terms) -> Note:
     return Note("launches", f"{launches:,.0f} launches without graphs take {format_seconds(taken)}, {hidden}{waits}")
 
 
-def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
+def host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
     host = t.engine.host
     waiting: Number = sum(host_parts(lines, work, t).values())

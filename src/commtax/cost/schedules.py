@@ -194,7 +194,6 @@ class Schedule:
     directions: int = 1  # ends at which microbatches enter: a rank holds a stage of either direction
     backward: bool = True
     any_times: bool = True  # the closed form is exact for any F, B, W; else for F = B = W, and near by within 3 % of the run
-    torchtitan: str = ""  # what torchtitan calls it; "": it has no such schedule
 
     def order(self, p: int, m: int, v: int = 1) -> Order:
         """The order for p ranks and m microbatches, or a refusal with the rule that the shape breaks."""
@@ -236,8 +235,8 @@ def _dualpipe_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
 
 _SCHEDULES = (
     Schedule("fill-drain", fill_drain, lambda p, f, _b, _w: (p - 1) * f, lambda p, m, _v, _i: m + 0 * p, backward=False),
-    Schedule("gpipe", gpipe, _whole, lambda p, m, _v, _i: m + 0 * p, torchtitan="GPipe"),
-    Schedule("1f1b", one_f_one_b, _whole, lambda p, m, _v, i: np.minimum(m, p - i), torchtitan="1F1B"),
+    Schedule("gpipe", gpipe, _whole, lambda p, m, _v, _i: m + 0 * p),
+    Schedule("1f1b", one_f_one_b, _whole, lambda p, m, _v, i: np.minimum(m, p - i)),
     Schedule(
         "interleaved",
         interleaved,
@@ -247,7 +246,6 @@ _SCHEDULES = (
         lambda p, m, _v: m % p == 0,
         lambda _p: "a multiple of pp",
         chunks=0,
-        torchtitan="Interleaved1F1B",
     ),
     # Qi et al. 2023. With F = B = W a rank of H2 and of V never idles between its own first and last operation.
     Schedule(
@@ -280,7 +278,6 @@ _SCHEDULES = (
         lambda p: f"at least {2 * p - 1}",
         chunks=2,
         any_times=False,
-        torchtitan="ZBVZeroBubble",
     ),
     Schedule(
         "dualpipe",

@@ -1,26 +1,27 @@
 """Seconds of any step of one replica, tabulated once and looked up ever after.
 
 A simulation asks for one step after the other, and pricing each anew would take a thousand times as long as looking it up.
-A step's price is a sum over lines, and so is its table:
+Its tables are made of whole priced steps, each with and without the lines that see earlier tokens (``Item.sees``):
 
     step = rest(rows, samples) + decode attention(sequences, mean context) + prompt attention(new, past of each prompt)
 
-``rest`` is everything that only knows how many rows pass and how many of them need logits: products, small kernels,
-collectives, the host. Between its nodes a table is linear; nodes are as dense as tiles and captured graphs make the price
-step. A step of several prompts pays the fixed time of their attention once, the work of each, and waits for the longest.
+``rest`` is a step that only knows how many rows pass and how many of them need logits, and attention is what it is longer by.
+Between its nodes a table is linear; nodes are as dense as tiles and captured graphs make the price step.
+A step of several prompts pays the fixed time of their attention once, the work of each, and waits for the longest.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import MISSING, field, fields, replace
 from math import inf
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from commtax.arrays import different
-from commtax.cost.pricing import Terms, inference_bill, num_launches
-from commtax.ledger import Bill, Line
+from commtax.cost.kernel import Terms
+from commtax.cost.pricing import exposed, num_launches, step_lines
+from commtax.ledger import Bill
 from commtax.records import dataclass
 from commtax.spec import Number, Workload
 
@@ -135,32 +136,11 @@ class Surface:
         """The same steps, all longer by a factor."""
         if factor in self._scaled:
             return self._scaled[factor]
-        prompt, among = ((np.array(table) * factor).tolist() for table in (self.prompt, self.among))
+        kept = {f.name: f.default_factory() for f in fields(self) if f.default_factory is not MISSING}
+        longer = {name: _times(getattr(self, name), factor) for name in SCALED}
         self._scaled.clear()  # several runs with one factor follow each other
-        self._scaled[factor] = self._times(factor, prompt, among)
+        self._scaled[factor] = replace(self, **longer, **kept)
         return self._scaled[factor]
-
-    def _times(self, factor: float, prompt: list[list[float]], among: list[list[float]]) -> Self:
-        return replace(
-            self,
-            alone=[x * factor for x in self.alone],
-            mixed=self.mixed * factor,
-            decode=self.decode * factor,
-            prompt=prompt,
-            among=among,
-            prompt_fixed_s=self.prompt_fixed_s * factor,
-            alone_comm=self.alone_comm * factor,
-            mixed_comm=self.mixed_comm * factor,
-            sample_s=self.sample_s * factor,
-            launch_s=self.launch_s * factor,
-            mixed_launch_s=self.mixed_launch_s * factor,
-            _pieces={},
-            _slopes=[],
-            _samples={},
-            _rows={},
-            _scaled={},
-            _chunks={},
-        )
 
     def _rest(self, rows: int, samples: int) -> float:
         if samples not in self._samples:
@@ -183,6 +163,17 @@ class Surface:
         return found
 
 
+SCALED = (
+    *("alone", "mixed", "decode", "prompt", "among", "prompt_fixed_s"),
+    *("alone_comm", "mixed_comm", "sample_s", "launch_s", "mixed_launch_s"),
+)
+"""What of a table is seconds."""
+
+
+def _times(value: Any, factor: float) -> Any:
+    return (np.array(value) * factor).tolist() if isinstance(value, list) else value * factor
+
+
 def _between(nodes: Sequence[float], value: float) -> tuple[int, float]:
     """The node below, and how far it is to the next; beyond the last as far as that goes on."""
     at = min(max(bisect_right(nodes, value) - 1, 0), len(nodes) - 2)
@@ -196,6 +187,22 @@ def _at(table: list[list[float]], across: tuple[int, float], down: tuple[int, fl
     return (1 - y) * (low[i] + x * (low[i + 1] - low[i])) + y * (high[i] + x * (high[i + 1] - high[i]))
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A priced step, and the same without the lines that see earlier tokens."""
+
+    whole: Bill
+    unseeing: Bill
+
+    @property
+    def seeing_s(self) -> Number:
+        return self.whole.step_s - self.unseeing.step_s
+
+    @property
+    def seeing_fixed_s(self) -> Number:
+        return self.whole.fixed_s - self.unseeing.fixed_s
+
+
 def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> Surface:
     """The table of a plan's steps: up to so many rows and sequences of up to so many tokens."""
 
@@ -204,11 +211,13 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
     # Launches are a floor of the whole step, not of its parts; what each sequence costs the host is linear and needs no table.
     launched = replace(terms, engine=terms.engine.but(launch_s=0.0, host_s_per_seq=0.0))
 
-    def priced(work: Workload) -> Bill:
-        return inference_bill(launched, work, 1)
+    def priced(work: Workload) -> _Step:
+        lines = step_lines(launched, work)
+        unseeing = [line for line in lines if not line.item.sees]
+        return _Step(*(Bill(exposed(some, launched), 1) for some in (lines, unseeing)))
 
     def launches(work: Workload) -> float:
-        return float(num_launches((line for line in priced(work).lines if line.kind != "host"), terms.engine))
+        return float(num_launches((line for line in step_lines(launched, work) if line.kind != "host"), terms.engine))
 
     contexts = _contexts(terms, most_tokens)
     alone, alone_comm, decode = _decodes(priced, contexts, most_seqs)
@@ -237,39 +246,37 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
 # Each table is one bill over all of its nodes: a bill's lines cost more than their numbers.
 
 
-def _decodes(priced: Callable[[Workload], Bill], contexts: Array, most_seqs: int) -> tuple[Array, Array, Array]:
+def _decodes(priced: Callable[[Workload], _Step], contexts: Array, most_seqs: int) -> tuple[Array, Array, Array]:
     """Steps of decodes by sequences: without their attention, of that communication, and attention by node of context, which is
     linear between nodes of sequences."""
     every = np.arange(most_seqs + 1.0)
     nodes = different(np.round(_geometric(most_seqs)))
     seqs, context = np.repeat(nodes, contexts.size), np.tile(contexts, nodes.size)
-    bill = priced(Workload(decode_seqs=np.append(np.maximum(1, every), seqs), cached_tokens=np.append(every * 0, seqs * context)))
-    rest, comm, attention = (
-        _wide(_sum(bill, wanted, _exposed), every.size + seqs.size) for wanted in (_not_attention, _is_comm, _of_decodes)
-    )
+    step = priced(Workload(decode_seqs=np.append(np.maximum(1, every), seqs), cached_tokens=np.append(every * 0, seqs * context)))
+    figures = step.unseeing.step_s, step.whole.exposed_comm_s, step.seeing_s
+    rest, comm, attention = (_wide(seconds, every.size + seqs.size) for seconds in figures)
     known = attention[every.size :].reshape(nodes.size, contexts.size)
     decode = np.stack([np.interp(every, nodes, column) for column in known.T], axis=-1)
     return rest[: every.size], comm[: every.size], decode
 
 
-def _mixed(priced: Callable[[Workload], Bill], most_rows: int, most_seqs: int) -> tuple[list[int], Array, Array]:
+def _mixed(priced: Callable[[Workload], _Step], most_rows: int, most_seqs: int) -> tuple[list[int], Array, Array]:
     """Steps with prompt tokens without attention: nodes of rows that need logits, seconds by these and by rows, and of the first
     node's communication."""
     nodes, rows, every = _samples(most_seqs), _rows(most_rows), np.arange(most_rows + 1)
-    bill = priced(_beside(np.repeat(nodes, rows.size), np.tile(rows, len(nodes))))
-    rest, comm = (_wide(_sum(bill, wanted, _exposed), len(nodes) * rows.size) for wanted in (_not_attention, _is_comm))
+    step = priced(_beside(np.repeat(nodes, rows.size), np.tile(rows, len(nodes))))
+    rest, comm = (_wide(seconds, len(nodes) * rows.size) for seconds in (step.unseeing.step_s, step.whole.exposed_comm_s))
     seconds = [np.interp(every, rows, part) for part in rest.reshape(len(nodes), rows.size)]
     return nodes, np.stack(seconds), np.interp(every, rows, comm[: rows.size])
 
 
-def _prompts(priced: Callable[[Workload], Bill], new: Array, past: Array) -> tuple[Array, Array, float]:
+def _prompts(priced: Callable[[Workload], _Step], new: Array, past: Array) -> tuple[Array, Array, float]:
     """Attention of a step's only prompt and of one of many, by tokens cached and new, and what it costs once a step."""
     seqs = np.repeat([1.0, MANY], new.size * past.size)
     tokens, before = np.tile(new, 2 * past.size), np.tile(np.repeat(past, new.size), 2)
-    bill = priced(Workload(0, 0, seqs, seqs * tokens, seqs * before))
-    moving = _wide(_sum(bill, _of_prompts, lambda line: line.moving_s * line.item.count), seqs.size)
-    fixed = _wide(_sum(bill, _of_prompts, lambda line: line.fixed_s * line.item.count), seqs.size)
-    one, many = (moving / seqs).reshape(2, past.size, new.size)
+    step = priced(Workload(0, 0, seqs, seqs * tokens, seqs * before))
+    fixed = _wide(step.seeing_fixed_s, seqs.size)
+    one, many = ((step.seeing_s - fixed) / seqs).reshape(2, past.size, new.size)
     return one, many, float(np.max(fixed[: seqs.size // 2]))
 
 
@@ -277,30 +284,6 @@ def _beside(samples: Array, rows: Array) -> Workload:
     """Steps of so many rows of which some are one prompt's tokens and the others decode, as many as there are rows for."""
     decodes = np.minimum(samples, rows) - 1
     return Workload(decodes, decodes * 0, 1.0, rows - decodes, 0.0)
-
-
-def _of_decodes(line: Line) -> bool:
-    return line.item.part == "attention" and line.item.place == "decode"
-
-
-def _of_prompts(line: Line) -> bool:
-    return line.item.part == "attention" and line.item.place == "prefill"
-
-
-def _not_attention(line: Line) -> bool:
-    return not (_of_decodes(line) or _of_prompts(line))
-
-
-def _is_comm(line: Line) -> bool:
-    return line.kind == "comm"
-
-
-def _exposed(line: Line) -> Number:
-    return line.exposed_s
-
-
-def _sum(bill: Bill, wanted: Callable[[Line], bool], take: Callable[[Line], Number]) -> Number:
-    return sum((take(line) for line in bill.lines if wanted(line)), start=0.0)
 
 
 def _wide(values: Number, size: int) -> Array:

@@ -7,9 +7,8 @@ from functools import lru_cache, partial
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.inventory import FIRST, Tensor, copies, inventory
+from commtax.cost.inventory import FIRST, Tensor, copies, formats, inventory
 from commtax.cost.placement import expert_tp, tokens_split
-from commtax.cost.quantised import formats
 from commtax.cost.schedules import SCHEDULES
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant

@@ -11,10 +11,9 @@ from types import MappingProxyType
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.placement import handed_on, over_replicas, tokens_split
-from commtax.cost.quantised import EXPERTS, format_of
+from commtax.cost.inventory import EXPERTS, format_of
+from commtax.cost.placement import over_replicas, tokens_split
 from commtax.cost.tensors import padded_vocab, quantisation
-from commtax.cost.tower import tower_items
 from commtax.ledger import Item, Part, Place, Stage, Window
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Mamba2, Model, Number, Plan, Quant, Workload
 
@@ -58,12 +57,12 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     full_norms = sum(a.qk_norm == "full" for i in model.layers if (a := model.blocks[i].attention))
     # Where tokens are split over tp, or sent to experts, MoE layers leave no partial sums to reduce.
     apart = _replaces_all_reduce(model, plan, engine, backend)
-    sums, latents = _expert_sums(model, engine)
-    reduced = model.num_feed_forwards - num_moe + pick(apart, 0, sums)
     samples = work.samples
     if engine.sends.logits_padded:
         samples = pick(np.asarray(work.prefill_tokens) > 0, samples, rows)
     logits = samples * padded_vocab(model, plan, engine) * act
+    sums, latents = _expert_sums(model, engine)
+    reduced = model.num_feed_forwards - num_moe + pick(apart, 0, sums)
     squares, note = rows * NORM_BYTES, "sums of squares over all heads, fp32"
     items = [tp_item("embedding", "all-reduce", payload, 1, plan, "embedding")]
     items.append(tp_item("query/key norm", "all-reduce", squares, full_norms, plan, "projections", place="query", note=note))
@@ -217,3 +216,35 @@ def expected_destinations(moe: Experts, ep: Number) -> Number:
     for drawn in range(moe.top_k):
         missed = missed * np.maximum(0, others - drawn) / (moe.num_experts - drawn)
     return ep * (1 - missed)
+
+
+def handed_on(model: Model, pp: Number) -> Number:
+    """Vectors of a token that a cut between stages hands on: one, all streams of hyper-connections, or those looked back at.
+
+    The latter are one of each block begun before the cut, ceil(layer / lookback), and the sum since: a mean over the cuts
+    (Kimi-K3's report, arXiv 2607.24653, section 2.2).
+    """
+    if not model.lookback:
+        return model.hyper.streams if model.hyper else 1
+
+    def mean(wanted: float) -> float:
+        stages = int(min(wanted, model.num_layers))
+        begun = [-(-(model.num_layers * cut // stages) // model.lookback) for cut in range(1, stages)]
+        return 1.0 + sum(begun) / max(1, len(begun))
+
+    return np.vectorize(mean, otypes=[float])(pp) if np.ndim(pp) else mean(float(pp))
+
+
+def tower_items(model: Model, plan: Plan, work: Workload) -> list[Item]:
+    """What the ranks of a tower send: two sums a layer where they share its weights; else every rank's tokens to all."""
+    t = model.tower
+    if t is None or not np.any(work.pictures):
+        return []
+    act, several = DTYPE_BYTES[plan.activations_dtype], np.asarray(plan.tp) > 1
+    patches = work.pictures * work.patches
+    sums, tokens = patches * t.hidden * act, patches / t.patches_per_token * model.hidden * act
+    shared = plan.tower != "data"
+    return [
+        Item("tower output", "tp", "all-reduce", sums, plan.tp, pick(several & shared, 2 * t.num_layers, 0), part="tower"),
+        Item("tower tokens", "tp", "all-gather", tokens, plan.tp, pick(several & (not shared), 1, 0), part="tower"),
+    ]

@@ -14,16 +14,16 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost import train_kernels
 from commtax.cost.adapters import trained_params
-from commtax.cost.applied import Applied, Factor, applied_s
 from commtax.cost.forms.form import Table
-from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import power_clock, widened
-from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
+from commtax.cost.kernel import Kernel, Terms
+from commtax.cost.kernels import Applied, Factor, applied_s, kernel_line, power_clock, widened
+from commtax.cost.pricing import Pricer, comm_line
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
 from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers
 from commtax.cost.train_traffic import training, updated_params
-from commtax.ledger import Bill, Item, Line, Part, Stage, Window
+from commtax.ledger import Bill, Item, Line, Stage, Window, Windows
 from commtax.question import WhatIf
+from commtax.records import dataclass
 from commtax.spec import Engine, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 
@@ -39,9 +39,12 @@ def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
     pricer = Pricer(t)
     items = [_as_launched(i, t, head_share) for i in training(t.model, t.plan, step, t.engine, t.settings.ep_backend)]
     comm = [comm_line(i, pricer, scales(i, t.settings, t.engine)) for i in items]
-    free = _Windows(layers, ends, t.plan, t.engine)
-    comm = [_hide(line, free, t.engine, t.settings) if line.item.is_sent else line for line in comm]
-    lines = (*layers, *ends, _bubble(comm, free, t.model, t.plan), *_host(layers, comm, t), *comm)
+    m = t.plan.microbatches
+    stages: tuple[tuple[Stage, ...], ...] = ("forward",), ("backward", "recompute"), ("weight-gradient",)
+    each = _Passes(*(_seconds(layers, m, *of) for of in stages))
+    free = _windows(layers, ends, each, t)
+    comm = [free.hide(x, _coverable(x.item, t.settings, t.engine, t.plan)) if x.item.is_sent else x for x in comm]
+    lines = (*layers, *ends, _bubble(comm, each, t.model, t.plan), *_host(layers, comm, t), *comm)
     known, measured = _known(t)
     return Bill(lines, tokens, known_sigma=known, measured=measured)
 
@@ -202,71 +205,53 @@ def _as_launched(item: Item, t: Terms, head_share: Number) -> Item:
     return item
 
 
-def _hide(line: Line, free: _Windows, engine: Engine, settings: WhatIf) -> Line:
-    """The collective with its window and what of it hides there; those that share a window take of it in turn.
+def _coverable(item: Item, settings: WhatIf, engine: Engine, plan: Plan) -> Number:
+    """Share of a collective that can run beside compute: the last bucket and the first gather have nothing to run beside.
 
-    Hidden: efficiency x min(comm, window). The last bucket and the first gather have nothing to run beside.
+    A stage with one chunk has nothing to compute while it waits for its neighbour.
     """
-    item, window = line.item, free.of(line.item.overlaps_with)
-    waits = item.whole_axis == "pp" and settings.async_axes is None and not free.interleaved
+    waits = item.whole_axis == "pp" and settings.async_axes is None and plan.chunks <= 1
     if waits or item.whole_axis not in settings.beside(engine):
-        return _with(line, window, line.hidden_s)
-    uncovered = 1 / np.maximum(1, item.count) if item.whole_axis == "dp" else 0.0
-    coverable = line.total_s * (1 - uncovered)
-    free.take(item.overlaps_with, coverable)
-    return _with(line, window, hidden_s(coverable, window, engine.trains.overlap_efficiency))
+        return 0.0
+    return 1 - 1 / np.maximum(1, item.count) if item.whole_axis == "dp" else 1.0
 
 
-def _with(x: Line, window_s: Number, hidden: Number) -> Line:
-    """The line with its window and what hides in it (written out: a copy by name takes four times as long)."""
-    same = (x.link, x.algorithm, x.names, x.why, x.source, x.via, x.flops)
-    return Line(x.kind, x.item, x.fixed_s, x.moving_s, hidden, *same, window_s, x.sigma)
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """Seconds of one microbatch in the layers of the fullest stage: forward, input gradients with recomputation, and weights'."""
+
+    forward: Number
+    inputs: Number
+    weights: Number
 
 
-class _Windows:
-    """Seconds that each kind of collective may run beside, less what others took of them already.
-
-    ``forward``, ``inputs`` (with recomputation) and ``weights`` are those of one microbatch in the layers of the fullest stage.
-    """
-
-    def __init__(self, layers: list[Line], ends: list[Line], plan: Plan, engine: Engine) -> None:
-        m = plan.microbatches
-        self.interleaved = plan.chunks > 1  # a stage with one chunk has nothing to compute while it waits for its neighbour
-
-        def seconds(lines: list[Line], *stages: Stage) -> Number:
-            return _total([x for x in lines if x.item.stage in stages]) / m
-
-        def of_parts(*parts: Part) -> Number:
-            return _total([x for x in layers if x.item.part in parts])
-
-        self.forward, self.weights = seconds(layers, "forward"), seconds(layers, "weight-gradient")
-        self.inputs = seconds(layers, "backward", "recompute")
-        forward = self.forward + seconds(ends, "forward")
-        backward = self.inputs + self.weights + seconds(ends, "backward", "weight-gradient")
-        products = _total([x for x in layers if x.item.form == "gemm"])
-        # Gradients are reduced once, beside the last backward, or after every microbatch; gathers run beside both passes.
-        every = pick(np.asarray(plan.pp) > 1, False, plan.zero >= 2)
-        self._free: dict[Window, Number] = {
-            "": 0.0 * products,
-            "forward": pick(every, m * forward, forward),
-            "backward": pick(every, m * backward, backward),
-            "next forward": forward if engine.trains.gathers_ahead else 0.0 * forward,
-            "every forward": m * forward,
-            "products": products,
-            "attention": of_parts("attention"),
-            "layers": _total(layers),
-        }
-
-    def of(self, window: Window) -> Number:
-        return self._free["forward"] + self._free["backward"] if window == "both passes" else self._free[window]
-
-    def take(self, window: Window, used: Number) -> None:
-        names: tuple[Window, ...] = ("forward", "backward") if window == "both passes" else (window,)
-        for name in names:
-            self._free[name] = np.maximum(0, self._free[name] - used / len(names))
+def _seconds(lines: list[Line], m: Number, *stages: Stage) -> Number:
+    """Of one microbatch."""
+    return _total([x for x in lines if x.item.stage in stages]) / m
 
 
-def _bubble(comm: list[Line], times: _Windows, model: Model, plan: Plan) -> Line:
+def _windows(layers: list[Line], ends: list[Line], each: _Passes, t: Terms) -> Windows:
+    """What collectives of a training step may run beside."""
+    m, plan, trains = t.plan.microbatches, t.plan, t.engine.trains
+    forward = each.forward + _seconds(ends, m, "forward")
+    backward = each.inputs + each.weights + _seconds(ends, m, "backward", "weight-gradient")
+    products = _total([x for x in layers if x.item.form == "gemm"])
+    # Gradients are reduced once, beside the last backward, or after every microbatch; gathers run beside both passes.
+    every = pick(np.asarray(plan.pp) > 1, False, plan.zero >= 2)
+    free: dict[Window, Number] = {
+        "": 0.0 * products,
+        "forward": pick(every, m * forward, forward),
+        "backward": pick(every, m * backward, backward),
+        "next forward": forward if trains.gathers_ahead else 0.0 * forward,
+        "every forward": m * forward,
+        "products": products,
+        "attention": _total([x for x in layers if x.item.part == "attention"]),
+        "layers": _total(layers),
+    }
+    return Windows(free, trains.overlap_efficiency, sure=True)
+
+
+def _bubble(comm: list[Line], times: _Passes, model: Model, plan: Plan) -> Line:
     """Idle time of the schedule: a stage takes as long as its layers and what is exposed in them."""
     layers = [x for x in comm if x.item.whole_axis not in BETWEEN]
     inside = [x for x in layers if x.item.axis != "tp" or x.item.part in ("layers", "experts")]
@@ -293,14 +278,3 @@ def tp_tax(flops_per_s: Number, bandwidth_Bps: Number, hidden: Number, tp: Numbe
     computes 1/T of the layer but reduces the whole activation, so the tax grows with T-1.
     """
     return (tp - 1) / 3 * flops_per_s / (bandwidth_Bps * hidden)
-
-
-def hidden_s(comm_s: Number, window_s: Number, efficiency: float) -> Number:
-    """Seconds of a collective that cost nothing: what its window covers, times an efficiency below 1.
-
-    A collective beside compute takes SMs and memory bandwidth from it, so of what runs beside it a part is paid anyway.
-
-    >>> hidden_s(2.0, 5.0, 0.9), hidden_s(2.0, 1.0, 0.9)
-    (np.float64(1.8), np.float64(0.9))
-    """
-    return efficiency * np.minimum(comm_s, window_s)

@@ -8,12 +8,12 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from commtax.planner import serving, training
-from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, order, worth
-from commtax.planner.copies import Roomy, figures, most_each
+from commtax.planner import serving_search, training_search
+from commtax.planner.columns import SERVED, ServingColumns, ServingPlans, Standing, TrainPlans, describe_kind, order, worth
 from commtax.planner.money import Prices, priced
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
+from commtax.planner.replica_loads import Roomy, figures, most_each
 from commtax.planner.space import WIDE, Space
 from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.spec import SIZES, Cluster, Engine, Model, Plan, Profile
@@ -67,7 +67,7 @@ def plan(
 
 def best_serving(put: Question) -> ServingPlans:
     """The serving plans of a question, and why one is recommended, or what would have to change: tried before it is said."""
-    answer = serving.searched(put)
+    answer = serving_search.searched(put)
     if len(answer.plans):
         return replace(answer, why=tuple(explain(answer, answer.recommended)))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
@@ -98,7 +98,7 @@ def plan_training(
 
 def best_training(put: Question) -> TrainPlans:
     """The training plans of a question, and why one is recommended."""
-    answer = training.searched(put)
+    answer = training_search.searched(put)
     return replace(answer, why=tuple(explain_training(answer, answer.recommended))) if len(answer.plans) else answer
 
 
@@ -120,10 +120,10 @@ def standing(
         name = describe_pools(answer.question, *(describe_layout(one, counted=True) for one in (prompts, copies)))
     q, index = answer.question, _index(answer.question, dtype)
     if q.requests.prefill_cluster and not prompts:
-        return _cannot(answer, name, f"has no workers of their own for prompts to run on {q.requests.prefill_cluster.key}")
+        return _cannot(answer, name, f"has no separate prompt workers to run on {q.requests.prefill_cluster.key}")
     if lack := _lack(q, int(copies.all_gpus), int(prompts.all_gpus) if prompts else 0):
         return _cannot(answer, name, lack)
-    found, refused = list[Columns](), ""
+    found, refused = list[ServingColumns](), ""
     for by, exchange in enumerate(answer.exchanges):
         if (exchange.wide and sizes["ep"] < WIDE) or not (exchange.apart if prompts else exchange.shared):
             continue
@@ -134,8 +134,8 @@ def standing(
             refused = refused or str(error)
     if not found:
         return _cannot(answer, name, refused)
-    every = Columns.joined(found)
-    good, near = (rows.take(slice(1)) for rows in serving.best_first(q, every))
+    every = ServingColumns.joined(found)
+    good, near = (rows.take(slice(1)) for rows in serving_search.best_first(q, every))
     if not len(good):
         return Standing(answer.gpu_words(near, 0), near, reason=f"breaks the limit: {best_times(answer, every)}")
     theirs, own = (order(q, rows) for rows in (answer.plans, good))
@@ -160,7 +160,7 @@ def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> Standi
     return Standing(name, answer.plans.take(slice(0)), reason=reason)
 
 
-def _together(run: Question, clients: int, index: int, by: int) -> Columns:
+def _together(run: Question, clients: int, index: int, by: int) -> ServingColumns:
     """Copies of one plan at their loads."""
     base = settled(run)
     kv = float(np.max(cache_tokens(base)))
@@ -170,11 +170,11 @@ def _together(run: Question, clients: int, index: int, by: int) -> Columns:
     of = Roomy(base.but(replicas=1, max_concurrency=None), one, index, by)
     if clients:  # at that load, whatever the cache holds
         return of.at(np.array([0]), np.array([max(1, round(clients / (copies * run.plan.dp)))]))
-    every, most = serving.search(of), run.goal.max_concurrency
+    every, most = serving_search.search(of), run.goal.max_concurrency
     return every if most is None else every.take(np.flatnonzero(every.concurrency <= max(most, copies * run.plan.dp)))
 
 
-def _apart(run: Question, prompts: Plan, clients: int, index: int, by: int) -> Columns:
+def _apart(run: Question, prompts: Plan, clients: int, index: int, by: int) -> ServingColumns:
     """Servers of both kinds at their loads, as the search lists them."""
     plan, copies = run.plan, int(run.plan.replicas)
     ranks = copies * int(plan.dp)
@@ -185,12 +185,12 @@ def _apart(run: Question, prompts: Plan, clients: int, index: int, by: int) -> C
     _check_room(run, held)
     sizes = {axis: getattr(plan, axis) for axis in SERVED} | {"replicas": copies, "prefill_replicas": kinds.pop("prefill_workers")}
     told = {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
-    return Columns.of(len(loads), mode=1, dtype=index, exchange=by, **sizes, **kinds, concurrency=loads, **told)
+    return ServingColumns.of(len(loads), mode=1, dtype=index, exchange=by, **sizes, **kinds, concurrency=loads, **told)
 
 
 def _check_room(q: Question, kv: float) -> None:
     if kv < q.requests.tokens:
-        raise Refusal(f"does not fit: a copy's KV cache holds {kv:,.0f} tokens, less than one request")
+        raise Refusal(f"does not fit: the KV cache of a replica holds {kv:,.0f} tokens, less than one request")
 
 
 def _index(q: Question, dtype: str) -> int:
@@ -203,17 +203,19 @@ def _index(q: Question, dtype: str) -> int:
 def training_standing(answer: TrainPlans, run: Question) -> Standing:
     """A training plan of some kind beside the answer's, for the same global batch."""
     plan, micro, total = run.plan, int(run.micro_batch), answer.question.goal.global_batch
-    sizes = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in (*SIZES[:3], *reversed(SIZES[3:])))
-    name = f"{sizes}, {describe_kind(plan)}"
+    axes = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in (*SIZES[:3], *reversed(SIZES[3:])))
+    name = f"{axes}, {describe_kind(plan)}"
     if total % (plan.dp * micro):
         return _cannot(answer, name, f"{plan.dp} replicas and microbatches of {micro} do not divide {total} sequences")
     try:
         b = price(run.but(batch=total // plan.dp))
     except ValueError as error:
         return _cannot(answer, name, str(error))
-    row = training.columns(b, 0, {**{axis: np.array([getattr(plan, axis)]) for axis in SIZES}, "micro_batch": np.array([micro])})
+    row = training_search.columns(
+        b, 0, {**{axis: np.array([getattr(plan, axis)]) for axis in SIZES}, "micro_batch": np.array([micro])}
+    )
     described = f"{describe_gpus(b.question.plan)}, microbatch {micro}, {describe_kind(b.question.plan)}"
-    budget = training.BUDGET * run.cluster.chip.visible_bytes
+    budget = training_search.BUDGET * run.cluster.chip.visible_bytes
     if row.memory_bytes[0] > budget:
         need = f"{float(row.memory_bytes[0]) / 2**30:.1f} GiB per rank of {budget / 2**30:.1f}"
         return Standing(described, row, reason=f"does not fit: {need}")

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from commtax.files import Json, table
-from commtax.planner.columns import Array, Columns, TrainColumns
+from commtax.planner.columns import Array, ServingColumns, TrainColumns
 from commtax.question import Question
 from commtax.spec import Cluster, Plan
 
@@ -50,12 +50,12 @@ def margin(q: Question) -> float:
     return float(min(known["most"], max(known["least"], usual)))
 
 
-def kinds(rows: Columns, cluster: Cluster) -> Array:
+def kinds(rows: ServingColumns, cluster: Cluster) -> Array:
     """The kind of each plan: index in ``KINDS``."""
     return np.where(rows.mode == 1, POOLS, _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster))
 
 
-def complexity(rows: Columns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
+def complexity(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
     """What there is to set up: a plan's kind, then the fast domains that a copy spans, or what its pools are made of."""
     own, spread = _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster), (rows.prefill_dp > 1) | (rows.ep > 1)
     ranks = np.where(spread, rows.prefill_tp * rows.prefill_dp, 1)
@@ -69,8 +69,8 @@ def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:
     """The same of one plan, and of the workers of their own that prompts may have."""
     ahead = prompts or Plan(tp=0, dp=0)
     sizes = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "ep": plan.ep, "prefill_tp": ahead.tp, "prefill_dp": ahead.dp}
-    unknown = {name: 0 for name in Columns.__dataclass_fields__ if name not in sizes and name != "mode"}
-    return float(complexity(Columns.of(1, mode=int(prompts is not None), **sizes, **unknown), cluster)[0])
+    unknown = {name: 0 for name in ServingColumns.__dataclass_fields__ if name not in sizes and name != "mode"}
+    return float(complexity(ServingColumns.of(1, mode=int(prompts is not None), **sizes, **unknown), cluster)[0])
 
 
 def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Cluster) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from commtax.arrays import different
 from commtax.cost.serving import Load, decoding_seqs
-from commtax.planner.exchanges import Exchange, exchanges
+from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.money import counted, paid, per_million
 from commtax.question import Question
 from commtax.records import dataclass
@@ -29,7 +29,7 @@ SERVED = SIZES[:4]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ColumnTable:
     """Columns of equal length."""
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns(Table):
+class ServingColumns(ColumnTable):
     """One row a plan at its best concurrency (or, for ``points``, a plan and concurrency)."""
 
     mode: Array  # 0: prompts and decoding share workers; 1: workers of their own
@@ -121,7 +121,7 @@ class Columns(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainColumns(Table):
+class TrainColumns(ColumnTable):
     """One row a plan."""
 
     kind: Array  # index in ``kinds``
@@ -146,7 +146,7 @@ class TrainColumns(Table):
         return Plan(**sizes)
 
 
-NO_SERVING, NO_TRAINING = Columns.joined([]), TrainColumns.joined([])
+NO_SERVING, NO_TRAINING = ServingColumns.joined([]), TrainColumns.joined([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +174,12 @@ class Searched:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OperatingPoint:
     """A place between the shortest requests and the most tokens/s: plans there, best first, each at its best load for it."""
 
     name: str
     when: str  # it is the one to choose
-    plans: Columns
+    plans: ServingColumns
     recommended: int
 
 
@@ -188,17 +188,17 @@ class ServingPlans(Searched):
     """Good plans best first, rejected families, the nearest plans where none is good, the Pareto front."""
 
     trains: ClassVar[Literal[False]] = False
-    plans: Columns = NO_SERVING
-    near: Columns = NO_SERVING
-    front: Columns = NO_SERVING
-    places: tuple[Place, ...] = ()  # without limits: where on the way from shortest requests to most tokens/s to run
+    plans: ServingColumns = NO_SERVING
+    near: ServingColumns = NO_SERVING
+    front: ServingColumns = NO_SERVING
+    places: tuple[OperatingPoint, ...] = ()  # without limits: where on the way from shortest requests to most tokens/s to run
     would_take: tuple[str, ...] = ()  # where no plan is good: what would have to change
 
     @property
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[ExpertExchange, ...]:
         return exchanges(self.question)
 
-    def layout(self, rows: Columns, i: int) -> str:
+    def layout(self, rows: ServingColumns, i: int) -> str:
         exchange = self.exchanges[int(rows.exchange[i])]
         decode = rows.plan_of(i, redundant_experts=exchange.redundant)
         over = " (DeepEP)" if exchange.wide else ""
@@ -211,12 +211,12 @@ class ServingPlans(Searched):
         """The good plans as a pandas table, where pandas is there."""
         return self.plans.frame("tokens_per_s_per_gpu", "tokens_per_s_per_user")
 
-    def put(self, rows: Columns, i: int) -> Question:
+    def put(self, rows: ServingColumns, i: int) -> Question:
         """Row ``i`` as a question about one copy."""
         kinds = self.exchanges[int(rows.exchange[i])].asked | {"weights_dtype": self.question.goal.dtypes[int(rows.dtype[i])]}
         return laid(self.question, **sizes_of(rows, i), **kinds)
 
-    def longest(self, rows: Columns, i: int) -> int:
+    def longest(self, rows: ServingColumns, i: int) -> int:
         """Tokens of the longest request that row ``i`` should take: 0, the model's own length, where a copy's cache holds it.
 
         Else what requests of varied lengths may need, in whole 256s, as far as the cache holds it.
@@ -230,7 +230,7 @@ class ServingPlans(Searched):
         varied = math.ceil((1 + wanted.spread) * wanted.tokens / 256) * 256
         return int(max(wanted.tokens, min(varied, kv, asked.model.max_len)))
 
-    def simulation(self, rows: Columns, i: int, clients: int = 0) -> Simulation:
+    def simulation(self, rows: ServingColumns, i: int, clients: int = 0) -> Simulation:
         """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split; at its own load or at another of the whole."""
         copies, clients, asked = int(rows.replicas[i]), clients or int(rows.concurrency[i]), self.put(rows, i)
         if not int(rows.mode[i]):
@@ -239,19 +239,19 @@ class ServingPlans(Searched):
         workers = {name: int(getattr(rows, column)[i]) for name, column in names.items()}
         return serve(asked.but(concurrency=clients, disaggregated=True, decode_workers=copies, **workers))
 
-    def rate_at(self, rows: Columns, i: int, clients: int) -> float:
+    def rate_at(self, rows: ServingColumns, i: int, clients: int) -> float:
         """Tokens/s of row ``i`` with so many clients in all."""
         copies = 1 if rows.mode[i] else int(rows.replicas[i])
         return copies * float(self.simulation(rows, i, max(copies, clients)).tokens_per_s)
 
-    def range_of(self, rows: Columns, i: int, name: str = "tpot_s") -> tuple[float, float]:
+    def range_of(self, rows: ServingColumns, i: int, name: str = "tpot_s") -> tuple[float, float]:
         """The 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
         priced = self.simulation(rows, i)
         times = float(getattr(rows, name)[i]) / float(getattr(priced, name))
         low, high = priced.range_of(name)
         return times * float(low), times * float(high)
 
-    def ranges(self, rows: Columns, name: str) -> list[tuple[float, float]]:
+    def ranges(self, rows: ServingColumns, name: str) -> list[tuple[float, float]]:
         """The same of all rows, those of one pool priced together."""
         found = {i: self.range_of(rows, i, name) for i in np.flatnonzero(rows.mode == 1).tolist()}
         for index, by in different(np.stack([rows.dtype, rows.exchange])[:, rows.mode == 0], axis=1).T.astype(int).tolist():
@@ -265,25 +265,25 @@ class ServingPlans(Searched):
             found |= dict(zip(alike.tolist(), zip(values / widths, values * widths, strict=True), strict=True))
         return [found[i] for i in range(len(rows))]
 
-    def estimate(self, rows: Columns, i: int, name: str) -> Estimate:
+    def estimate(self, rows: ServingColumns, i: int, name: str) -> Estimate:
         """A time of row ``i`` with its range."""
         return Estimate(float(getattr(rows, name)[i]), *self.range_of(rows, i, name))
 
-    def kept(self, rows: Columns, i: int) -> float:
+    def kept(self, rows: ServingColumns, i: int) -> float:
         """The probability that row ``i`` keeps the limits: that of the least sure one."""
         return min([1.0, *(self.estimate(rows, i, name).kept(limit) for name, limit in self.question.goal.times)])
 
-    def usd_per_million_tokens(self, rows: Columns) -> Array:
+    def usd_per_million_tokens(self, rows: ServingColumns) -> Array:
         q = self.question
         gpus = paid(q.goal, rows.gpus, rows.prefill_gpus)
         return np.asarray(per_million(q.goal.usd_per_gpu_hour * gpus, counted(q, rows.tokens_per_s)))
 
-    def step_of(self, rows: Columns, i: int) -> StepBill:
+    def step_of(self, rows: ServingColumns, i: int) -> StepBill:
         """The decode step that row ``i`` runs in the middle of its requests' lives."""
         batch = int(self.decoding(rows.take(slice(i, i + 1)))[0])
         return price(self.put(rows, i).but(batch=batch, context=self._middle))
 
-    def comm_fractions(self, rows: Columns) -> Array:
+    def comm_fractions(self, rows: ServingColumns) -> Array:
         """Shares of all rows' decode steps that are exposed communication, those of a kind priced together."""
         shares, kinds = np.zeros(len(rows)), np.stack([rows.dtype, rows.ep, rows.exchange])
         for index, ep, by in different(kinds, axis=1).T.astype(int).tolist():
@@ -299,7 +299,7 @@ class ServingPlans(Searched):
         wanted = self.question.requests
         return int(wanted.input_len + max(0, wanted.output_len // 2 - 1))
 
-    def decoding(self, rows: Columns) -> Array:
+    def decoding(self, rows: ServingColumns) -> Array:
         """Requests of each decode step: all that run, less those that still wait for their first token."""
         q, wanted, seqs = self.question, self.question.requests, rows.running * 1.0
         load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
@@ -355,29 +355,29 @@ def ground(put: Question) -> Question:
     return settled(laid(put)).but(redundant_experts=put.plan.redundant_experts, imbalance=put.what_if.imbalance)
 
 
-def paid_rate(q: Question, c: Columns) -> Array:
+def paid_rate(q: Question, c: ServingColumns) -> Array:
     """Tokens/s a GPU, or for the price of one where some cost more than others."""
     return np.asarray(c.tokens_per_s / paid(q.goal, c.gpus, c.prefill_gpus))
 
 
-def over(q: Question, c: Columns) -> Array:
+def over(q: Question, c: ServingColumns) -> Array:
     """A plan's time over its limit, as surely as is wanted, of the limit that it keeps worst: good plans have at most 1."""
     with np.errstate(over="ignore"):  # limits of next to nothing are missed by more than a number holds
         return np.maximum(c.sure_ttft_s / q.goal.ttft_s, c.sure_tpot_s / q.goal.tpot_s)
 
 
-def request_s(q: Question, c: Columns) -> Array:
+def request_s(q: Question, c: ServingColumns) -> Array:
     """Seconds of a whole request."""
     return np.asarray(c.ttft_s + (q.requests.output_len - 1) * c.tpot_s)
 
 
-def power(q: Question, c: Columns) -> Array:
+def power(q: Question, c: ServingColumns) -> Array:
     """Tokens/s over the seconds of a request (Kleinrock's power); of a GPU where its tokens are what counts."""
     rate = paid_rate(q, c) if q.goal.objective == "cost" else c.tokens_per_s
     return np.asarray(rate / request_s(q, c))
 
 
-def worth(q: Question, c: Columns) -> Array:
+def worth(q: Question, c: ServingColumns) -> Array:
     """What the objective counts, larger is better: tokens/s, requests a second of one client, tokens/s a GPU, or 1 / GPUs."""
     if q.goal.objective == "latency":
         return np.asarray(1 / request_s(q, c))
@@ -386,13 +386,13 @@ def worth(q: Question, c: Columns) -> Array:
     return np.asarray(1 / c.gpus) if q.goal.objective == "gpus" else c.tokens_per_s
 
 
-def order(q: Question, c: Columns) -> list[Array]:
+def order(q: Question, c: ServingColumns) -> list[Array]:
     """What ranks, larger is better, the most telling first: worth to 11 digits, then fewer GPUs, then shorter waits."""
     second = c.tokens_per_s_per_gpu if q.goal.objective == "gpus" else -c.gpus
     return [np.round(np.log(worth(q, c)), 11), second, -c.ttft_s, -c.tpot_s]
 
 
-def family(c: Columns) -> Array:
+def family(c: ServingColumns) -> Array:
     """A number a family: everything but the concurrency, how experts are reached, and the copies and prompt workers it needs."""
     key, sizes = np.zeros(len(c), dtype=np.int64), 1
     for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp", "prefill_dp"):
@@ -405,7 +405,7 @@ def family(c: Columns) -> Array:
     return np.asarray(np.unique(key, return_inverse=True)[1])
 
 
-def sizes_of(rows: Table, i: int) -> dict[str, Any]:
+def sizes_of(rows: ColumnTable, i: int) -> dict[str, Any]:
     """The sizes of a copy of row ``i``."""
     return {axis: int(getattr(rows, axis)[i]) for axis in SERVED}
 

@@ -11,7 +11,7 @@ LOW_LATENCY = "deepep_low_latency"
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ExpertExchange:
     """How tokens reach experts that are spread over ranks, and how many copies of popular ones there are."""
 
     backend: str = ""  # "": the engine's own
@@ -26,16 +26,16 @@ class Exchange:
         return {"ep_backend": self.backend, "redundant_experts": self.redundant}
 
 
-def exchanges(q: Question) -> tuple[Exchange, ...]:
+def exchanges(q: Question) -> tuple[ExpertExchange, ...]:
     """The engine's own as it is asked; and where nobody says, DeepEP's kernels for experts on many ranks, with and without as many
     redundant experts as published deployments hold: an eighth (32 of DeepSeek-V3's 256).
 
     Kernels of low latency are for steps without prompts: of servers that only decode, or where an engine changes by step.
     """
-    own, model = Exchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
+    own, model = ExpertExchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
     if model is None or own.backend or LOW_LATENCY not in q.engine.sends.ep_backends:
         return (own,)
     usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
     copies, both = [own.redundant] if own.redundant else list(usual), q.engine.sends.exchange_by_step
-    bulk = [] if both else [Exchange(BULK[LOW_LATENCY], n, wide=True, apart=False) for n in copies]
-    return own, *(Exchange(LOW_LATENCY, n, wide=True, shared=both) for n in copies), *bulk
+    bulk = [] if both else [ExpertExchange(BULK[LOW_LATENCY], n, wide=True, apart=False) for n in copies]
+    return own, *(ExpertExchange(LOW_LATENCY, n, wide=True, shared=both) for n in copies), *bulk

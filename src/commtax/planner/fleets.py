@@ -12,14 +12,14 @@ from math import inf, isnan
 from typing import ClassVar, Unpack
 
 from commtax.planner.columns import Rejected
-from commtax.planner.contest import NEAREST, WORSE, Progress, Search, order, recommended
 from commtax.planner.crew import Crew, crew
+from commtax.planner.fleet_search import NEAREST, WORSE, Progress, Search, order, recommended
+from commtax.planner.fleet_trials import Task, Trial, judged, least, lengths_of_run, rate_of, too_slow
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.money import Prices, priced
 from commtax.planner.reasons import in_type
 from commtax.planner.remedies import larger, to_fit
 from commtax.planner.several import leading
-from commtax.planner.trials import Task, Trial, judged, least, lengths_of_run, rate_of, too_slow
 from commtax.question import CONFIDENCE, EVEN, INPUT_LEN, OUTPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
@@ -137,7 +137,8 @@ def best_fleets(
     """The fleets of a question on each of its clusters, ranked together; where none holds, what would."""
     _check(put)
     objective, missing = _objective(put), _unpriced(put)
-    put = [q.but(objective=_own(objective, q)) for q in put]
+    # of a chip without a price, fewest dollars are fewest GPUs
+    put = [q.but(objective="gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective) for q in put]
     with crew(on, processes) as workers:
         searches = [Search(q, workers, top, progress) for q in put]
         for search in searches:
@@ -191,11 +192,6 @@ def _unpriced(put: Sequence[Question]) -> tuple[str, ...]:
     """Chips that fewest dollars cannot be told of, where these are asked for."""
     asked = [q.cluster.chip.key for q in put if q.goal.objective == "cost" and not q.goal.usd_per_gpu_hour]
     return tuple(dict.fromkeys(asked))
-
-
-def _own(objective: str, q: Question) -> str:
-    """What a search on one cluster is for: of a chip without a price, fewest dollars are fewest GPUs."""
-    return "gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective
 
 
 def _ranked(held: Iterable[Trial], objective: str) -> list[Trial]:
@@ -269,11 +265,11 @@ def obstacle(trial: Trial) -> str:
         return f"breaks the limit with {gpus}: {figure}, by the closed form"
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
     if not trial.figures or most <= rate_of(q) * trial.stretch:
-        surely = f", {most / trial.stretch:.3g} with {percent(q.goal.confidence)}" if trial.stretch > 1 else ""
-        return f"overloaded: {most:.3g} requests/s are the most that {gpus} answer{surely}, of {rate_of(q):.3g}"
+        surely = f", {most / trial.stretch:.3g} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
+        return f"overloaded: {most:.3g} requests/s are the most that {gpus} can answer{surely}, of {rate_of(q):.3g}"
     name, limit = max(q.goal.slo, key=lambda pair: _time(trial, pair[0]) / pair[1])
     figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} of {format_seconds(limit)}"
-    sure = "" if trial.kept is None else f", kept with {percent(trial.kept)}"
+    sure = "" if trial.kept is None else f", {percent(trial.kept)} likely to hold"
     return f"breaks the limit with {gpus}: {figure}{sure}"
 
 

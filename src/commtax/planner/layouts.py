@@ -14,10 +14,10 @@ import numpy as np
 from commtax.arrays import different
 from commtax.cost.serving import Load
 from commtax.planner.columns import Array, Rejected, ground, sizes_of
-from commtax.planner.copies import at_once, simulated, sizes
 from commtax.planner.exchanges import exchanges
 from commtax.planner.reasons import in_type
-from commtax.planner.serving import grid_of, having_room
+from commtax.planner.replica_loads import at_once, simulated, sizes
+from commtax.planner.serving_search import grid_of, having_room
 from commtax.planner.space import Space, beside
 from commtax.planner.splits import full_copy
 from commtax.question import MAX_CONCURRENCY, Question
@@ -179,40 +179,27 @@ def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
     decoding, prompting, one = _plain(plans, one), _plain(able, one), laid(one)
     if not len(decoding) or one.requests.output_len < 2:
         return
-    prompted = _prompts_per_s(one, prompting)
-    answers = [_decoded_per_s(one, int(tp), float(kv)) for tp, kv in zip(decoding.tp, decoding.kv_tokens, strict=True)]
+    load = Load(
+        1.0,
+        float(one.requests.input_len),
+        float(one.requests.output_len),
+        spread=one.requests.spread,
+        cached=one.offered.prefix_hit_rate * float(one.requests.input_len),
+    )
+    steps_of_prompts = prompting_of(settled(laid(one, tp=prompting.tp)), load, 1, prompting.kv_tokens)[0]
+    prompted = np.broadcast_to(steps_of_prompts.most_per_s(inf), len(prompting))
     for i, tp in enumerate(decoding.tp.tolist()):
-        moved = _moved_s(settled(laid(one, tp=tp)))
+        copy = settled(laid(one, tp=tp))  # its cache over the NIC of one GPU, while no other leaves its host
+        moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / MOVING)
+        answers = float(full_copy(copy, load, float(decoding.kv_tokens[i])).most_per_s(one.requests.output_len - 1))
         for j, ahead in enumerate(prompting.tp.tolist()):
             copies = np.arange(1, one.cluster.num_gpus // tp + 1)
             most = int(np.sum(beside(copies, tp, ahead, one.cluster) > 0))
             if most:
                 asked = one.but(tp=tp, disaggregated=True, prefill_tp=ahead)
-                yield Layout(asked, tp, most, answers[i], ahead, float(prompted[j]), moved_s=(moved / ahead, moved / tp))
+                yield Layout(asked, tp, most, answers, ahead, float(prompted[j]), moved_s=(moved / ahead, moved / tp))
 
 
 def _plain(plans: Space, one: Question) -> Space:
     """Copies that tp alone splits, inside a fast domain."""
     return plans.take((plans.pp == 1) & (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= one.cluster.domain))
-
-
-def _moved_s(copy: Question) -> float:
-    """Of a request's cache over the NIC of one GPU, while no other leaves its host."""
-    return float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / MOVING)
-
-
-def _load(one: Question) -> Load:
-    tokens, hit = float(one.requests.input_len), one.offered.prefix_hit_rate
-    return Load(1.0, tokens, float(one.requests.output_len), spread=one.requests.spread, cached=hit * tokens)
-
-
-def _decoded_per_s(one: Question, tp: int, kv_tokens: float) -> float:
-    """Requests/s of a copy that decodes as many as its cache and the engine let in."""
-    asked = settled(laid(one, tp=tp))
-    return float(full_copy(asked, _load(one), kv_tokens).most_per_s(one.requests.output_len - 1))
-
-
-def _prompts_per_s(one: Question, plain: Space) -> Array:
-    """Of workers that compute nothing else: steps full of prompts, or of a part of one."""
-    asked = settled(laid(one, tp=plain.tp))
-    return np.broadcast_to(prompting_of(asked, _load(one), 1, plain.kv_tokens)[0].most_per_s(inf), len(plain))

@@ -1,6 +1,6 @@
 """Why a plan stands where it stands, and why families of plans lost: illegal, too large, too slow, or behind the winner."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from commtax.arrays import different
 from commtax.cost.legality import RULES, Case
 from commtax.planner.choosing import KINDS, TRAINED, complexity, kinds, margin, training_kinds
-from commtax.planner.columns import Array, Columns, Rejected, ServingPlans, TrainPlans, family, sizes_of, worth
+from commtax.planner.columns import Array, Rejected, ServingColumns, ServingPlans, TrainPlans, family, sizes_of, worth
 from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.spec import Plan
@@ -52,7 +52,7 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
         )
 
 
-def too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Rejected]:
+def too_slow(answer: ServingPlans, every: ServingColumns, good: Array) -> Iterator[Rejected]:
     """Families that fit and break a limit at every concurrency, together for each tp degree."""
     key = family(every)
     met = np.bincount(key, weights=good) > 0
@@ -64,23 +64,23 @@ def too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Reje
         yield Rejected(name + in_type(answer.question, index), f"breaks the limit: {best_times(answer, rows)}")
 
 
-def best_times(answer: ServingPlans, rows: Columns) -> str:
+def best_times(answer: ServingPlans, rows: ServingColumns) -> str:
     """The limits that no row keeps as surely as is wanted, each by the row that comes nearest."""
     least = {name: int(np.argmin(getattr(rows, f"sure_{name}"))) for name, _ in answer.question.goal.times}
     broken = [odds(answer, rows, least[name], name, " at best") for name in missed(answer.question, rows, least)]
-    return ", ".join(broken) or "TTFT and TPOT never hold together"
+    return ", ".join(broken) or "TTFT and TPOT limits are never met together"
 
 
-def missed(q: Question, rows: Columns, at: Mapping[str, int]) -> list[str]:
+def missed(q: Question, rows: ServingColumns, at: Mapping[str, int]) -> list[str]:
     """Those times that are above their limits, as surely as is wanted, of a row for each."""
     return [name for name, limit in q.goal.times[::-1] if float(getattr(rows, f"sure_{name}")[at[name]]) > limit]
 
 
-def odds(answer: ServingPlans, rows: Columns, i: int, name: str, when: str = "") -> str:
+def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: str = "") -> str:
     """A time's range, and how surely it keeps its limit: ``TPOT 27 ms to 33 ms: 20 ms is kept with 3%``."""
     known, limit = answer.estimate(rows, i, name), dict(answer.question.goal.times)[name]
     ends = " to ".join(format_seconds(float(end)) for end in (known.low, known.high))
-    return f"{SAID[name]} {ends}{when}: {format_seconds(limit)} is kept with {percent(known.kept(limit))}"
+    return f"{SAID[name]} {ends}{when}: the limit of {format_seconds(limit)} is {percent(known.kept(limit))} likely to hold"
 
 
 def behind(answer: ServingPlans) -> Iterator[Rejected]:
@@ -113,19 +113,13 @@ def lost(answer: ServingPlans, i: int) -> str:
 
 def _unit(answer: ServingPlans) -> str:
     goal = answer.question.goal
-    each = "tokens a dollar" if goal.prefill_usd_per_gpu_hour else "tokens/s per GPU"
+    each = "tokens per dollar" if goal.prefill_usd_per_gpu_hour else "tokens/s per GPU"
     return each if goal.objective == "cost" else "tokens/s"
 
 
 def why(answer: ServingPlans, i: int, share: float, usual: float, first: int = 0) -> str:
     """What plan ``i`` suffers from that another does not, most telling first: by the shares of communication of both."""
     return "; ".join(_suffers(answer, i, share, usual, first)) or _steps(answer, i, first)
-
-
-def _shares(answer: ServingPlans, i: int) -> tuple[float, float]:
-    """Of communication in the decode steps of plan ``i`` and of the winner."""
-    share, usual = (float(answer.step_of(answer.plans, j).comm_fraction) for j in (i, 0))
-    return share, usual
 
 
 def _suffers(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> Iterator[str]:
@@ -157,7 +151,7 @@ def _steps(answer: ServingPlans, i: int, first: int) -> str:
     if own > other or rows.tpot_s[i] <= rows.tpot_s[first]:
         return f"{step}, not {format_seconds(other)}"
     tpot, least = (format_seconds(float(rows.tpot_s[j])) for j in (i, first))
-    return f"{step}, but with the prompts between them a token takes {tpot}, not {least}"
+    return f"{step}, but with prompts in between each token takes {tpot}, not {least}"
 
 
 def _links(step: StepBill) -> list[str]:
@@ -183,16 +177,16 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
     """What plan ``i`` costs and why, and how it compares with others: the recommended one with those beside it."""
     rows, goal = answer.plans, answer.question.goal
     said = [answer.gpu_words(rows, i) + in_type(answer.question, int(rows.dtype[i])), _token(answer, rows, i)]
-    where = "an attention rank" if rows.dp[i] > 1 else "a copy"
+    where = "each attention rank" if rows.dp[i] > 1 else "each replica"
     held = f"{plural(int(rows.running[i]), 'request')} at once on {where}"
     said.append(f"{held} leave{'s' if rows.running[i] == 1 else ''} {float(rows.kv_headroom[i]):.0%} of its KV cache free")
     if i == answer.recommended:
         said += compared(answer)
     elif i:
-        said.append(f"{lost(answer, i)} than the best: {why(answer, i, *_shares(answer, i))}{_close(answer, i)}")
+        said.append(f"{lost(answer, i)} than the best: {_told(answer, i, 0)}")
     means = {name: format_seconds(float(getattr(rows, name)[i])) for name in SAID}
     limits = [f"{SAID[name]} {means[name]} of {format_seconds(most)}" for name, most in goal.times]
-    sure = f"kept with {percent(answer.kept(rows, i))}, {percent(goal.confidence)} wanted (--confidence)" if limits else ""
+    sure = f"{percent(answer.kept(rows, i))} likely to hold, {percent(goal.confidence)} asked for (--confidence)" if limits else ""
     return said + ([f"uses {' and '.join(limits)}: {sure}"] if limits else []) + list(_waits(answer, i))
 
 
@@ -202,7 +196,7 @@ def _waits(answer: ServingPlans, i: int) -> Iterator[str]:
     answering_s = float(rows.tpot_s[i] * q.requests.output_len)
     if q.requests.output_len > 1 and "ttft_s" not in dict(q.goal.times) and rows.ttft_s[i] > answering_s:
         wait = format_seconds(float(rows.ttft_s[i]))
-        yield f"requests wait {wait} for a first token, most of their time: nothing limits that (--ttft)"
+        yield f"requests wait {wait} for a first token, most of their time: no limit is set on that (--ttft)"
 
 
 def compared(answer: ServingPlans) -> Iterator[str]:
@@ -212,11 +206,15 @@ def compared(answer: ServingPlans) -> Iterator[str]:
     if own:
         gain = f"{_more(answer, 0, own)} with {_name(answer, 0)}, the best{_other_kind(kind, 0, own)}"
         yield f"{gain}: within the margin of {percent(margin(q))} (--margin), measure both"
-    after = [i for i in range(own + 1, len(rows)) if effort[i] >= effort[own]][:1]
-    simpler = [i for i in range(own + 1, len(rows)) if effort[i] < effort[own]][:1]
-    for i in dict.fromkeys(sorted([*after, *simpler])):
-        role = f", the best that is simpler{_other_kind(kind, i, own)}" if i in simpler else ", the next"
+    for i, simpler in _beside(range(len(rows)), effort, own):
+        role = f", the best that is simpler{_other_kind(kind, i, own)}" if simpler else ", the next"
         yield f"{_more(answer, own, i)} against {_name(answer, i)}{role}: {_told(answer, i, own)}"
+
+
+def _beside(places: Iterable[int], effort: Array, own: int) -> list[tuple[int, bool]]:
+    """The next plan behind one that is not simpler, and the next that is, in their order."""
+    behind = [(i, bool(effort[i] < effort[own])) for i in places if i > own]
+    return sorted({simpler: (i, simpler) for i, simpler in reversed(behind)}.values())
 
 
 def _other_kind(kind: Array, i: int, own: int) -> str:
@@ -255,7 +253,7 @@ def _gain(ratio: float) -> str:
     return f"{ratio - 1:+.0%}" if abs(ratio - 1) >= 0.005 else "less than 1% more"
 
 
-def _token(answer: ServingPlans, rows: Columns, i: int) -> str:
+def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
     """What a decode step takes, and what other requests' prompts add to it."""
     step = answer.step_of(rows, i)
     links = _links(step)
@@ -263,7 +261,7 @@ def _token(answer: ServingPlans, rows: Columns, i: int) -> str:
     takes = f"a decode step takes {format_seconds(float(step.step_s))}, {share}"
     more = float(rows.tpot_s[i] - step.step_s)
     stretched = not rows.mode[i] and answer.question.requests.output_len > 1 and more > 0.02 * float(rows.tpot_s[i])
-    return takes + (f"; other requests' prompts add {format_seconds(more)} a token" if stretched else "")
+    return takes + (f"; other requests' prompts add {format_seconds(more)} per token" if stretched else "")
 
 
 def _close(answer: ServingPlans, i: int, first: int = 0) -> str:
@@ -271,7 +269,7 @@ def _close(answer: ServingPlans, i: int, first: int = 0) -> str:
     q, value = answer.question, worth(answer.question, answer.plans)
     if q.goal.objective == "gpus" or value[first] > value[i] * (1 + margin(q)):
         return ""
-    return "; within the range of their ratio, so measure both"
+    return "; within the range of their ratio: measure both"
 
 
 def _name(answer: ServingPlans, i: int) -> str:
@@ -296,11 +294,8 @@ def _compared_training(answer: TrainPlans) -> Iterator[str]:
     if own:
         gain = f"{_faster(answer, 0, own)} with {answer.whole_words(rows, 0)}, the best"
         yield f"{gain}: within the margin of {percent(margin(q))} (--margin), measure both"
-    others = [i for i in answer.splits().tolist() if i > own]
-    after = [i for i in others if kind[i] >= kind[own]][:1]
-    simpler = [i for i in others if kind[i] < kind[own]][:1]
-    for i in dict.fromkeys(sorted([*after, *simpler])):
-        role = f", the best that is simpler ({TRAINED[int(kind[i]) % len(TRAINED)]})" if i in simpler else ", the next"
+    for i, simpler in _beside(answer.splits().tolist(), kind, own):
+        role = f", the best that is simpler ({TRAINED[int(kind[i]) % len(TRAINED)]})" if simpler else ", the next"
         yield f"{_faster(answer, own, i)} against {answer.whole_words(rows, i)}{role}"
 
 

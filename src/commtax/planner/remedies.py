@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from commtax import catalog
-from commtax.planner import serving
+from commtax.planner import serving_search
 from commtax.planner.columns import ServingPlans, ground
 from commtax.planner.reasons import SAID, missed
 from commtax.question import EVEN, Question
@@ -74,7 +74,7 @@ def to_meet(answer: ServingPlans) -> Iterator[str]:
     if (sure := max(answer.kept(near, i) for i in range(len(near)))) >= EVEN:
         yield f"a confidence of {math.floor(100 * sure)}% (--confidence {math.floor(100 * sure)}%)"
     for dtype in _smaller(q):
-        other = serving.searched(q.but(weights_dtype=dtype, dtypes=(dtype,)))
+        other = serving_search.searched(q.but(weights_dtype=dtype, dtypes=(dtype,)))
         best = other.plans if len(other.plans) else other.near
         if len(best):
             times = f"TPOT {format_seconds(float(best.tpot_s[0]))}, TTFT {format_seconds(float(best.ttft_s[0]))}"

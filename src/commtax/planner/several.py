@@ -21,7 +21,7 @@ TOKENS = "tokens"
 """The objective where dollars cannot be compared and nobody asked for anything: most tokens/s a GPU."""
 
 
-class Placed(NamedTuple):
+class RankedPlan(NamedTuple):
     """A plan of a cluster: which answer it is of, and its row there."""
 
     answer: ServingPlans
@@ -41,20 +41,20 @@ class SeveralPlans:
 
     answers: tuple[ServingPlans, ...]
     objective: str
-    plans: tuple[Placed, ...] = ()
+    plans: tuple[RankedPlan, ...] = ()
 
     @property
-    def best(self) -> Placed | None:
+    def best(self) -> RankedPlan | None:
         """The first of all."""
         return self.plans[0] if self.plans else None
 
     @property
-    def recommended(self) -> Placed | None:
+    def recommended(self) -> RankedPlan | None:
         """The plan to run: the first of what is recommended on each cluster."""
-        each = [Placed(a, a.recommended) for a in self.answers if len(a.plans)]
+        each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
         return next(iter(_ranked(each, self.objective)), None)
 
-    def listed(self, top: int) -> tuple[Placed, ...]:
+    def listed(self, top: int) -> tuple[RankedPlan, ...]:
         """The first plans, among them each cluster's best."""
         return leading(self.plans, [one.answer.question.cluster.key for one in self.plans], top)
 
@@ -95,7 +95,7 @@ def ranked(answers: Sequence[ServingPlans], objective: str) -> SeveralPlans:
     known = all(priced) if not objective else any(priced)
     objective = TOKENS if objective in ("", "cost") and not known else objective or "cost"
     several = SeveralPlans(tuple(answers), objective)
-    return replace(several, plans=tuple(_ranked([Placed(a, row) for a in answers for row in range(len(a.plans))], objective)))
+    return replace(several, plans=tuple(_ranked([RankedPlan(a, row) for a in answers for row in range(len(a.plans))], objective)))
 
 
 def leading(ranking: Sequence[Ranked], places: Sequence[str], top: int) -> tuple[Ranked, ...]:
@@ -105,12 +105,12 @@ def leading(ranking: Sequence[Ranked], places: Sequence[str], top: int) -> tuple
     return tuple(ranking[at] for at in sorted([*best, *others]))
 
 
-def _ranked(plans: Sequence[Placed], objective: str) -> list[Placed]:
+def _ranked(plans: Sequence[RankedPlan], objective: str) -> list[RankedPlan]:
     """Best first; those that dollars cannot rank stand behind those that they do."""
     return sorted(plans, key=lambda one: _burden(one, objective))
 
 
-def _burden(one: Placed, objective: str) -> tuple[float, ...]:
+def _burden(one: RankedPlan, objective: str) -> tuple[float, ...]:
     """What the objective counts, smaller is better; then fewer GPUs for each token, fewer GPUs, shorter waits."""
     rows, i = one.answer.plans, one.row
     by_gpu = -float(rows.tokens_per_s_per_gpu[i])

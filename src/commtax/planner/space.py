@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from commtax.cost import legality
-from commtax.planner.columns import Array, Table
-from commtax.planner.exchanges import Exchange
+from commtax.planner.columns import Array, ColumnTable
+from commtax.planner.exchanges import ExpertExchange
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Plan
@@ -16,7 +16,7 @@ WIDE = 8  # ranks that share experts, from which exchanges of their own and redu
 
 
 @dataclass(frozen=True, slots=True)
-class Space(Table):
+class Space(ColumnTable):
     """Plans as columns; ``codes`` is 0 where legal, else 1 + the index in ``legality.RULES``; ``replicas`` fill the cluster."""
 
     tp: Array
@@ -37,7 +37,7 @@ class Space(Table):
         return self.take((self.codes == 0) & (self.replicas > 0))
 
 
-def space(q: Question, exchange: Exchange) -> Space:
+def space(q: Question, exchange: ExpertExchange) -> Space:
     """Every plan of at most the cluster's GPUs, as its experts are reached."""
     return _wide(q, exchange) if exchange.wide else _whole(q)
 
@@ -59,7 +59,7 @@ def _whole(q: Question) -> Space:
     return _judged(q, rows)
 
 
-def _wide(q: Question, exchange: Exchange) -> Space:
+def _wide(q: Question, exchange: ExpertExchange) -> Space:
     """Attention data parallelism with experts over ``WIDE`` ranks or more, as many as divide them and their copies."""
     experts = q.model.experts
     assert experts

@@ -14,10 +14,10 @@ from commtax.cost import legality
 from commtax.cost.network import Decoding, Network, Prompting, flow, prompt_wait_s
 from commtax.cost.serving import Load, Steps, closed_loop, prompts_apart, running
 from commtax.planner.choosing import margin
-from commtax.planner.columns import NO_SERVING, Array, Columns, cached
-from commtax.planner.copies import Roomy, most_each, surely
+from commtax.planner.columns import NO_SERVING, Array, ColumnTable, ServingColumns, cached
 from commtax.planner.exchanges import exchanges
 from commtax.planner.money import paid
+from commtax.planner.replica_loads import Roomy, most_each, surely
 from commtax.planner.space import Space, beside, replicas, space
 from commtax.question import EVEN, Goal, Question
 from commtax.records import dataclass
@@ -40,15 +40,12 @@ SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger 
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SplitRows(ColumnTable):
     """Splits that one kind of copies decodes in: the kind of prompt workers, copies, and prompt workers that fit beside them."""
 
     kind: Array
     copies: Array
     fit: Array
-
-    def take(self, places: Array) -> "Rows":
-        return Rows(self.kind[places], self.copies[places], self.fit[places])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ class Prompters:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class DecodeWorkers:
     """Workers of one kind that decode, and the kinds of prompt workers beside them."""
 
     question: Question
@@ -123,7 +120,7 @@ class Copies:
         return Free(self.loads, np.asarray(passed.per_s), np.asarray(passed.life_s(net) - passed.moved_s))
 
 
-def split(found: Sequence[Roomy]) -> Columns:
+def split(found: Sequence[Roomy]) -> ServingColumns:
     """Prompt workers and decode copies of one kind each, with no more workers than help.
 
     A single output token leaves nothing to decode.
@@ -133,7 +130,7 @@ def split(found: Sequence[Roomy]) -> Columns:
         return NO_SERVING
     load = Load(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread)
     sizes = _workers(found)
-    parts = list[Columns]()
+    parts = list[ServingColumns]()
     for of in found:
         ahead = dict[bool, Prompters]()
         for i in _plain(of.question, of.plans, wanted.prefill_cluster is not None).tolist():
@@ -142,7 +139,7 @@ def split(found: Sequence[Roomy]) -> Columns:
                 ahead[spread] = _prompters(of, load, sizes, spread)
             copies = _copies(of, i, load, ahead[spread])
             parts.append(_rows(copies, of))
-    return Columns.joined(parts)
+    return ServingColumns.joined(parts)
 
 
 def _plain(base: Question, plans: Space, alone: bool) -> Array:
@@ -189,19 +186,19 @@ def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
     return np.broadcast_to(surely(alone, "ttft_s") / alone.ttft_s, kv.shape)
 
 
-def _copies(of: Roomy, i: int, load: Load, ahead: Prompters) -> Copies:
+def _copies(of: Roomy, i: int, load: Load, ahead: Prompters) -> DecodeWorkers:
     plans, kv = of.plans, float(of.plans.kv_tokens[i])
     one = laid(of.question, tp=int(plans.tp[i]), dp=int(plans.dp[i]), ep=int(plans.ep[i]))
     seats = int(min(of.held[i], step_limits(one)[1]))
     most = min(2 * seats, int(most_each(of.question, one.plan.dp)))  # others are where prompts are computed
-    return Copies(one, load, full_copy(one, load, kv), most, _longer(one, load, seats, kv), kv, ahead)
+    return DecodeWorkers(one, load, full_copy(one, load, kv), most, _longer(one, load, seats, kv), kv, ahead)
 
 
 def why_none(base: Question, roomy: Space) -> str:
     """Why there is no split at all."""
     place, ahead = base.cluster, base.requests.prefill_cluster
     if base.requests.output_len == 1:
-        return "one output token leaves nothing to decode"
+        return "with one output token there is nothing to decode"
     if ahead:
         return f"no worker for prompts has room for a request on {ahead.key}"
     alone = roomy.group[(roomy.pp == 1) & (roomy.tp <= place.domain)]
@@ -229,7 +226,7 @@ def _longer(one: Question, load: Load, most: int, kv: float) -> Array:
     return np.asarray(surely(Simulation(one, seqs, seqs, steps, kv, quiet, (decode, decode)), "tpot_s") / quiet.tpot_s)
 
 
-def _splits(of: Copies) -> tuple[Rows, bool]:
+def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
     """All splits, and whether fewer prompt workers than fit may do.
 
     For tokens a GPU or for fewest GPUs every small split counts. Else more prompt workers are never worse, as long as they
@@ -242,10 +239,8 @@ def _splits(of: Copies) -> tuple[Rows, bool]:
     one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
     places = (cluster, one) if cluster.num_gpus > cluster.domain and not small else (cluster,)
     found = [(kind, *_beside(place, of.group, n, small)) for kind, n in enumerate(of.ahead.group.tolist()) for place in places]
-    if not found:
-        return Rows(*(np.array([], dtype=int) for _ in range(3))), not small
-    kinds = np.concatenate([np.full(len(copies), kind) for kind, copies, _ in found])
-    return Rows(kinds, *(np.concatenate([part[at] for part in found]) for at in (1, 2))), not small
+    none = SplitRows(*np.zeros((3, 0), dtype=int))
+    return SplitRows.joined([none, *(SplitRows.of(len(n), kind=kind, copies=n, fit=fit) for kind, n, fit in found)]), not small
 
 
 def _beside(place: Cluster, group: int, ahead: int, small: bool) -> tuple[Array, Array]:
@@ -261,7 +256,7 @@ def _beside(place: Cluster, group: int, ahead: int, small: bool) -> tuple[Array,
     return copies[fits], workers[fits]
 
 
-def _on_both(of: Copies, ahead: Cluster, small: bool) -> Rows:
+def _on_both(of: DecodeWorkers, ahead: Cluster, small: bool) -> SplitRows:
     """Copies on their cluster and prompt workers on another: all that fit there, or of small splits any number."""
     own, sizes = of.question, of.ahead.plan
     most = int(replicas(np.array([of.group]), np.array([int(own.plan.tp)]), own.cluster)[0])
@@ -274,10 +269,10 @@ def _on_both(of: Copies, ahead: Cluster, small: bool) -> Rows:
         pairs = np.stack(np.meshgrid(copies, workers, indexing="ij")).reshape(2, -1)
         pairs = pairs[:, pairs[0] * of.group + pairs[1] * group <= limit] if small else pairs
         found.append(np.stack([np.full(pairs.shape[1], kind), *pairs]))
-    return Rows(*np.concatenate(found, axis=1))
+    return SplitRows(*np.concatenate(found, axis=1))
 
 
-def _rows(of: Copies, roomy: Roomy) -> Columns:
+def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
     """The loads of each split that may be listed, or drawn on the front: of some loads, and the most of each split that is good."""
     rows, fewer = _splits(of)
     most = most_each(of.question, rows.copies * of.ranks)
@@ -291,10 +286,10 @@ def _rows(of: Copies, roomy: Roomy) -> Columns:
     parts += _between(of, rows, loads, grid["good"], free)
     if not of.question.goal.times:
         parts.append(_most_powerful(of, rows, loads, grid, free))
-    return Columns.joined([_columns(of, part, roomy) for part in parts])
+    return ServingColumns.joined([_columns(of, part, roomy) for part in parts])
 
 
-def _between(of: Copies, rows: Rows, loads: Array, good: Array, free: Free | None) -> Iterator[dict[str, Array]]:
+def _between(of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free: Free | None) -> Iterator[dict[str, Array]]:
     """The most clients of a rank between a good load and one that is not: times never fall when one joins."""
     first = np.where(good, np.arange(loads.shape[1]), -1).max(1)
     gaps = np.flatnonzero((first >= 0) & (first + 1 < loads.shape[1]))
@@ -309,7 +304,7 @@ def _between(of: Copies, rows: Rows, loads: Array, good: Array, free: Free | Non
     yield {name: value[:, 0] for name, value in _priced(of, rows, low[:, None], free).items()}
 
 
-def _most_powerful(of: Copies, rows: Rows, loads: Array, grid: dict[str, Array], free: Free | None) -> dict[str, Array]:
+def _most_powerful(of: DecodeWorkers, rows: SplitRows, loads: Array, grid: dict[str, Array], free: Free | None) -> dict[str, Array]:
     """The load with most tokens/s over the time of a request, which has one peak, of each split that may be the best or near it."""
     power = grid["tokens_per_s"] / grid["request_s"] / (grid["gpus"] if of.question.goal.objective == "cost" else 1)
     hopeful = np.flatnonzero(power.max(1) >= SMOOTH / (1 + margin(of.question)) ** 2 * power.max())
@@ -327,7 +322,7 @@ def _most_powerful(of: Copies, rows: Rows, loads: Array, grid: dict[str, Array],
     return {name: value[place, best] for name, value in priced.items()}
 
 
-def _enough(of: Copies, rows: Rows, loads: Array, free: Free) -> Array:
+def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Free) -> Array:
     """The fewest prompt workers, of those that fit, with which a prompt waits no more than ``SAME`` of a request that never does,
     were as many sent as then."""
     kind, copies = rows.kind[:, None], rows.copies[:, None]
@@ -341,7 +336,7 @@ def _enough(of: Copies, rows: Rows, loads: Array, free: Free) -> Array:
     return np.asarray(high)
 
 
-def _priced(of: Copies, rows: Rows, loads: Array, free: Free | None) -> dict[str, Array]:
+def _priced(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Free | None) -> dict[str, Array]:
     """Splits (rows) under loads (columns): what is listed of them, how far their times go of the limits, and whether they are
     good: within these."""
     q, kind, copies = of.question, rows.kind[:, None], rows.copies[:, None]
@@ -375,10 +370,10 @@ def _priced(of: Copies, rows: Rows, loads: Array, free: Free | None) -> dict[str
     return {name: np.broadcast_to(value, loads.shape) for name, value in priced.items()}
 
 
-def _columns(of: Copies, priced: dict[str, Array], roomy: Roomy) -> Columns:
+def _columns(of: DecodeWorkers, priced: dict[str, Array], roomy: Roomy) -> ServingColumns:
     shown = {name: value for name, value in priced.items() if name not in ("prefill_gpus", "request_s", "over", "good")}
     plan, kinds = of.question.plan, {"mode": 1, "dtype": roomy.dtype, "exchange": roomy.exchange}
-    return Columns.of(len(shown["gpus"]), **kinds, tp=plan.tp, pp=1, dp=plan.dp, ep=plan.ep, **shown)
+    return ServingColumns.of(len(shown["gpus"]), **kinds, tp=plan.tp, pp=1, dp=plan.dp, ep=plan.ep, **shown)
 
 
 def _kept(goal: Goal, grid: dict[str, Array]) -> Array:

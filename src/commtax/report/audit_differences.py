@@ -1,19 +1,17 @@
 """Two runs beside each other, for a terminal and as a document."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
-from commtax.audit.differing import Change, Difference, SentChange
-from commtax.audit.finding import Sent
-from commtax.report.audit_documents import culprit_record, finite, merged
+from commtax.evidence.finding import Audit
+from commtax.report.audit_documents import merged, told_culprit
 from commtax.report.audit_words import culprit_sentence, share_text, value_text
 from commtax.report.auditing import short
-from commtax.report.documents import Record
+from commtax.report.documents import Record, plain, record
 from commtax.report.drawn import Console
-from commtax.report.tables import Table, notes, say, show_table, without_empty
+from commtax.report.tables import TableCells, notes, say, show_table, without_empty
+from commtax.traces.differing import Change, Difference, SentChange
 from commtax.units import format_bytes, format_seconds, plural
 
-SCHEMA = "commtax.audit-diff/1"
 MOST_KERNELS = 10
 MOST_METRICS, MOST_FACTS = 3, 3  # in the sentence
 SAME = 0.0005  # relative: equal as printed
@@ -69,18 +67,22 @@ def _why(c: SentChange) -> str:
     if a.algorithms != b.algorithms and a.algorithms and b.algorithms:
         return f"{c.op} (algorithm {', '.join(a.algorithms)} -> {', '.join(b.algorithms)})"
     if abs(a.count - b.count) > 0.01 * max(a.count, b.count):
-        return f"{c.op} ({a.count:,.4g} -> {b.count:,.4g} a step)"
+        return f"{c.op} ({a.count:,.4g} -> {b.count:,.4g} per step)"
     if a.nbytes is not None and b.nbytes is not None and abs(a.nbytes - b.nbytes) > 0.01 * max(a.nbytes, b.nbytes):
-        return f"{c.op} ({format_bytes(a.nbytes)} -> {format_bytes(b.nbytes)} a step)"
+        return f"{c.op} ({format_bytes(a.nbytes)} -> {format_bytes(b.nbytes)} per step)"
     moved = {"waiting": b.wait_s - a.wait_s, "wire": b.wire_s - a.wire_s, "less hidden": a.hidden_s - b.hidden_s}
     name, most = max(moved.items(), key=lambda pair: pair[1] * (1 if c.exposed_s > 0 else -1))
     return f"{c.op} ({'+' if most >= 0 else '-'}{format_seconds(abs(most))} {name})"
 
 
 def _facts(d: Difference) -> str:
-    changes = [f"{f.name} {f.before or 'not told'} -> {f.after or 'not told'}" for f in d.facts]
+    changes = [f"{f.name} {f.before or 'unknown'} -> {f.after or 'unknown'}" for f in d.facts]
     if not changes:
-        return f"of {plural(d.told, 'fact')} that both tell none changed" if d.told else "neither tells versions, flags or hosts"
+        return (
+            f"none of {plural(d.told, 'fact')} known of both runs changed"
+            if d.told
+            else "neither run states versions, flags or hosts"
+        )
     if len(changes) == 1:
         return f"{changes[0]} is the only fact that changed"
     more = f"; and {len(changes) - MOST_FACTS} more" if len(changes) > MOST_FACTS else ""
@@ -104,7 +106,7 @@ def show_difference(console: Console, d: Difference) -> None:
     notes(console, remarks(d))
 
 
-def tables(d: Difference) -> list[Table]:
+def tables(d: Difference) -> list[TableCells]:
     """Facts, the step and its parts, measured figures, collectives and kernels: those that changed."""
     step = (*((d.step,) if d.step else ()), *d.parts, *((d.hidden,) if d.hidden else ()))
     made = (
@@ -112,7 +114,7 @@ def tables(d: Difference) -> list[Table]:
         without_empty(("typical step", *COLUMNS), (_row(c) for c in step if c.before or c.after)),
         without_empty(("measured", *COLUMNS), (_row(c) for c in d.metrics if not _is_same(c))),
         without_empty(_columns(d), (_collective(c) for c in d.collectives if not c.is_same)),
-        without_empty(("kernel, time a step", *COLUMNS), (_row(k, short(k.item)) for k in d.kernels[:MOST_KERNELS])),
+        without_empty(("kernel, time per step", *COLUMNS), (_row(k, short(k.item)) for k in d.kernels[:MOST_KERNELS])),
     )
     return [table for table in made if table[1]]
 
@@ -147,7 +149,7 @@ def _moved(c: Change) -> str:
 
 
 def _columns(d: Difference) -> tuple[str, ...]:
-    unit = " a step" if d.per_step else ""
+    unit = " per step" if d.per_step else ""
     return f"collective{unit}", ">ranks", "count", "bytes", "algorithm", "wire", "waiting", "hidden"
 
 
@@ -168,41 +170,31 @@ def _both(before: str, after: str) -> str:
 
 def difference_document(d: Difference) -> Record:
     """``audit --diff --json``."""
-    document: Record = {
-        "schema": SCHEMA,
-        "verdict": "worse" if d.worse else "same or better",
-        "summary": summary(d),
-        "tolerance": d.tolerance,
-        "worse": [c.item for c in d.worse],
-        "facts": [asdict(f) for f in d.facts],
-        "step": _change(d.step) if d.step else None,
-        "parts": [_change(c) for c in (*d.parts, *((d.hidden,) if d.hidden else ()))],
-        "metrics": [_change(c) for c in d.metrics],
-        "collectives": [_sent_change(c) for c in d.collectives],
-        "collectives_per_step": d.per_step,
-        "kernels": [_change(c) for c in d.kernels],
-        "runs": {name: _run(d, name) for name in ("a", "b")},
-    }
-    return finite(document)  # type: ignore[return-value]
+    made = record(
+        "audit-diff",
+        difference=d,
+        verdict="worse" if d.worse else "same or better",
+        summary=summary(d),
+        worse=[c.item for c in d.worse],
+        step=_change(d.step) if d.step else None,
+        parts=[_change(c) for c in (*d.parts, *((d.hidden,) if d.hidden else ()))],
+        metrics=[_change(c) for c in d.metrics],
+        collectives=[_sent_change(c) for c in d.collectives],
+        kernels=[_change(c) for c in d.kernels],
+        runs={"a": _run(d.before), "b": _run(d.after)},
+    )
+    return plain(made)  # type: ignore[no-any-return]
 
 
-def _run(d: Difference, name: str) -> Record:
-    run = d.before if name == "a" else d.after
-    return {
-        "files": [f for s in run.sections for f in s.files],
-        "verdict": run.verdict,
-        "culprit": culprit_record(run),
-        "facts": merged(s.facts for s in run.sections),
-    }
+def _run(run: Audit) -> Record:
+    files, facts = [f for s in run.sections for f in s.files], merged(s.facts for s in run.sections)
+    return {"files": files, "verdict": run.verdict, "culprit": told_culprit(run), "facts": facts}
 
 
 def _change(c: Change) -> Record:
-    return {"item": c.item, "unit": c.unit, "a": c.before, "b": c.after, "change": c.delta, "relative": c.relative}
+    return record("audit-change", change=c)
 
 
 def _sent_change(c: SentChange) -> Record:
-    return {"op": c.op, "ranks": c.ranks, "a": _sent(c.before), "b": _sent(c.after), "exposed_change_s": c.exposed_s}
-
-
-def _sent(s: Sent) -> Record:
-    return {"bytes" if name == "nbytes" else name: value for name, value in asdict(s).items()} | {"exposed_s": s.exposed_s}
+    a, b = (plain(sent) | {"exposed_s": sent.exposed_s} for sent in (c.before, c.after))
+    return {"op": c.op, "ranks": c.ranks, "a": a, "b": b, "exposed_change_s": c.exposed_s}

@@ -1,94 +1,46 @@
 """An audit as a document of numbers that are all finite."""
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, replace
 
-from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, CollectiveRow, KernelRow, Section, StepRow
-from commtax.audit.lacking import missing
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Culprit, Section
+from commtax.evidence.lacking import missing
 from commtax.report.audit_words import causes, culprit_sentence, summary
-from commtax.report.documents import Record, facts
-
-SCHEMA = "commtax.audit/2"
-FINDING = (
-    "code",
-    "item",
-    "unit",
-    "predicted",
-    "measured",
-    "difference",
-    "base",
-    "tolerance",
-    "verdict",
-    "reason",
-    "evidence",
-    "low",
-    "high",
-)
-
-STEP = tuple(f.name for f in fields(StepRow))
+from commtax.report.documents import Record, plain, record
 
 
 def audit_document(audited: Audit) -> Record:
     """``audit --json``."""
-    asked = audited.claim.question if audited.claim else None
-    document: Record = {
-        "schema": SCHEMA,
-        "model": asked.model.key if asked else None,
-        "cluster": asked.cluster.key if asked else None,
-        "profile": asked.profile.name if asked and asked.profile else None,
-        "tp": audited.claim.tp if audited.claim else None,
-        "verdict": audited.verdict,
-        "missing": missing(audited),
-        "summary": summary(audited),
-        "culprit": culprit_record(audited),
-        "causes": [cause_record(c) for c in causes(audited)],
-        "counts": {v: audited.count(v) for v in (AGREE, DISAGREE, UNKNOWN)},
-        "steps": [step_record(r) for s in audited.sections for r in s.steps],
-        "collectives": [collective_record(r) for s in audited.sections for r in s.collectives],
-        "facts": merged(s.facts for s in audited.sections),
-        "sections": [_section(s) for s in audited.sections],
-        "notes": list(audited.notes),
-    }
-    return finite(document)  # type: ignore[return-value]
+    made = record(
+        "audit",
+        audited=audited,
+        missing=missing(audited),
+        summary=summary(audited),
+        culprit=told_culprit(audited),
+        causes=causes(audited),
+        counts={v: audited.count(v) for v in (AGREE, DISAGREE, UNKNOWN)},
+        steps=[row for s in audited.sections for row in s.steps],
+        collectives=[row for s in audited.sections for row in s.collectives],
+        facts=merged(s.facts for s in audited.sections),
+        sections=[_section(s) for s in audited.sections],
+    )
+    return plain(made)  # type: ignore[no-any-return]
 
 
-def culprit_record(audited: Audit) -> Record | None:
+def told_culprit(audited: Audit) -> Culprit | None:
+    """Who is to blame, in words where it has none."""
     found = audited.culprit
-    return asdict(found) | {"said": found.said or culprit_sentence(found)} if found else None
-
-
-def cause_record(cause: Cause) -> Record:
-    return asdict(cause)
-
-
-def step_record(row: StepRow) -> Record:
-    return facts(row, *STEP)  # of a hundred thousand steps asdict would copy each figure
-
-
-def collective_record(row: CollectiveRow) -> Record:
-    """In the order of its fields, bytes under their own name."""
-    return {"bytes" if name == "nbytes" else name: value for name, value in asdict(row).items()}
-
-
-def kernel_record(row: KernelRow) -> Record:
-    return {"name": row.name, "kind": row.kind, "count_per_step": row.count, "seconds_per_step": row.seconds}
+    return replace(found, said=found.said or culprit_sentence(found)) if found else None
 
 
 def _section(s: Section) -> Record:
-    usage = [{"rank": rank, **asdict(u), "busy_s": u.busy_s, "idle_s": u.idle_s} for rank, u in s.usage]
-    return {
-        **facts(s, "kind", "files"),
-        "findings": [facts(f, *FINDING) for f in s.findings],
-        "notes": list(s.notes),
-        "usage": usage,
-        "causes": [cause_record(c) for c in s.causes],
-        "culprit": asdict(s.culprit) if s.culprit else None,
-        "steps": [step_record(r) for r in s.steps],
-        "collectives": [collective_record(r) for r in s.collectives],
-        "kernels": [kernel_record(r) for r in s.kernels],
-        "facts": dict(s.facts),
-    }
+    return record(
+        "audit-section",
+        section=s,
+        findings=[record("audit-finding", finding=f) for f in s.findings],
+        usage=[{"rank": rank, **asdict(u), "busy_s": u.busy_s, "idle_s": u.idle_s} for rank, u in s.usage],
+        kernels=[record("audit-kernel", row=row) for row in s.kernels],
+    )
 
 
 def merged(each: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -98,14 +50,3 @@ def merged(each: Iterable[Mapping[str, str]]) -> dict[str, str]:
         for name, value in of_file.items():
             found.setdefault(name, []).append(value)
     return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items()}
-
-
-def finite(value: object) -> object:
-    """The same with null for numbers that are none, or endless."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return value

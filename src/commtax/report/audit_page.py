@@ -4,15 +4,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from commtax.audit.differing import Difference
-from commtax.audit.finding import Audit, Cause, Section
-from commtax.audit.predicted import predicted_step, priced_step
+from commtax.evidence.finding import Audit, Section
 from commtax.report import audit_differences as differences
 from commtax.report import auditing
 from commtax.report.audit_words import MOST_CAUSES, blamed, changed, headline, other_causes, priced, ran, remarks, title
 from commtax.report.documents import Record
-from commtax.report.tables import Table
+from commtax.report.tables import TableCells
 from commtax.timeline import Timeline
+from commtax.traces.differing import Difference
+from commtax.traces.predicted import predicted_step, priced_step
 from commtax.units import format_seconds
 
 MOST_SHOWN = 8_000  # intervals of a picture: those that are nearer than can be seen are drawn as one
@@ -31,7 +31,9 @@ def audit_page(audited: Audit, command: str) -> Record:
         "ran": " ".join(ran(audited)),
         "verdict": audited.verdict,
         "culprit": " ".join(blamed(audited)),
-        "causes": [_cause(c) for c in other_causes(audited)[:MOST_CAUSES]],
+        "causes": [
+            {"said": c.said, "price": priced(c), "rest": changed(c), "share": c.share} for c in other_causes(audited)[:MOST_CAUSES]
+        ],
         "charts": list(_charts(audited)),
         "tables": [table for s in audited.sections for table in _tables(audited, s)],
         "notes": [n for s in audited.sections for n in (title(s), *remarks(s))] + list(audited.notes),
@@ -62,11 +64,7 @@ def difference_page(d: Difference, command: str) -> Record:
     }
 
 
-def _cause(cause: Cause) -> Record:
-    return {"said": cause.said, "price": priced(cause), "rest": changed(cause), "share": cause.share}
-
-
-def _table(table: Table) -> Record:
+def _table(table: TableCells) -> Record:
     columns, rows = table
     heads = [{"name": name.lstrip(">"), "number": name.startswith(">")} for name in columns]
     return {"columns": heads, "rows": [[str(cell) for cell in row] for row in rows]}
@@ -118,18 +116,18 @@ def chart(timeline: Timeline, name: str) -> Record:
     }
 
 
-Row = tuple[int, int, int, int, str]
+Interval = tuple[int, int, int, int, str]
 """Lane, start and duration in nanoseconds, kind, name."""
 
 
-def _rows(timeline: Timeline, begin: float) -> Iterator[Row]:
+def _rows(timeline: Timeline, begin: float) -> Iterator[Interval]:
     order = np.lexsort((timeline.start_s, timeline.lane))
     for i in order.tolist():
         start, end = (round((float(x) - begin) * 1e9) for x in (timeline.start_s[i], timeline.end_s[i]))
         yield int(timeline.lane[i]), start, end - start, int(timeline.kind[i]), timeline.name[i][:NAME]
 
 
-def thinned(rows: Sequence[Row], most: int = MOST_SHOWN) -> list[Row]:
+def thinned(rows: Sequence[Interval], most: int = MOST_SHOWN) -> list[Interval]:
     """The same picture of at most so many intervals: neighbours of one kind that no eye parts become one."""
     span = max((r[1] + r[2] for r in rows), default=0)
     gap, shown = max(1, span // FINEST), list(rows)
@@ -139,8 +137,8 @@ def thinned(rows: Sequence[Row], most: int = MOST_SHOWN) -> list[Row]:
     return shown
 
 
-def _joined(rows: Iterable[Row], gap: int) -> Iterator[Row]:
-    held: Row | None = None
+def _joined(rows: Iterable[Interval], gap: int) -> Iterator[Interval]:
+    held: Interval | None = None
     count = 1
     for row in rows:
         if held and held[0] == row[0] and held[3] == row[3] and row[1] - (held[1] + held[2]) < gap and held[2] < gap * 4:
@@ -154,5 +152,5 @@ def _joined(rows: Iterable[Row], gap: int) -> Iterator[Row]:
         yield _counted(held, count)
 
 
-def _counted(row: Row, count: int) -> Row:
+def _counted(row: Interval, count: int) -> Interval:
     return row if count == 1 else (*row[:4], f"{count} intervals")

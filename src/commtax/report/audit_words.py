@@ -5,59 +5,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from commtax.audit.benches import RESULTS
-from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Cause, Culprit, Section
-from commtax.audit.lacking import missing
-from commtax.audit.typical import PARTS, by_rank, of_all, usual_phase
-from commtax.readers.repetition import WHOLE as WHOLE_TRACE
-from commtax.readers.trace import Usage
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Section
+from commtax.evidence.lacking import missing
+from commtax.evidence.usage import Usage
+from commtax.files import table
+from commtax.results.bench_audit import RESULTS
+from commtax.traces.repetition import WHOLE as WHOLE_TRACE
+from commtax.traces.typical import PARTS, by_rank, of_all, usual_phase
 from commtax.units import format_bytes, format_seconds, plural
 
+WORDS = table("report/words.toml")["audit"]
 MOST_CAUSES = 5
 DECIDE = ("hang", "overload", "cache full", "preempted", "queue")  # causes that are the verdict on a run by themselves
 MOST_FILES = 3  # of a section, by name
-VERDICTS = {
-    AGREE: "the run agrees",
-    DISAGREE: "the run disagrees",
-    UNKNOWN: "no verdict",
-    FAULT: "somebody is to blame",
-}
-"""Of an audit that was told what ran."""
-KINDS = {
-    "bench": "benchmark result",
-    "training": "training log",
-    "flight": "flight record",
-    "links": "record of links",
-    "monitor": "record of clocks",
-    "state": "state of GPUs",
-    "topology": "map of GPUs",
-    "collectives": "test of collectives",
-}
-"""What sections are called whose kind says too little."""
 PLACED = ("links", "monitor", "state", "topology", "collectives")
 """Kinds of sections that are judged by their place alone."""
-HEADED = {
-    "step": "step",
-    "tpot_mean": "TPOT",
-    "ttft_mean": "TTFT",
-    "output_tokens_per_s": "output tokens/s",
-    "e2el_mean": "E2E",
-    "total_tokens_per_s": "tokens/s",
-    "MFU": "MFU",
-    "TFLOP/s per GPU": "TFLOP/s per GPU",
-}
-"""Codes of figures that a headline tells, and their short names."""
 MOST_FIGURES = 3
 WHOLE = 1000  # from which on figures have no fraction
 MOST_FACTS = 10  # in a note
-BINDING = {
-    "compute_s": "compute binds",
-    "exposed_s": "exposed communication binds",
-    "copy_s": "copies bind",
-    "idle_s": "an idle device binds",
-}
-ON_HOST = {"compute_s": "the host's operations bind", "idle_s": "pauses between operations bind"}
-"""… where no device was traced."""
 JOBS = ("trace", "flight")
 """Kinds of sections that tell who is to blame by themselves."""
 _FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
@@ -66,10 +31,11 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": 
 def headline(audited: Audit) -> str:
     """The verdict in one line: what ran, and how it went."""
     if audited.claim is None:
-        return f"{what_ran(audited.sections)}: {_ended(audited)}"
+        went = f"partial, {_went(audited, 'what it has shows nothing off')}" if _is_cut(audited) else _went(audited)
+        return f"{what_ran(audited.sections)}: {went}"
     asked, own = audited.claim.question, audited.claim.question.profile
     place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
-    said = _blamed(audited.culprit) if audited.culprit else VERDICTS[audited.verdict]
+    said = _blamed(audited.culprit) if audited.culprit else WORDS["verdicts"][audited.verdict]
     said = f"partial, {said}" if _is_cut(audited) else said
     return f"{asked.model.key} on {place}, TP {audited.claim.tp}: {said} ({_counts(audited)})"
 
@@ -118,15 +84,11 @@ def causes(audited: Audit) -> list[Cause]:
     several = _jobs(audited.sections) > 1
     own = ((s.files[0] if several and s.kind == "trace" else "", c) for s in audited.sections for c in s.causes)
     told = (replace(c, said=f"{file}: {c.said}") if file else c for file, c in own)
-    return sorted(told, key=_dearest)
+    return sorted(told, key=lambda c: -c.cost_s if c.cost_s is not None and math.isfinite(c.cost_s) else 0.0)
 
 
 def _jobs(sections: Sequence[Section]) -> int:
     return sum(s.kind == "trace" for s in sections)
-
-
-def _dearest(cause: Cause) -> float:
-    return -cause.cost_s if cause.cost_s is not None and math.isfinite(cause.cost_s) else 0.0
 
 
 def cause_sentence(cause: Cause) -> str:
@@ -177,23 +139,24 @@ def other_causes(audited: Audit) -> list[Cause]:
 def what_ran(sections: Sequence[Section]) -> str:
     """The job of a trace and what binds it, else which files were read."""
     if (several := _jobs(sections)) > 1:
-        return f"traces of {several} jobs, each told by itself"
+        return f"traces of {several} jobs, each reported separately"
     for section in sections:
         if used := of_all(section):
-            return f"{job(section)}, {binding(used, {**BINDING, **ON_HOST} if on_host(section) else BINDING)}"
+            words = WORDS["binding"] | (WORDS["on_host"] if on_host(section) else {})
+            return f"{job(section)}, {binding(used, words)}"
     kinds: Counter[str] = Counter()
     for section in sections:
         kinds[section.kind] += int(section.facts.get(RESULTS, "1"))
-    read = ", ".join(plural(count, KINDS.get(kind, kind)) for kind, count in kinds.items()) or "no file"
+    read = ", ".join(plural(count, WORDS["kinds"].get(kind, kind)) for kind, count in kinds.items()) or "no file"
     figures = [figure for s in sections for figure in _figures(s)][:MOST_FIGURES]
     first = "the first: " if any(RESULTS in s.facts for s in sections) else ""
     return f"{read}, {first}{', '.join(figures)}" if figures else read
 
 
 def _figures(section: Section) -> Iterator[str]:
-    """The figures that stand for a result, in the order of ``HEADED``."""
+    """The figures that stand for a result, in the order of ``words.toml``."""
     told = {f.code: f for f in reversed(section.findings) if f.measured is not None}
-    for code, name in HEADED.items():
+    for code, name in WORDS["headed"].items():
         if found := told.get(code):
             yield f"{name} {value_text(found.measured, found.unit)}"
 
@@ -219,11 +182,6 @@ def binding(used: Usage, words: Mapping[str, str]) -> str:
     return f"{words[most]} ({getattr(used, most) / used.total_s:.0%})" if used.total_s > 0 else "nothing was timed"
 
 
-def _ended(audited: Audit) -> str:
-    """How a run went that nobody made a claim about, and whether a file of it ends too early."""
-    return f"partial, {_went(audited, 'what it has shows nothing off')}" if _is_cut(audited) else _went(audited)
-
-
 def _is_cut(audited: Audit) -> bool:
     return any(n.code == "partial" for s in audited.sections for n in s.notes)
 
@@ -234,7 +192,7 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
     if audited.count(DISAGREE):
         return f"something is off ({_counts(audited)})"
     if not any(told(s) for s in audited.sections) or _untimed(audited.sections):
-        return "nothing could be told"
+        return "nothing could be determined"
     found = causes(audited)
     if worst := next((c for c in found if c.code in DECIDE), None):
         return worst.said
@@ -248,7 +206,7 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
         return fact
     if not jobs:
         asked = "--cluster" if all(s.kind in PLACED for s in audited.sections) else "--model"
-        return f"{sound}; whether it should be faster, {asked} tells"
+        return f"{sound}; {asked} says whether it should be faster"
     return "nobody is to blame" if any(map(on_host, jobs)) else "nobody is to blame, and nothing is off"
 
 

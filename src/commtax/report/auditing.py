@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from commtax.audit.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, KernelRow, Section
-from commtax.audit.typical import by_rank, of_all
-from commtax.readers.trace import Usage
+from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, KernelRow, Section
+from commtax.evidence.usage import Usage
 from commtax.report.audit_words import (
     MOST_CAUSES,
     blamed_cause,
@@ -22,7 +21,8 @@ from commtax.report.audit_words import (
     value_text,
 )
 from commtax.report.drawn import Console, Text
-from commtax.report.tables import Table, notes, say, show_table, without_empty
+from commtax.report.tables import TableCells, notes, say, show_table, without_empty
+from commtax.traces.typical import by_rank, of_all
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_ROWS = 500  # of a table on the screen
@@ -73,7 +73,7 @@ def _lowered(columns: Sequence[str], rows: list[list[Cell]], most: int) -> list[
     return list(reasons)
 
 
-def tables(section: Section, claimed: bool) -> list[Table]:
+def tables(section: Section, claimed: bool) -> list[TableCells]:
     """What was told or compared, typical steps, collectives, kernels: those that there are."""
     rest = _steps(section), _collectives(section.collectives), _kernels(section.kernels)
     return [table for table in (*_findings(section.findings, claimed), *rest) if table[1]]
@@ -101,7 +101,7 @@ def _say_all(console: Console, first: str, rest: Sequence[str], style: str = "")
             say(console, line)
 
 
-def _findings(findings: Sequence[Finding], claimed: bool) -> Iterator[Table]:
+def _findings(findings: Sequence[Finding], claimed: bool) -> Iterator[TableCells]:
     """What was compared; without a claim, only what a file contradicts or confirms by itself, after what it tells."""
     heads = ["item", ">predicted" if claimed else ">expected", ">measured", ">difference", ">tolerance", "verdict", "why"]
     told = [f for f in findings if not claimed and f.verdict == UNKNOWN]
@@ -117,7 +117,7 @@ def _cells(f: Finding) -> tuple[Cell, ...]:
     return (f.item, *figures, Text(f.verdict, style=STYLES[f.verdict]), f.reason)
 
 
-def _steps(section: Section) -> Table:
+def _steps(section: Section) -> TableCells:
     """A typical step of the first ranks, and of all, as bars to one scale."""
     ranks, whole = by_rank(section), of_all(section)
     if whole is None:
@@ -158,7 +158,7 @@ def bar(used: Usage, longest: float, signs: int = BAR) -> str:
     return drawn[:signs]
 
 
-def _collectives(rows: Sequence[CollectiveRow]) -> Table:
+def _collectives(rows: Sequence[CollectiveRow]) -> TableCells:
     columns = ("collective", "algorithm", "group", ">ranks", ">count", ">bytes", ">wire", ">waiting", ">hidden")
     dearest = sorted(rows, key=lambda r: -(r.wire_s + r.wait_s))
     return without_empty(columns, map(_collective_cells, dearest[:MOST_COLLECTIVES]))
@@ -170,9 +170,9 @@ def _collective_cells(r: CollectiveRow) -> tuple[Cell, ...]:
     return (r.op, r.algorithm, r.group, f"{r.ranks}" if r.ranks else "", f"{r.count:,}", size, *times)
 
 
-def _kernels(rows: Sequence[KernelRow]) -> Table:
+def _kernels(rows: Sequence[KernelRow]) -> TableCells:
     cells = ((short(r.name), r.kind, f"{r.count:,.4g}", format_seconds(r.seconds)) for r in rows[:MOST_KERNELS])
-    return without_empty(("kernel", "kind", ">a step", ">time a step"), cells)
+    return without_empty(("kernel", "kind", ">per step", ">time per step"), cells)
 
 
 def short(name: str, most: int = MOST_SIGNS) -> str:

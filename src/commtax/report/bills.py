@@ -5,15 +5,13 @@ from itertools import accumulate, pairwise
 
 from commtax.ledger import Line
 from commtax.question import Question
-from commtax.records import dataclass
-from commtax.report.documents import LEFT_OUT, Asked, Named, Record, facts, filled, question
+from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import NOTHING_SENT, between, headline, notes, say, served_step, show_shares, show_table
-from commtax.spec import Number
 from commtax.units import format_bytes, format_rate, format_seconds, plural
 from commtax.verbs.billing import StepBill, by_cost
 from commtax.verbs.expecting import Expectation
-from commtax.verbs.explain import Cause, causes
+from commtax.verbs.explain import causes
 from commtax.verbs.explained import HELD, Explained
 from commtax.verbs.layer import layer_segments
 
@@ -73,7 +71,7 @@ def _modes(q: Question) -> tuple[tuple[str, bool], ...]:
 def _pictures(q: Question) -> str:
     width, height = q.pictures.image_size
     how = "each rank looks at its own" if q.plan.tower == "data" else "ranks share the tower's weights"
-    return f"{plural(q.pictures.images, 'picture')} of {width}x{height} a prompt" + (f", {how}" if q.plan.tp > 1 else "")
+    return f"{plural(q.pictures.images, 'picture')} of {width}x{height} per prompt" + (f", {how}" if q.plan.tp > 1 else "")
 
 
 def weakest(b: StepBill) -> str:
@@ -245,97 +243,25 @@ def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
     show_table(console, ("cause", ">step", ">of the gap", ""), rows)
 
 
-@dataclass(frozen=True)
-class PricedAnswer(Named):
-    """As ``commtax bill --json``."""
-
-    step_s: float
-    items: list[Record]
-    verdict: str
-    fits: bool
-
-
-@dataclass(frozen=True)
-class PricedDocument(PricedAnswer, Asked):
-    """What both phases tell of a step."""
-
-    phase: str
-    low_s: Number
-    high_s: Number
-    compute_s: Number
-    exposed_comm_s: Number
-    tokens_per_s: Number
-    counterfactuals: list[Record]
-    sources: tuple[str, ...]
-    weakest_source: str
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StepDocument(PricedDocument):
-    batch: Number
-    context: Number
-    comm_s: Number
-    comm_fraction: Number
-    imbalance: float = LEFT_OUT
-
-
-@dataclass(frozen=True)
-class TrainDocument(PricedDocument):
-    global_batch: Number
-    micro_batch: Number
-    seq: Number
-    zero: int
-    hsdp: Number
-    recompute: str
-    schedule: str
-    async_: tuple[str, ...]
-    mfu: Number
-    hfu: Number
-    mfu_definition: str
-    binding: str
-    bubble_s: Number
-    bubble_fraction: Number
-    taxes_s: dict[str, Number]
-    memory_bytes_per_rank: Number
-    memory: Record
-    local_tokens: float
-    dp_threshold_tokens: float
-    tp_tax: float
-    days: Number = LEFT_OUT
-    causes: list[Cause] = LEFT_OUT
-    imbalance: float = LEFT_OUT
-
-
-LINE = ("link", "algorithm", "why", "each_s", "fixed_s", "moving_s", "total_s", "window_s", "hidden_s", "exposed_s", "source")
-
-
-def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> StepDocument | TrainDocument:
+def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Record:
     """``bill --json``, of either phase."""
     b, q = step.bill, step.bill.question
-    item = ("what", "op", "nbytes", "ranks", "count")
-    common: dict[str, object] = {
-        "fits": step.memory.fits,
-        "items": [{"kind": x.kind, "axis": x.item.whole_axis} | facts(x.item, *item) | facts(x, *LINE) for x in b.items],
-        "verdict": step.sentence,
-        "counterfactuals": [facts(c, "what", "step_s", "delta_s", "note") for c in step.what_ifs],
+    things: Record = {
+        "step": step,
+        "bill": b,
+        "items": [record("bill-line", line=x) for x in b.items],
+        "counterfactuals": [record("bill-change", change=c) for c in step.what_ifs],
         "weakest_source": weakest(b),
-        "imbalance": q.what_if.imbalance or LEFT_OUT,
     }
     if not q.trains:
-        return filled(StepDocument, b, q, q.what_if, **common, **question(q, "commtax.bill/1"))
-    return filled(
-        TrainDocument,
-        *(b, q.step, q.plan, step.thresholds, q),
-        **common,
-        **question(q, "commtax.train-bill/1"),
+        return document("bill", q, **things)
+    return document(
+        "train-bill",
+        q,
+        **things,
         global_batch=q.batch * q.plan.dp,
-        hsdp=q.plan.shard,
-        async_=b.async_axes,
-        taxes_s=b.taxes,
         memory=facts(b.memory, *HELD),
-        dp_threshold_tokens=step.thresholds.dp_tokens if step.thresholds else 0.0,
-        days=b.days(num_tokens) if num_tokens else LEFT_OUT,
+        days=b.days(num_tokens) if num_tokens else None,
         causes=LEFT_OUT if measured_mfu is None else causes(b, measured_mfu),
     )
 
@@ -373,33 +299,10 @@ def _show_measured(console: Console, e: Expectation, measured_s: float) -> None:
 PASSED = {"pass": True, "fail": False, "undecided": None}
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectationDocument:
-    schema: str
-    cluster: str
-    library: str
-    source: str
-    profile: str | None
-    op: str
-    ranks: Number
-    nbytes: Number
-    seconds: Number
-    low_s: Number
-    high_s: Number
-    latency_s: Number
-    wire_s: Number
-    algbw_Bps: Number
-    busbw_Bps: Number
-    algorithm: str
-    link: str
-    measured_s: float = LEFT_OUT
-    verdict: str = LEFT_OUT
-    pass_: bool | None = LEFT_OUT
-
-
-def expectation_document(e: Expectation, measured_s: float | None, _: Expectation | None = None) -> ExpectationDocument:
+def expectation_document(e: Expectation, measured_s: float | None, _: Expectation | None = None) -> Record:
     """``expect --json``."""
-    verdict = LEFT_OUT if measured_s is None else e.verdict(measured_s)
-    measured = {} if measured_s is None else {"measured_s": measured_s, "pass_": PASSED[verdict]}
-    own = {"cluster": e.cluster.key, "library": e.fabric.name, "profile": e.profile or None}
-    return filled(ExpectationDocument, e, schema="commtax.expect/1", verdict=verdict, **own, **measured)
+    judged: Record = dict.fromkeys(("measured_s", "verdict", "pass"), LEFT_OUT)
+    if measured_s is not None:
+        verdict = e.verdict(measured_s)
+        judged = {"measured_s": measured_s, "verdict": verdict, "pass": PASSED[verdict]}
+    return record("expect", of=e, profile=e.profile or None, **judged)

@@ -1,7 +1,7 @@
 """A calibration for a terminal: what changed, how well it fits, what is odd, what to measure next; and as a document."""
 
 from commtax.calibrate.records import Calibration, Change, Part
-from commtax.report.documents import Record, facts
+from commtax.report.documents import Record, facts, record
 from commtax.report.drawn import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_rate, format_seconds
@@ -51,20 +51,12 @@ def _value(c: Change, value: float | None) -> str:
 
 def calibration_document(calibration: Calibration, path: str) -> Record:
     """``calibrate --json``."""
-    return {
-        "schema": "commtax.calibrate/1",
-        "cluster": calibration.place.cluster.key,
-        "written_to": path,
-        "profile": calibration.document,
-        "parts": [_part(p) for p in calibration.parts],
-        "refused": calibration.refused,
-        "measure_next": facts(calibration.wish, "what", "spread") if calibration.wish else None,
-    }
+    wish = facts(calibration.wish, "what", "spread") if calibration.wish else None
+    parts = [
+        record("calibrate-part", part=p, outliers=[{"row": row, "factor": x} for row, x in p.outliers]) for p in calibration.parts
+    ]
+    return record("calibrate", calibration=calibration, path=path, parts=parts, measure_next=wish)
 
 
-def _part(p: Part) -> Record:
-    names = {"median_error": "median", "p90_error": "p90", "bias": "bias"}
-    errors = {f"{name}_{when}": getattr(getattr(p, when), n) for name, n in names.items() for when in ("before", "after")}
-    outliers = [{"row": label, "factor": factor} for label, factor in p.outliers]
-    remarks = {"constants": p.changes, "outliers": outliers, "notes": p.notes}
-    return {**facts(p, "name", "rows"), **errors, "spread": p.spread, **remarks}
+def _outliers(p: Part) -> list[Record]:
+    return [{"row": label, "factor": factor} for label, factor in p.outliers]

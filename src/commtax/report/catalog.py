@@ -1,4 +1,4 @@
-"""The catalogue and the claims: lists, one thing with the source of each number, what a text says against arithmetic."""
+"""The catalogue: lists, and one thing with the source of each number."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,11 +9,10 @@ from rich.text import Text
 
 from commtax.catalog import keys
 from commtax.catalog.models import Published
-from commtax.claims import Claim
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.inventory import inventory, mtp_params, num_active_params, num_params
 from commtax.cost.tensors import total_bytes
-from commtax.report.documents import Record, facts, plain
+from commtax.report.documents import Record, facts, plain, record
 from commtax.report.drawn import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import (
@@ -34,21 +33,6 @@ from commtax.spec import (
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 
 Thing = Chip | Link | Cluster | Engine
-
-
-def show_claims(console: Console, claims: Iterable[Claim]) -> None:
-    """What the text says, what arithmetic says, why."""
-    document = ""
-    for claim in claims:
-        if claim.document != document:
-            document = claim.document
-            say(console, f"\n{document}", style="bold")
-        say(console, f"  {claim.key}", style="cyan")
-        for name in ("says", "arithmetic", "why"):
-            hanging = Table.grid(padding=(0, 1))
-            hanging.add_column(style="dim", no_wrap=True)
-            hanging.add_row(f"    {name:<10}", getattr(claim, name))
-            console.print(hanging)
 
 
 def show_catalog(console: Console, every: Mapping[str, list[Any]]) -> None:
@@ -93,11 +77,11 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     further = f" and {mtp_params(m):,.0f} in {plural(len(m.mtp), 'layer')} for further tokens" if m.mtp else ""
     rows = [
         ("parameters", f"{num_params(m):,.0f}{further}"),
-        ("active for a token", f"{active:,.0f} ({without:,.0f} without the input embedding)"),
+        ("active per token", f"{active:,.0f} ({without:,.0f} without the input embedding)"),
         ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({m.quant.told if m.quant else m.dtype})"),
-        ("KV of a token", f"{format_bytes(_kv_bytes_per_token(m, 'bf16'))} in bf16 on one rank{_own_kv(m)}"),
+        ("KV per token", f"{format_bytes(_kv_bytes_per_token(m, 'bf16'))} in bf16 on one rank{_own_kv(m)}"),
         *(
-            [("state of a sequence", f"{format_bytes(state)} on one rank, whatever its length")]
+            [("state per sequence", f"{format_bytes(state)} on one rank, whatever its length")]
             if (state := _state_bytes(m))
             else []
         ),
@@ -113,7 +97,7 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     console.print(table)
     if m.stored_bytes:
         each = m.stored_bytes / num_params(m)
-        say(console, f"  safetensors headers: {m.stored_bytes:,.0f} bytes, {each:.3f} a parameter")
+        say(console, f"  safetensors headers: {m.stored_bytes:,.0f} bytes, {each:.3f} per parameter")
     for p in counts:
         extra = f", of which {p.beyond:,.0f} are {p.includes}" if p.beyond > 0 else f" ({p.includes})" if p.includes else ""
         say(console, f"  published ({p.kind}): {p.params:,.0f}{extra} [{_cite(p.source)}]")
@@ -122,34 +106,28 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
 
 def model_document(model: Model, counts: Iterable[Published]) -> Record:
     """``catalog models NAME --json``."""
-    a, moe = model.attention, model.experts
-    return {
-        "schema": "commtax.model/1",
-        **facts(model, "key", "architecture", "dtype", "hidden", "num_layers", "vocab", "max_len", "aliases"),
-        **facts(a, "num_heads", "num_kv_heads", "head_dim"),
-        "params": num_params(model),
-        "active_params": num_active_params(model),
-        "active_params_without_embedding": num_active_params(model, embedding=False),
-        "mtp_params": mtp_params(model),
-        "weights_bytes": _stored_bytes(model),
-        "quantization": model.quant.method if model.quant else None,
-        "latent_kv": a.latent is not None,
-        "kv_bytes_per_token_bf16": _kv_bytes_per_token(model, "bf16"),
-        "kv_dtype": _kv_dtype(model),
-        "kv_bytes_per_token": _kv_bytes_per_token(model, _kv_dtype(model)),
-        "state_bytes_per_sequence": _state_bytes(model),
-        "layer_kinds": layer_kinds(model),
-        "num_experts": moe.num_experts if moe else 0,
-        "experts_per_token": moe.top_k if moe else 0,
-        "tied_embeddings": model.tied,
-        "notes": [str(note) for note in model.notes],
-        "source": model.source,
-        "published": [facts(p, "params", "kind", "beyond", "includes") | plain(p.source) for p in counts],
-        "tensors": [
-            facts(t, "name", "shape", "split") | {"layers": model.layers.count(t.where) if t.where >= 0 else 1}
-            for t in inventory(model)
-        ],
-    }
+    moe = model.experts
+    tensors = [(t, model.layers.count(t.where) if t.where >= 0 else 1) for t in inventory(model)]
+    return record(
+        "model",
+        model=model,
+        params=num_params(model),
+        active_params=num_active_params(model),
+        active_params_without_embedding=num_active_params(model, embedding=False),
+        mtp_params=mtp_params(model),
+        weights_bytes=_stored_bytes(model),
+        latent_kv=model.attention.latent is not None,
+        kv_bytes_per_token_bf16=_kv_bytes_per_token(model, "bf16"),
+        kv_dtype=_kv_dtype(model),
+        kv_bytes_per_token=_kv_bytes_per_token(model, _kv_dtype(model)),
+        state_bytes_per_sequence=_state_bytes(model),
+        layer_kinds=layer_kinds(model),
+        num_experts=moe.num_experts if moe else 0,
+        experts_per_token=moe.top_k if moe else 0,
+        notes=[str(note) for note in model.notes],
+        published=[facts(p, "params", "kind", "beyond", "includes") | plain(p.source) for p in counts],
+        tensors=[facts(t, "name", "shape", "split") | {"layers": layers} for t, layers in tensors],
+    )
 
 
 def _stored_bytes(model: Model) -> float:

@@ -1,91 +1,54 @@
-"""Answers as JSON documents: one typed record each, units in the names of its fields."""
+"""Answers as JSON documents: ``documents.toml`` says of every key where its value is and how it is told, so that no name decides.
 
-from collections.abc import Callable, Iterable
-from dataclasses import field, fields, is_dataclass
-from typing import Any, TypeVar
+A document is a plain record, made by ``record``; records of answers stand in it as they are, and ``plain`` makes JSON of all.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from math import isfinite
+from typing import Any
 
 import numpy as np
 
+from commtax.files import table
 from commtax.question import Question
-from commtax.records import dataclass
-from commtax.spec import SIZES, Number, Plan
+from commtax.spec import SIZES, Plan
 
-Shape = TypeVar("Shape")
 Value = int | float | str | None
-Record = dict[str, object]
-"""A JSON object whose keys are not known beforehand."""
-Row = dict[str, Any]
-"""A row of a table: its axes and figures by name."""
+Record = dict[str, Any]
+"""A JSON object: a document, or a row of one."""
 LEFT_OUT: Any = object()
-"""A field that its document does not have this time."""
+"""A value that its document does not have this time."""
+Way = Callable[[Any], Any]
 
 
-def filled(shape: Callable[..., Shape], *things: object, **given: object) -> Shape:
-    """A record of this shape: each field as it is given, else as the first of the things has it, else its default.
-
-    What a document tells ``_per_rank`` the things, which are a rank's, have without these words.
-    """
-    names = [f.name for f in fields(shape) if f.name not in given]  # type: ignore[arg-type]
-    values = {name: first_having(name, things) for name in names}
-    return shape(**given, **{name: value for name, value in values.items() if value is not LEFT_OUT})
+def _whole(value: Any) -> Any:
+    return round(value) if isinstance(value, float) and isfinite(value) else value
 
 
-def first_having(name: str, things: Iterable[object]) -> object:
-    having = (getattr(thing, word, LEFT_OUT) for word in (name, name.removesuffix("_per_rank")) for thing in things)
-    return next((value for value in having if value is not LEFT_OUT), LEFT_OUT)
+WAYS: dict[str, Way] = {"": lambda value: value, "whole": _whole, "if any": lambda value: value or LEFT_OUT}
+"""How a value is told."""
 
 
-def plain(value: Any) -> Any:
-    """Records as JSON's own: NumPy numbers and arrays too; whole floats as ints, no limit (infinity) as null."""
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and np.isinf(value):
-        return None
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
-        return int(value)
-    if is_dataclass(value):  # a name that is Python's own has an underscore behind it
-        value = {f.name.rstrip("_"): getattr(value, f.name) for f in fields(value)}
-    if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if v is not LEFT_OUT}
-        return {k: round(v) if "bytes" in k and isinstance(v, float) and np.isfinite(v) else plain(v) for k, v in kept.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    return value
+@lru_cache(maxsize=1)
+def _mappings() -> Record:
+    return table("report/documents.toml")
 
 
-@dataclass(frozen=True)
-class Named:
-    """A document of the command line: the fields that all of them have."""
-
-    schema: str
-    model: str
-    cluster: str
-    engine: str
-    prefill_cluster: str = field(default=LEFT_OUT, kw_only=True)  # where prompts run, where that is another
+@lru_cache(maxsize=64)
+def _mapping(name: str) -> dict[str, tuple[str, Way]]:
+    """Keys of a record in their order: the path to each value, and how it is told."""
+    own = dict(_mappings()[name])
+    base = _mapping(own.pop("+")) if "+" in own else {}
+    parts = {key: text.partition(", ") for key, text in own.items()}
+    return base | {key: (path, WAYS[way]) for key, (path, _, way) in parts.items()}
 
 
-@dataclass(frozen=True)
-class OnSeveral:
-    """A document of plans on one cluster or on several."""
-
-    schema: str
-    model: str
-    clusters: list[str]
-    engine: str
-    objective: str
-    cost_of: str
-
-
-PLAN = (
-    *(*SIZES, "replicas", "sequence_parallel", "zero", "microbatches", "schedule", "chunks", "recompute"),
-    *("order", "weights_dtype", "activations_dtype", "kv_dtype", "grads_dtype"),
-)
-
-
-LORA = ("lora_rank", "max_loras")
-"""What a plan with adapters says of them."""
+def record(name: str, /, **things: object) -> Record:
+    """A record made of things, as ``documents.toml`` maps it."""
+    values = {key: way(_found(path, things)) for key, (path, way) in _mapping(name).items()}
+    return {key: value for key, value in values.items() if value is not LEFT_OUT}
 
 
 def facts(thing: object, *names: str) -> Record:
@@ -93,40 +56,56 @@ def facts(thing: object, *names: str) -> Record:
     return {name: getattr(thing, name) for name in names}
 
 
-@dataclass(frozen=True)
-class Asked(Named):
-    """The part that every answer repeats: model, cluster, engine, plan."""
-
-    profile: str | None
-    plan: Record
-    gpus: Number
-    idle_gpus: Number
-
-
-def _beside(plan: Plan) -> tuple[str, ...]:
-    """What only some plans have: adapters, copies of experts."""
-    return (*(LORA if plan.lora_rank else ()), *(("redundant_experts",) if plan.redundant_experts else ()))
+def _found(path: str, things: Record) -> Any:
+    if path.startswith("= "):
+        return path[2:]
+    first, *names = path.split(".")
+    value = things[first] if first != "null" else None
+    for name in names:
+        if value is None or value is LEFT_OUT:
+            break
+        value = getattr(value, name)
+    return value
 
 
-def named(asked: Question, schema: str) -> dict[str, object]:
-    """The fields of ``Named``."""
-    ahead = asked.requests.prefill_cluster
-    return {
-        "schema": schema,
-        "model": asked.model.key,
-        "cluster": asked.cluster.key,
-        "engine": f"{asked.engine.key}@{asked.engine.version}",
-        "prefill_cluster": ahead.key if ahead else LEFT_OUT,
-    }
+@lru_cache(maxsize=256)
+def _fields(kind: Any) -> tuple[tuple[str, str, Way], ...]:
+    """Fields of a record that stands in a document as it is, their keys, and how they are told."""
+    other = {name: text.partition(", ") for name, text in _mappings()["records"].get(kind.__name__, {}).items()}
+    usual = {f.name: (f.name.rstrip("_"), "", "") for f in fields(kind)}
+    return tuple((name, key, WAYS[way]) for name, (key, _, way) in (usual | other).items())
 
 
-def question(asked: Question, schema: str) -> dict[str, object]:
-    """The fields of ``Asked``."""
-    plan = asked.plan
-    return {
-        **named(asked, schema),
-        "profile": asked.profile.name if asked.profile else None,
-        "plan": facts(plan, *PLAN, *_beside(plan)) | {"weights_dtype": plan.weights_dtype or "checkpoint"},
-        "gpus": plan.all_gpus,
-        "idle_gpus": asked.cluster.num_gpus - plan.all_gpus,
-    }
+def plain(value: Any) -> Any:
+    """Records as JSON's own: NumPy numbers and arrays too; whole floats as ints, no limit (infinity) and no number as null."""
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return None if not isfinite(value) else int(value) if value.is_integer() and abs(value) < 2**63 else value
+    if is_dataclass(value):
+        kind: Any = type(value)
+        value = {key: way(getattr(value, name)) for name, key, way in _fields(kind)}
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items() if v is not LEFT_OUT}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value
+
+
+def engine_name(q: Question) -> str:
+    """The engine and its version: ``vllm@0.31``."""
+    return f"{q.engine.key}@{q.engine.version}"
+
+
+def document(name: str, q: Question, /, **things: object) -> Record:
+    """A document that answers one question."""
+    usual: Record = {"engine": engine_name(q), "plan": _plan(q.plan), "idle_gpus": q.cluster.num_gpus - q.plan.all_gpus}
+    return record(name, question=q, **(usual | things))
+
+
+def _plan(plan: Plan) -> Record:
+    loras = plan.max_loras if plan.lora_rank else None
+    kinds = record("plan", plan=plan, max_loras=loras, weights_dtype=plan.weights_dtype or "checkpoint")
+    return facts(plan, *SIZES) | kinds

@@ -6,9 +6,9 @@ as simple is left to Rich, so that a pipe gets the same lines either way.
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
-from itertools import starmap
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from commtax.records import dataclass
@@ -57,7 +57,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DrawnTable:
     """Cells in columns; those whose names start with '>' are right-aligned."""
 
     columns: Sequence[str]
@@ -81,14 +81,17 @@ class Table:
         if self.title or not self.columns or not self.rows:
             return None
         cells = [[name.lstrip(">") for name in self.columns], *([str(cell) for cell in row] for row in self.rows)]
-        if not all(isinstance(cell, str | Text) for row in self.rows for cell in row) or not all(map(_simple, _flat(cells))):
+        if not all(isinstance(cell, str | Text) for row in self.rows for cell in row) or not all(map(_simple, chain(*cells))):
             return None
         rights = [name.startswith(">") for name in self.columns]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         if not all(widths) or sum(widths) + _BETWEEN * (len(widths) - 1) > width:
             return None
         gap = " " * _BETWEEN
-        return [gap.join(starmap(_padded, zip(row, widths, rights, strict=True))) for row in cells]
+        return [
+            gap.join(text.rstrip().rjust(n) if right else text.ljust(n) for text, n, right in zip(row, widths, rights, strict=True))
+            for row in cells
+        ]
 
 
 class Pipe:
@@ -110,7 +113,7 @@ class Pipe:
                 raise BrokenPipeError from None  # without its number: click would exit with 1, which is an answer of ours
 
     def _lines(self, objects: Sequence[Any], soft_wrap: bool) -> list[str] | None:
-        if len(objects) == 1 and isinstance(objects[0], Table):
+        if len(objects) == 1 and isinstance(objects[0], DrawnTable):
             return objects[0].lines(self.width)
         if len(objects) == 1 and isinstance(objects[0], Text) and soft_wrap:
             text = str(objects[0])
@@ -120,11 +123,3 @@ class Pipe:
 
 def _simple(text: str) -> bool:
     return (text.isascii() and text.isprintable()) or _LETTERS.fullmatch(text) is not None
-
-
-def _flat(rows: Iterable[Iterable[str]]) -> Iterable[str]:
-    return (cell for row in rows for cell in row)
-
-
-def _padded(text: str, width: int, right: bool) -> str:
-    return text.rstrip().rjust(width) if right else text.ljust(width)

@@ -1,13 +1,10 @@
 """What is exact, for a terminal and as a document: the bytes that a rank holds (``fit``) and sends (``bill --exact``)."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 
-from commtax.records import dataclass
-from commtax.report.documents import LEFT_OUT, Asked, Named, Record, facts, filled, question
+from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawn import Console
 from commtax.report.tables import NOTHING_SENT, headline, notes, say, served_step, show_table, where
-from commtax.spec import Number
 from commtax.units import GiB, format_bytes, plural
 from commtax.verbs.asking import describe_gpus
 from commtax.verbs.billing import Traffic
@@ -27,7 +24,7 @@ def show_traffic(console: Console, sent: Traffic) -> None:
         sizes = (format_bytes(item.nbytes), f"{item.ranks:g}", f"{item.count:,.0f}", format_bytes(item.sent_bytes_per_rank))
         rows.append((item.axis, item.what, item.op, *sizes, link, item.note))
     if rows:
-        columns = ("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent by a rank", "link", "note")
+        columns = ("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent per rank", "link", "note")
         show_table(console, columns, rows)
     say(console, _sum_line(sent) if rows else NOTHING_SENT)
     notes(console, sent.notes)
@@ -38,10 +35,10 @@ def _sum_line(sent: Traffic) -> str:
     times = f"{sum(line.item.count for line in sent.lines):,.0f}"
     total, stages = format_bytes(sent.sent_bytes_per_rank), int(sent.question.plan.pp)
     if sent.question.trains and stages > 1:
-        return "Each line is of a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
+        return "Each line shows a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
     if stages > 1:
         return f"One microbatch through all {stages} stages: {times} operations, {total} sent by the ranks along its path."
-    return f"One step: {times} operations; a rank sends at least {total}."
+    return f"One step: {times} operations; each rank sends at least {total}."
 
 
 def _trained_step(sent: Traffic) -> str:
@@ -50,22 +47,9 @@ def _trained_step(sent: Traffic) -> str:
     return f"train: {batch}, {plural(plan.microbatches, 'microbatch')} per replica, ZeRO {plan.zero}, recompute {plan.recompute}"
 
 
-@dataclass(frozen=True)
-class TrafficDocument(Asked):
-    phase: str
-    batch: Number
-    context: Number
-    rows: Number
-    items: list[Record]
-    notes: tuple[str, ...]
-    sent_bytes_per_rank: Number
-
-
-def traffic_document(sent: Traffic) -> TrafficDocument:
+def traffic_document(sent: Traffic) -> Record:
     """``bill --exact --json``."""
-    item = ("what", "axis", "op", "nbytes", "ranks", "count", "sent_bytes_per_rank", "note")
-    items = [facts(line.item, *item) | facts(line, "link", "crosses_hosts") for line in sent.lines]
-    return filled(TrafficDocument, sent, sent.question, items=items, **question(sent.question, "commtax.bill-exact/1"))
+    return document("exact", sent.question, sent=sent, items=[record("exact-line", line=line) for line in sent.lines])
 
 
 def show_fit(console: Console, judged: Fit | TrainFit) -> None:
@@ -86,9 +70,9 @@ def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
     request = "" if asked.trains else f" for one request of {asked.limits.max_model_len:,.0f} tokens"
     say(console, f"Each rank lacks {format_bytes(judged.shortfall_bytes)}{request}.", style="red")
     for advice in judged.advice:
-        say(console, f"  would fit: {advice}")
+        say(console, f"  this would fit: {advice}")
     if not asked.trains and not judged.advice:
-        say(console, "  nothing tried here would: more GPUs or a smaller model are needed")
+        say(console, "  nothing that was tried fits: use more GPUs or a smaller model")
 
 
 def _show_held(console: Console, title: str, judged: Fit | TrainFit, held: Iterable[tuple[str, float, str]]) -> None:
@@ -109,7 +93,7 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
     most = f"Maximum concurrency for {limits.max_model_len:,.0f} tokens per request: {judged.max_concurrency:.2f}x"
     say(console, f"GPU KV cache size: {judged.kv_tokens:,.0f} tokens{spread}, {most}")
     per_token = format_bytes(judged.kv_bytes_per_token)
-    say(console, f"# GPU blocks: {judged.kv_blocks} of {judged.block_size} tokens; {per_token} of KV a token and rank")
+    say(console, f"# GPU blocks: {judged.kv_blocks} of {judged.block_size} tokens; {per_token} of KV per token and rank")
     if judged.state_bytes_per_sequence:
         _show_states(console, judged)
     return (*_warnings(judged), _limits(judged))
@@ -140,7 +124,7 @@ def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
     if judged.state_pool_bytes:
         yield "states", max(0.0, judged.state_pool_bytes), f"{judged.question.engine.states.state_share:g} of the KV cache"
     if judged.graph_bytes:
-        yield "CUDA graphs", judged.graph_bytes, "beside the budget"
+        yield "CUDA graphs", judged.graph_bytes, "on top of the budget"
 
 
 def _warnings(judged: Fit) -> Iterator[str]:
@@ -148,14 +132,14 @@ def _warnings(judged: Fit) -> Iterator[str]:
     chip, longest, model = judged.question.cluster.chip, judged.question.limits.max_model_len, judged.question.model
     if judged.budget_bytes + judged.graph_bytes > chip.visible_bytes:
         graphs = f"CUDA graphs ({format_bytes(judged.graph_bytes)})"
-        yield f"{graphs} are taken beside the budget and find no room: lower the utilisation"
+        yield f"{graphs} come on top of the budget and do not fit: lower the utilisation"
     if longest > model.max_len:
         yield f"{longest:,} tokens are more than the {model.max_len:,} positions of {model.key}"
     raised = judged.question.limits.block_size
     if judged.block_size > raised:
         yield f"blocks are raised from {raised} to {judged.block_size:,} tokens: they share a pool with states and windows"
     if len(model.windows) > 1:
-        yield "layers with and without a window share the blocks in equal groups: a token costs as if all kept it, a request less"
+        yield "layers with and without a window share the blocks in equal groups: a token costs as if all stored it, a request less"
 
 
 def _limits(judged: Fit) -> str:
@@ -173,7 +157,7 @@ def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
     kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
     sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
     length = f"{q.context:,.0f} tokens"
-    say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} in a step, {kinds}, {sharded}")
+    say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} per step, {kinds}, {sharded}")
     remarks = {
         "parameters": "bf16",
         "gradients": plan.grads_dtype,
@@ -187,82 +171,17 @@ def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
     return ()
 
 
-@dataclass(frozen=True)
-class FitAnswer(Named):
-    """As ``commtax fit --json``."""
-
-    fits: bool
-    shortfall_bytes: float
-
-
-@dataclass(frozen=True)
-class Judged(FitAnswer, Asked):
-    notes: tuple[str, ...]
-    advice: tuple[str, ...]
-    budget_bytes_per_rank: float
-
-
-@dataclass(frozen=True)
-class Stateful(Judged):
-    """What a fit tells of states; left out where a model has none."""
-
-    state_bytes_per_sequence: float
-    state_bytes_per_sequence_per_rank: float
-    state_pool_bytes_per_rank: float
-    longest_request: int
-
-
-@dataclass(frozen=True)
-class FitDocument(Stateful):
-    tp: Number
-    pp: Number
-    dp: Number
-    ep: Number
-    chosen: bool
-    stage: int
-    visible_bytes_per_rank: float
-    gpu_memory_utilization: float
-    weights_bytes_per_rank: float
-    weights: list[Record]
-    activation_bytes_per_rank: float
-    other_bytes_per_rank: float
-    graph_bytes_per_rank: float
-    kv_cache_bytes_per_rank: float
-    kv_bytes_per_token_per_rank: float
-    kv_tokens: int
-    kv_tokens_low: int
-    kv_tokens_high: int
-    kv_blocks_per_rank: int
-    block_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_concurrency: float
-
-
-@dataclass(frozen=True)
-class TrainFitDocument(Judged):
-    micro_batch: Number
-    seq: Number
-    memory_bytes_per_rank: Number
-    parts_bytes: Record
-
-
-def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
-    """``fit --json``, of either phase."""
-    asked = judged.question
+def fit_document(judged: Fit | TrainFit) -> Record:
+    """``fit --json``, of either phase; a model without states has no word on them."""
     if judged.trains:
-        held = {"memory_bytes_per_rank": judged.memory.total, "parts_bytes": facts(judged.memory, *HELD)}
-        return filled(TrainFitDocument, judged, asked.step, asked, **held, **question(asked, "commtax.fit-train/1"))
+        return document("fit-train", judged.question, fit=judged, parts=facts(judged.memory, *HELD))
     low, high = judged.kv_tokens_range
-    stateless = {} if judged.state_bytes_per_sequence else {f.name: LEFT_OUT for f in fields(Stateful) if f not in fields(Judged)}
-    return filled(
-        FitDocument,
-        *(judged, asked.limits, asked.plan, asked.cluster.chip, asked),
-        weights=[facts(line, "part", "replicated_bytes") | {"bytes": line.nbytes} for line in judged.weights],
-        kv_cache_bytes_per_rank=judged.kv_bytes,
+    return document(
+        "fit",
+        judged.question,
+        fit=judged,
+        states=judged if judged.state_bytes_per_sequence else LEFT_OUT,
+        weights=[record("fit-weights", line=line) for line in judged.weights],
         kv_tokens_low=low,
         kv_tokens_high=high,
-        **stateless,
-        **question(asked, "commtax.fit/1"),
     )

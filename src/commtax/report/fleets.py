@@ -1,23 +1,22 @@
 """Fleets for a rate of requests: what to run, the ranking, what was rejected; and as a document."""
 
 from collections.abc import Iterator
-from math import inf, isinf, isnan
+from math import inf, isinf
 
 from commtax.planner.choosing import margin
-from commtax.planner.contest import burden, sustained
+from commtax.planner.fleet_search import burden, sustained
+from commtax.planner.fleet_trials import COUNTED, EACH, Trial
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
-from commtax.planner.trials import COUNTED, EACH, Trial
-from commtax.records import dataclass
-from commtax.report.documents import OnSeveral, Record, facts, filled
+from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawn import Console
 from commtax.report.money import COUNTS, counted_note, million, price_notes, spent, spent_record
-from commtax.report.planning import MOST_REJECTED, ranks, shortened, spread_notes
-from commtax.report.tables import between, notes, say, show_table, sized
+from commtax.report.planning import limit_words, ranks, shortened, spread_notes
+from commtax.report.tables import between, notes, say, show_columns, show_rejected, sized
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 
-WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars an hour", "tokens": "most tokens/s per GPU that hold"}
+WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
 SHOWN = ("ttft_p95", "itl_p99")
 TOLD = ("engine", "cluster", "arithmetic")
 """Notes of the question that concern all of its plans."""
@@ -29,7 +28,7 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
     where = " or ".join(sized(other.cluster) for other in a.questions)
     say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_asked(a)}", "bold")
     if not a.complete:
-        say(console, "Interrupted: the best so far; better ones may be missing.", "bold red")
+        say(console, "Interrupted: this is the best so far; better plans may be missing.", "bold red")
     if a.plans:
         if not q.goal.slo:
             say(console, "No limit says how long a request may take (--p95-ttft, --p99-itl): a plan holds until it is overloaded.")
@@ -39,18 +38,14 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
         _show_ranking(console, a, a.plans)
     else:
         _show_nothing(console, a)
-    rows = [(lost.family, lost.reason) for lost in shortened(a.rejected)]
-    more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
-    if rows:
-        show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)
+    show_rejected(console, ((lost.family, lost.reason) for lost in shortened(a.rejected)))
     notes(console, _notes(a))
 
 
 def _asked(a: FleetPlans) -> str:
     q = a.question
     lengths = f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out"
-    limits = [f"{limit_name(name)} <= {format_seconds(limit)}" for name, limit in q.goal.slo]
-    limits += [f"kept with {percent(q.goal.confidence)}"] if limits else []
+    limits = limit_words(q, limit_name)
     spare = [f"{q.goal.growth:.0%} headroom"] if q.goal.growth else []
     return ", ".join([f"{q.offered.request_rate:g} requests/s, {lengths}", *limits, *spare, WANTED[a.objective]])
 
@@ -59,10 +54,10 @@ def _sentence(a: FleetPlans) -> str:
     best, q = a.plans[a.recommended], a.plans[a.recommended].layout.question
     names = dict.fromkeys((*(name for name, _ in q.goal.slo), *SHOWN))
     times = [f"{limit_name(name)} {format_seconds(best.figures[name])}{_range(best, name)}" for name in list(names)[:3]]
-    used = f"{q.offered.request_rate / best.capacity:.0%} of the {best.capacity:.3g} requests/s that it answers at most"
-    grows = f"the rate may grow by {best.growth:.0%} until {'a limit breaks' if q.goal.slo else 'it may be overloaded'}"
+    used = f"{q.offered.request_rate / best.capacity:.0%} of the {best.capacity:.3g} requests/s that it can answer"
+    grows = f"the rate may grow by {best.growth:.0%} before {'a limit breaks' if q.goal.slo else 'it may be overloaded'}"
     place = f" on {q.cluster.key}" if len(a.questions) > 1 else ""
-    sure = [f"limits are kept with {percent(best.kept)}"] if best.kept is not None else []
+    sure = [f"limits are {percent(best.kept)} likely to hold"] if best.kept is not None else []
     known = sure + [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
     role = "Recommended" if a.recommended else "Recommended and best"
     return f"{role}: {gpu_words(best)}{place}: {', '.join(times)}; {'; '.join(known)}."
@@ -74,13 +69,10 @@ def _beaten(a: FleetPlans) -> Iterator[str]:
         return
     best, own = a.plans[0], a.plans[a.recommended]
     more = burden(own) / burden(best) - 1
-    gain = f"{more:.0%} less of what counts ({WANTED[a.objective]})" if more > 0.005 else "as good in what counts"
+    gain = f"{more:.0%} less of the objective ({WANTED[a.objective]})" if more > 0.005 else "as good by the objective"
+    grows = f", and the rate may grow by {best.growth:.0%}" if best.growth >= 0 else ""
     within = f"within the margin of {percent(margin(a.question))} (--margin), measure both"
-    yield f"best: {gpu_words(best)}, {gain}{_grows(best)}: {within}"
-
-
-def _grows(trial: Trial) -> str:
-    return f", and its rate may grow by {trial.growth:.0%}" if trial.growth >= 0 else ""
+    yield f"best: {gpu_words(best)}, {gain}{grows}: {within}"
 
 
 def _dollars(a: FleetPlans) -> Iterator[str]:
@@ -88,11 +80,11 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
     best, m = a.plans[a.recommended], a.plans[a.recommended].money
     if not m.usd_per_million_tokens:
         return
-    used = f", {m.used:.0%} of it used" if m.used is not None else ""
+    used = f", {m.used:.0%} of capacity used" if m.used is not None else ""
     tokens = COUNTS[best.layout.question.goal.cost_of]
-    asked = f"as asked{used}: ${million(m.usd_per_million_tokens)} per million {tokens}"
+    asked = f"at the requested rate{used}: ${million(m.usd_per_million_tokens)} per million {tokens}"
     full = f"; full, at {best.full_rate:.3g} requests/s: ${million(m.full_usd_per_million_tokens)}"
-    yield f"{plural(m.gpus, 'GPU')} paid, {spent(m)}; {asked}{full if m.full_usd_per_million_tokens else ''}"
+    yield f"{plural(m.gpus, 'GPU')} paid for, {spent(m)}; {asked}{full if m.full_usd_per_million_tokens else ''}"
     other = min(a.plans, key=_full)
     if _full(other) < _full(best):
         place = f" on {other.layout.question.cluster.key}" if len(a.questions) > 1 else ""
@@ -108,11 +100,6 @@ def _full(trial: Trial) -> float:
 def gpu_words(trial: Trial) -> str:
     """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``."""
     return f"{plural(trial.gpus, 'GPU')} = {fleet_words(trial)}"
-
-
-def _time(trial: Trial, name: str) -> str:
-    """A statistic with its range, where it was simulated."""
-    return f"{format_seconds(trial.figures[name])}{_range(trial, name)}" if trial.figures else "–"
 
 
 def _range(trial: Trial, name: str) -> str:
@@ -133,7 +120,7 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
             f"{format_seconds(t.figures[name])}{_range(t, name) * ranged}" if t.figures else "–" for t in rows
         ]
     if a.question.goal.slo:
-        columns[">kept"] = ["" if t.kept is None else percent(t.kept) for t in rows]
+        columns[">likely"] = ["" if t.kept is None else percent(t.kept) for t in rows]
     columns |= {
         ">used": ["" if m.used is None else f"{m.used:.0%}" for m in costs],
         ">headroom": [f"{t.growth:+.0%}" if t.growth >= 0 else "" for t in rows],
@@ -142,7 +129,7 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
         ">$/M asked": [million(m.usd_per_million_tokens) for m in costs],
         ">$/M full": [million(m.full_usd_per_million_tokens) for m in costs],
     }
-    show_table(console, list(columns), zip(*columns.values(), strict=True))
+    show_columns(console, columns)
 
 
 def _show_nothing(console: Console, a: FleetPlans) -> None:
@@ -152,7 +139,7 @@ def _show_nothing(console: Console, a: FleetPlans) -> None:
         slow = any(lost.slow for lost in a.rejected)
         say(
             console,
-            f"No plan {'holds: the limits are below what a request takes alone' if slow else 'fits in memory'}.{takes}",
+            f"No plan {'holds: the limits are below what a request takes with no load' if slow else 'fits in memory'}.{takes}",
             "bold red",
         )
         return
@@ -163,16 +150,16 @@ def _show_nothing(console: Console, a: FleetPlans) -> None:
 def _notes(a: FleetPlans) -> list[str]:
     q = a.question
     given = not isinf(q.requests.num_prompts)
-    each = f"{int(q.requests.num_prompts):,} requests" if given else f"{COUNTED:,} requests or {EACH} per copy, after a warm-up"
+    each = f"{int(q.requests.num_prompts):,} requests" if given else f"{COUNTED:,} requests or {EACH} per replica, after a warm-up"
     said = [
         f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} simulated, {each}; the same requests for all (--seed)"
     ]
     said += price_notes(a.questions)
     known = any(other.goal.usd_per_gpu_hour for other in a.questions)
     said += [_without_price(a)] * bool(a.unpriced)
-    full = "asked: at the rate, of what is answered; full: with as many requests as are answered within the limits"
+    full = "asked: at the requested rate, per answered token; full: at the highest rate within the limits"
     said += [f"{counted_note(q)}; {full}"] * known
-    grows = "headroom: the share by which the rate may grow until a limit breaks; tokens/s/GPU: output tokens at that rate"
+    grows = "headroom: how much the rate may grow before a limit breaks; tokens/s/GPU: output tokens at that rate"
     told = [str(note) for note in q.notes if note.code in TOLD]
     return list(dict.fromkeys([*said, grows, *spread_notes(q), *told]))
 
@@ -181,61 +168,29 @@ def _without_price(a: FleetPlans) -> str:
     """What dollars could not rank."""
     chips = " and ".join(a.unpriced)
     if a.objective == "cost":
-        return f"fleets of {chips} stand behind those that have a price, fewest GPUs first"
-    return f"without a price for {chips} dollars cannot be compared: fewest GPUs instead"
+        return f"fleets of {chips} rank behind those with a price, fewest GPUs first"
+    return f"without a price for {chips}, dollars cannot be compared: ranked by fewest GPUs"
 
 
-@dataclass(frozen=True)
-class Fleets(OnSeveral):
+def fleets_document(a: FleetPlans) -> Record:
     """``plan --request-rate --json``."""
-
-    request_rate: float
-    burstiness: float
-    seed: int
-    headroom_wanted: float
-    input_len: int
-    output_len: int
-    limits_s: Record
-    confidence: float
-    complete: bool
-    candidates: int
-    simulated: int
-    requests_counted: int
-    requests_warmup: int
-    margin: float
-    recommended: Record | None
-    best: Record | None
-    plans: list[Record]
-    near: list[Record]
-    rejected: list[Record]
-    would_take: tuple[str, ...]
-    verdict: str
-    notes: list[str]
-
-
-def fleets_document(a: FleetPlans) -> Fleets:
     q, (counted, warmup) = a.question, a.requests_per_run
-    return filled(
-        Fleets,
-        *(a, q.goal, q.offered, q.requests),
-        schema="commtax.plan-fleet/1",
-        model=q.model.key,
+    sentences = [_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in (*_beaten(a), *_dollars(a)))] if a.plans else []
+    return document(
+        "plan-fleet",
+        q,
+        plans=a,
         clusters=[other.cluster.key for other in a.questions],
-        engine=f"{q.engine.key}@{q.engine.version}",
-        headroom_wanted=q.goal.growth,
-        confidence=q.goal.confidence,
-        limits_s={_key(name): limit for name, limit in q.goal.slo},
+        limits={_key(name): limit for name, limit in q.goal.slo},
         requests_counted=counted,
         requests_warmup=warmup,
         margin=margin(q),
         recommended=_row(a.plans[a.recommended]) if a.plans else None,
         best=_row(a.plans[0]) if a.plans else None,
-        plans=[_row(trial) for trial in a.plans],
+        ranking=[_row(trial) for trial in a.plans],
         near=[{**_row(trial), "obstacle": obstacle(trial)} for trial in a.near],
-        rejected=[facts(lost, "family", "reason") for lost in a.rejected],
-        verdict=" ".join([_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in (*_beaten(a), *_dollars(a)))])
-        if a.plans
-        else "no plan holds",
+        rejected=[record("plan-rejected", lost=lost) for lost in a.rejected],
+        verdict=" ".join(sentences) or "no plan holds",
         notes=_notes(a),
     )
 
@@ -248,7 +203,6 @@ def _key(name: str) -> str:
 
 def _row(trial: Trial) -> Record:
     q, layout = trial.layout.question, trial.layout
-    known = trial.capacity if trial.capacity == trial.capacity else None
     return {
         "cluster": q.cluster.key,
         "mode": "disaggregated" if layout.apart else "together",
@@ -257,12 +211,12 @@ def _row(trial: Trial) -> Record:
         **({"prefill_tp": layout.prefill_tp, "prefill_replicas": trial.size[1]} if layout.apart else {}),
         "dtype": q.plan.weights_dtype or "as stored",
         "gpus": trial.gpus,
-        **{_key(name): None if value != value else value for name, value in trial.figures.items()},
+        **{_key(name): value for name, value in trial.figures.items()},
         "ranges_s": {_key(name): list(ends) for name, ends in trial.ranges.items()},
         "limits_kept_with": trial.kept,
-        "capacity_requests_per_s": known,
+        "capacity_requests_per_s": trial.capacity,
         "utilisation": trial.money.used,
-        "full_requests_per_s": None if isnan(trial.full_rate) else trial.full_rate,
+        "full_requests_per_s": trial.full_rate,
         "headroom": trial.growth if trial.growth >= 0 else None,
         "sustained_tokens_per_s_per_gpu": sustained(trial) / trial.gpus if trial.growth >= 0 else None,
         **spent_record(trial.money),

@@ -19,7 +19,7 @@ def show_tp(console: Console, d: Document) -> None:
     _ranks(console, d)
     _collectives(console, d)
     if d["max_logit_diff"] is None:
-        _verdict(console, None, "logits (no TP=1 run beside it)")
+        _verdict(console, None, "logits (no TP=1 run to compare with)")
     else:
         text = f"logits differ from TP=1's by {d['max_logit_diff']:.2e} at most (tolerance {d['logit_tolerance']:.2e})"
         _verdict(console, d["logits_equal"], f"{text}; {d['same_tokens']} of {d['steps']} tokens the same")
@@ -40,10 +40,10 @@ def _ranks(console: Console, d: Document) -> None:
         copies = ", ".join(f"{part} {format_bytes(n)}" for part, n in r["replicated"].items())
         sizes = (format_bytes(r["weights_bytes"]), format_bytes(r["predicted_weights_bytes"]), copies, format_bytes(r["kv_bytes"]))
         rows.append((str(r["rank"]), *sizes, f"{r['kv_blocks']} x {r['block_size']}", ",".join(map(str, r["cores"]))))
-    columns = ("rank", ">weights", ">predicted", "copies beyond an equal share", ">KV", ">blocks", "cores")
+    columns = ("rank", ">weights", ">predicted", "replicated beyond an equal share", ">KV", ">blocks", "cores")
     show_table(console, columns, rows)
     w = d["weights"]
-    counted = f"all ranks' weights, copies counted once, {w['sum_once_bytes']:,} bytes; TP=1 {w['tp1_bytes']:,}"
+    counted = f"all ranks' weights, replicated ones counted once, {w['sum_once_bytes']:,} bytes; TP=1 {w['tp1_bytes']:,}"
     _verdict(console, w["equal"], counted)
 
 
@@ -72,17 +72,17 @@ def _times(console: Console, d: Document) -> None:
         rate = f"{r['tokens_per_s']:,.1f}"
         rows.append((f"{r['replicas']} x TP=1 at once", f"{r['ms_per_token']:.3g}", *[""] * 6, rate))
     compared = (">waiting", ">without it", ">predicted", ">error")
-    show_table(console, ("run", ">ms a token", ">least - most", *compared, ">prefill ms", ">tokens/s"), rows)
+    show_table(console, ("run", ">ms per token", ">least - most", *compared, ">prefill ms", ">tokens/s"), rows)
     t = d["tp"]
     if "slowest_rank" in t:
         each = ", ".join(f"{c['what']} {c['wire_us']:.0f} µs" for c in t["collectives"])
-        say(console, f"on the wire (least over ranks): {each}; together {t['wire_ms_per_token']:.3g} ms a token")
+        say(console, f"on the wire (least over ranks): {each}; together {t['wire_ms_per_token']:.3g} ms per token")
         waits = ", ".join(f"rank {i} {w:.3g} ms" for i, w in enumerate(t["waited_ms_per_token"]))
-        say(console, f"waiting for others: {waits} a token; rank {t['slowest_rank']} is the slowest and sets the pace")
+        say(console, f"waiting for others: {waits} per token; rank {t['slowest_rank']} is the slowest and sets the pace")
     _weight_read(console, d)
     if r:  # latency or throughput: who wins at this batch
         one, many = d["tp1"]["ms_per_token"], t["ms_per_token"]
-        sooner = f"TP={d['tp_size']} gives a token {one / many:.2f}x as fast as TP=1"
+        sooner = f"TP={d['tp_size']} gives each token {one / many:.2f}x as fast as TP=1"
         rate = r["tokens_per_s"] / (d["batch"] / many * 1e3)
         more = f"{r['replicas']} replicas give {rate:.2f}x the tokens/s of TP={d['tp_size']}"
         say(console, f"{sooner}; {more} (each replica with a batch of its own, and the whole weights)", "bold yellow")
@@ -92,7 +92,7 @@ def _weight_read(console: Console, d: Document) -> None:
     """The physical floor of a token, where this machine's memory was measured."""
     w = d["weight_read"]
     if w["bound_ms"] is None:
-        say(console, f"a token reads {format_bytes(w['bytes'])} of weights on each rank")
+        say(console, f"each token reads {format_bytes(w['bytes'])} of weights on each rank")
         return
     bound = f"reading {format_bytes(w['bytes'])} of weights at {w['memory_Bps'] / 1e9:,.1f} GB/s takes {w['bound_ms']:.3g} ms"
     say(console, f"{bound}: TP={d['tp_size']} without waiting runs at {w['attained']:.0%} of that bound")
@@ -127,7 +127,7 @@ def show_collectives(console: Console, d: Document) -> None:
             redop = "sum" if d["op"] == "all-reduce" else "none"
             what = f"{r['size_bytes']:>13} {r['count']:>12} {r['type']:>8} {redop:>7} {'-1':>5}"
             say(console, f"{what} {r['time_us']:>10.2f} {r['algbw_GBps']:>8.2f} {r['busbw_GBps']:>8.2f} {r['wrong']:>7}")
-        rate = f"{f['bandwidth_GBps']:.2f} GB/s" if f["bandwidth_GBps"] else "no bandwidth to be seen"
+        rate = f"{f['bandwidth_GBps']:.2f} GB/s" if f["bandwidth_GBps"] else "no measurable bandwidth"
         off = f"off by {f['median_residual']:.0%} at the median, {f['max_residual']:.0%} at most"
         say(console, f"# fit: {f['alpha_us']:.1f} us + size / {rate}; {off}", "yellow")
     for ranks in dict.fromkeys(r["ranks"] for r in d["rows"]):  # implementations beside each other, where several were run
@@ -167,7 +167,7 @@ def show_profile(console: Console, profile: Document, path: str) -> None:
     chip = profile["chip"]
     say(console, f"{profile['name']}: written to {path}", "bold")
     sources = profile["sources"]
-    rows = [("memory, a rank reading", f"{chip['memory_Bps'] / 1e9:.1f} GB/s", sources["memory_Bps"])]
+    rows = [("memory, read by one rank", f"{chip['memory_Bps'] / 1e9:.1f} GB/s", sources["memory_Bps"])]
     for dtype, rate in chip["flops_per_s"].items():
         rows.append((f"matrix product, {dtype}", f"{rate / 1e9:,.0f} GFLOP/s", sources["flops_per_s"]))
     for form, constants in profile["kernels"]["tables"].items():

@@ -43,7 +43,7 @@ def spent(m: Money) -> str:
     """Of the fleet by the hour, the month and the year; nothing where no price is known."""
     if not (m.usd_per_hour and m.usd_per_month and m.usd_per_year):
         return ""
-    return f"${m.usd_per_hour:,.2f} an hour, ${m.usd_per_month:,.0f} a month, ${m.usd_per_year:,.0f} a year"
+    return f"${m.usd_per_hour:,.2f} per hour, ${m.usd_per_month:,.0f} per month, ${m.usd_per_year:,.0f} per year"
 
 
 def _pools(q: Question) -> list[Question]:
@@ -59,7 +59,7 @@ def plan_notes(q: Question, gpus: int, output_tokens_per_s: float, prompting: in
     if not m.usd_per_hour:
         return [f"{'; '.join(notes)}; plans are ranked by tokens/s per GPU"] if q.goal.objective == "cost" else notes
     tokens = f"${million(m.usd_per_million_tokens)} per million {COUNTS[q.goal.cost_of]} at this load"
-    idle = " without those that idle" if gpus < q.gpus_there else ""
+    idle = " without the idle ones" if gpus < q.gpus_there else ""
     return [f"{'; '.join(notes)}; {plural(gpus, 'GPU')}{idle}: {spent(m)}; {tokens}", counted_note(q)]
 
 

@@ -1,14 +1,10 @@
 """A pipeline for a terminal (the grid), as a picture (SVG), as a document, and for the page (boxes)."""
 
-from dataclasses import field
-from typing import Any, Literal
-
 import numpy as np
 
 from commtax import napkin
 from commtax.cost.schedules import SCHEDULES
-from commtax.records import dataclass
-from commtax.report.documents import Record
+from commtax.report.documents import Record, record
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import notes, say, show_table
 from commtax.sim.pipeline import PipelineRun, step_pipeline
@@ -45,10 +41,12 @@ def show_pipeline(console: Console, ran: PipelineRun) -> None:
     keeps = ran.peaks
     unit = "chunks of microbatches" if (kind.chunks or ran.v) > 1 else "microbatches"
     shown = ", ".join(map(str, keeps[:16])) + (" …" if len(keeps) > 16 else "")
-    say(console, f"in flight at most, by rank: {shown} {unit}" if kind.backward else "forward only: no activations are kept")
+    say(console, f"in flight at most, by rank: {shown} {unit}" if kind.backward else "forward only: no activations are stored")
     remarks = [] if closed is not None else ["no closed form for these times: counted only"]
     for rank, factor in ran.times.rank_factors.items():
-        remarks.append(f"straggler: rank {rank} takes {factor:g} times as long" + (", and all wait for it" if factor > 1 else ""))
+        remarks.append(
+            f"straggler: rank {rank} takes {factor:g} times as long" + (", and the others wait for it" if factor > 1 else "")
+        )
     notes(console, remarks)
 
 
@@ -84,23 +82,15 @@ def _grid(console: Console, t: Timeline) -> None:
 
 def pipeline_document(ran: PipelineRun) -> Record:
     """``pipeline --json``."""
-    return {
-        "schema": "commtax.pipeline/1",
-        "schedule": ran.kind.name,
-        "stages": ran.p,
-        "microbatches": ran.m,
-        "chunks": ran.kind.chunks or ran.v,
-        "times": [ran.times.forward, ran.times.backward, ran.times.weight],
-        "transfer": ran.times.transfer,
-        "straggler": {str(rank): factor for rank, factor in ran.times.rank_factors.items()},
-        "total_s": ran.timeline.span_s,
-        "idle_counted_s": ran.idle_counted_s,
-        "idle_closed_form_s": ran.idle_closed_form_s,
-        "bubble_over_total": ran.over_total,
-        "bubble_over_ideal": ran.over_ideal,
-        "idle_by_rank_s": ran.timeline.idle_s(),
-        "peak_in_flight_by_rank": ran.peaks,
-    }
+    times = ran.times
+    return record(
+        "pipeline",
+        ran=ran,
+        chunks=ran.kind.chunks or ran.v,
+        times=[times.forward, times.backward, times.weight],
+        straggler={str(rank): factor for rank, factor in times.rank_factors.items()},
+        idle_by_rank_s=ran.timeline.idle_s(),
+    )
 
 
 def to_svg(t: Timeline) -> str:
@@ -126,45 +116,30 @@ def to_svg(t: Timeline) -> str:
     return "".join([*parts, "</svg>"])
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
-    stage: int
-    start: float
-    end: float
-    kind: Literal["F", "B", "W", "BW", "F&B"]
-    microbatch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+def _drawn(note: str, **drawn: object) -> Record:
     """Boxes on the stages' lanes, in seconds."""
-
-    lanes: list[str] = field(default_factory=list)
-    bars: list[Box] = field(default_factory=list)
-    total: float = 0.0
-    bubble_fraction: float = 0.0
-    formula: str = ""
-    note: str
+    return {"lanes": [], "bars": [], "total": 0.0, "bubble_fraction": 0.0, "formula": "", "note": note, **drawn}
 
 
-def page_pipeline(b: StepBill) -> Pipeline:
+def page_pipeline(b: StepBill) -> Record:
     """The schedule's boxes by stage; none where there is no pipeline, with the reason."""
     plan = b.question.plan
     p, m = int(plan.pp), int(plan.microbatches)
     if not b.question.trains or p == 1:
         note = "one stage: no pipeline" if p == 1 else "served batches are in flight on all stages together: no bubble is drawn"
-        return Pipeline(note=note)
+        return _drawn(note)
     boxes = p * m * SCHEDULES[plan.schedule].passes(int(plan.chunks)) * 3
     if boxes > MOST_BOXES:
-        return Pipeline(note=f"{boxes:,} boxes are more than the {MOST_BOXES:,} that are drawn: fewer microbatches or stages")
+        return _drawn(f"{boxes:,} boxes are more than the {MOST_BOXES:,} that are drawn: fewer microbatches or stages")
     ran = step_pipeline(b.question, b)
-    t, idle, kinds = ran.timeline, ran.over_total, list[Any](ran.timeline.kinds)
-    spans = zip(t.lane, t.start_s, t.end_s, t.kind, np.asarray(t.number), strict=True)
-    return Pipeline(
+    t, idle = ran.timeline, ran.over_total
+    columns = (t.lane, t.start_s, t.end_s, [t.kinds[kind] for kind in t.kind], np.asarray(t.number))
+    names = ("stage", "start", "end", "kind", "microbatch")
+    return _drawn(
+        f"{idle:.1%} idle as simulated; {b.bubble_fraction:.1%} of the whole step, which has taxes and an update too",
         lanes=[f"stage {i}" for i in range(p)],
-        bars=[Box(int(lane), float(start), float(end), kinds[kind], int(number)) for lane, start, end, kind, number in spans],
+        bars=[dict(zip(names, box, strict=True)) for box in zip(*columns, strict=True)],
         total=t.span_s,
         bubble_fraction=idle,
         formula=f"(pp−1)/(M+pp−1) = {p - 1}/({m}+{p}−1) = {napkin.bubble_fraction(p, m):.1%} for 1F1B",
-        note=f"{idle:.1%} idle as simulated; {b.bubble_fraction:.1%} of the whole step, which has taxes and an update too",
     )

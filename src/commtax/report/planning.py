@@ -1,8 +1,8 @@
 """Plans for a terminal: the winner and why, the ranking, the Pareto front, what was rejected; and as a document."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +10,38 @@ import numpy as np
 
 from commtax.planner import choosing
 from commtax.planner.choosing import margin
-from commtax.planner.columns import Columns, Place, Rejected, ServingPlans, Standing, TrainColumns, TrainPlans, request_s
-from commtax.planner.money import of_plan
+from commtax.planner.columns import (
+    ColumnTable,
+    OperatingPoint,
+    Rejected,
+    ServingColumns,
+    ServingPlans,
+    Standing,
+    TrainColumns,
+    TrainPlans,
+    request_s,
+)
+from commtax.planner.money import of_plan, of_run
 from commtax.planner.reasons import SAID, in_type, missed, odds
-from commtax.planner.training import BUDGET
+from commtax.planner.training_search import BUDGET
 from commtax.question import EVEN, Question
-from commtax.records import dataclass
-from commtax.report.documents import LEFT_OUT, Named, Record, facts, filled, named
+from commtax.report.closed_loop import basis_words
+from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawn import Console, Text
-from commtax.report.money import million, plan_notes, spent_record
+from commtax.report.money import million, plan_notes, price_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
-from commtax.report.serving import basis_words
-from commtax.report.tables import notes, say, show_table, sized_places
-from commtax.report.training_plans import TRAINED, ranked_columns, run_notes, trained_row
+from commtax.report.tables import notes, say, show_columns, show_rejected, sized_places
+from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.confidence import percent
 from commtax.verbs.serving import lengths_note
 
 Plans = ServingPlans | TrainPlans
-WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars a token", "gpus": "fewest GPUs"}
-GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer for each GPU"}
-TIMES = {">TTFT": "ttft_s", ">TPOT": "tpot_s"}
+WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars per token", "gpus": "fewest GPUs"}
+GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
+KINDS = ("zero", "recompute", "schedule", "chunks")
+TRAINED = (*SIZES, "micro_batch", "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
 WIDTH, HEIGHT = 60, 10
-MOST_REJECTED = 16
 
 
 def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = None) -> None:
@@ -53,7 +62,7 @@ def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = N
     _show_pasted(console, a, pasted)
     if len(a.plans):
         remarks = _show_trained(console, a, top) if a.trains else _show_served(console, a, top)
-    _show_rejected(console, a)
+    show_rejected(console, ((r.family, r.reason) for r in (a.rejected if a.trains else shortened(a.rejected))))
     notes(console, remarks)
 
 
@@ -63,7 +72,7 @@ def recommended_words(a: Plans) -> str:
     return f"{alone} for {WANTED[a.question.goal.objective]}" if not a.trains and a.places else alone
 
 
-def place_words(a: ServingPlans, place: Place) -> str:
+def place_words(a: ServingPlans, place: OperatingPoint) -> str:
     """A place to run at, in a line."""
     rows, i = place.plans, place.recommended
     times = f"TTFT {format_seconds(rows.ttft_s[i])}, TPOT {format_seconds(rows.tpot_s[i])}"
@@ -71,22 +80,34 @@ def place_words(a: ServingPlans, place: Place) -> str:
     return f"{place.name}, when {place.when}: {a.gpu_words(rows, i)}; {figures}"
 
 
+SERVED: Mapping[str, Callable[[ServingPlans, ServingColumns, int], str]] = {
+    "plan": lambda a, rows, i: a.gpu_words(rows, i) + in_type(a.question, int(rows.dtype[i])),
+    ">clients": lambda _, rows, i: f"{int(rows.concurrency[i]):,}",
+    ">TTFT": lambda _, rows, i: format_seconds(rows.ttft_s[i]),
+    ">TPOT": lambda a, rows, i: _tpot(a, rows, i),
+    ">likely": lambda a, rows, i: percent(a.kept(rows, i)),
+    ">request": lambda a, rows, i: format_seconds(request_s(a.question, rows)[i]),
+    ">tokens/s": lambda _, rows, i: f"{rows.tokens_per_s[i]:,.0f}",
+    ">/GPU": lambda _, rows, i: f"{rows.tokens_per_s_per_gpu[i]:,.0f}",
+    ">/user": lambda a, rows, i: f"{rows.tokens_per_s_per_user[i]:,.0f}" if a.question.requests.output_len > 1 else "–",
+    ">KV free": lambda _, rows, i: f"{rows.kv_headroom[i]:.0%}",
+}
+"""Cells of a serving plan, by the names of their columns."""
+
+
+def served_columns(listed: Sequence[tuple[ServingPlans, ServingColumns, int]], *names: str) -> dict[str, list[str]]:
+    """Some columns of some plans; how likely limits hold only where there are any."""
+    limited = any(a.question.goal.times for a, _, _ in listed)
+    return {name: [SERVED[name](*one) for one in listed] for name in names if limited or name != ">likely"}
+
+
 def _show_places(console: Console, a: ServingPlans) -> None:
     """Where to run when nothing is limited: a row a place, each the simplest plan within the margin of the best there."""
-    say(console, "No limit says how long a request may take (--ttft, --tpot). Places to run at, the recommended plan of each:")
-    rows = [(place, place.plans, place.recommended) for place in a.places]
-    times = {name: [format_seconds(getattr(r, column)[i]) for _, r, i in rows] for name, column in TIMES.items()}
-    columns = {
-        "place": [f"{place.name} tokens/s" if place.name == "most" else place.name for place, *_ in rows],
-        "plan": [a.gpu_words(r, i) + in_type(a.question, int(r.dtype[i])) for _, r, i in rows],
-        ">clients": [f"{int(r.concurrency[i]):,}" for _, r, i in rows],
-        **times,
-        ">tokens/s": [f"{r.tokens_per_s[i]:,.0f}" for _, r, i in rows],
-        ">/GPU": [f"{r.tokens_per_s_per_gpu[i]:,.0f}" for _, r, i in rows],
-        ">/user": [f"{r.tokens_per_s_per_user[i]:,.0f}" for _, r, i in rows],
-        "choose it when": [place.when for place, *_ in rows],
-    }
-    show_table(console, list(columns), zip(*columns.values(), strict=True))
+    say(console, "No limit on request times is set (--ttft, --tpot). Operating points, each with its recommended plan:")
+    listed = [(a, place.plans, place.recommended) for place in a.places]
+    columns = {"point": [f"{place.name} tokens/s" if place.name == "most" else place.name for place in a.places]}
+    columns |= served_columns(listed, "plan", ">clients", ">TTFT", ">TPOT", ">tokens/s", ">/GPU", ">/user")
+    show_columns(console, columns | {"choose it when": [place.when for place in a.places]})
 
 
 def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]:
@@ -130,7 +151,7 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
     say(console, f"Pasted: {pasted.plan}{figures}; {place}.", "bold" if pasted.rank else "bold red")
 
 
-def _served_figures(a: ServingPlans, r: Columns) -> str:
+def _served_figures(a: ServingPlans, r: ServingColumns) -> str:
     tokens = f"{r.tokens_per_s[0]:,.0f} tokens/s, {r.tokens_per_s_per_gpu[0]:,.0f} per GPU"
     tpot = f", TPOT {_tpot(a, r, 0)}" if a.question.requests.output_len > 1 else ""
     times = f"TTFT {format_seconds(r.ttft_s[0])}{tpot}"
@@ -141,44 +162,38 @@ def _place(pasted: Standing, count: int, unit: str) -> str:
     """Its place among the good plans, or why it has none."""
     if not pasted.rank:
         return pasted.reason
-    ahead = f"place {pasted.rank:,} beside {count:,} good plans" if pasted.rank > 1 else "no plan is better"
-    return ahead + (f", the first has {pasted.gain:.2f} x {unit}" if pasted.gain > 1.005 else "")
+    ahead = f"place {pasted.rank:,} among {count:,} good plans" if pasted.rank > 1 else "no plan is better"
+    return ahead + (f", the best has {pasted.gain:.2f} x {unit}" if pasted.gain > 1.005 else "")
 
 
 def _asked(a: Plans) -> str:
     if a.trains:
         return f"{plural(a.question.goal.global_batch, 'sequence')} of {a.question.context:,} tokens per step"
     g, r = a.question.goal, a.question.requests
-    limits = [f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in g.times]
-    sure = [f"kept with {percent(g.confidence)}"] if limits else []
-    return ", ".join([f"{r.input_len:,} tokens in, {r.output_len:,} out", *limits, *sure, WANTED[g.objective]])
+    return ", ".join([f"{r.input_len:,} tokens in, {r.output_len:,} out", *limit_words(a.question), WANTED[g.objective]])
+
+
+def limit_words(q: Question, names: Callable[[str], str] = SAID.__getitem__) -> list[str]:
+    """Each limit, and how likely it has to hold."""
+    limits = [f"{names(name)} <= {format_seconds(limit)}" for name, limit in (*q.goal.times, *q.goal.slo)]
+    return [*limits, f"at least {percent(q.goal.confidence)} likely to hold"] if limits else []
 
 
 DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each client sends its next request when the last is answered)"
 
 
-def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) -> None:
+def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: int) -> None:
     own = a.recommended if rows is a.plans else None
-    first, several, objective = _listed(rows, top, own), a.question.requests.output_len > 1, a.question.goal.objective
-    usd, price, whole = a.usd_per_million_tokens(rows), a.question.goal.usd_per_gpu_hour, request_s(a.question, rows)
-    ranges = a.ranges(rows.take(np.array(first, dtype=int)), "tokens_per_s")
-    columns = {
-        "": ranks(first, own),
-        "plan": [a.gpu_words(rows, i) + in_type(a.question, int(rows.dtype[i])) for i in first],
-        ">clients": [f"{int(rows.concurrency[i]):,}" for i in first],
-        ">TTFT": [format_seconds(rows.ttft_s[i]) for i in first],
-        ">TPOT": [_tpot(a, rows, i) for i in first],
-        **({">kept": [percent(a.kept(rows, i)) for i in first]} if a.question.goal.times else {}),
-        **({">request": [format_seconds(whole[i]) for i in first]} if objective == "latency" else {}),
-        ">tokens/s": [f"{rows.tokens_per_s[i]:,.0f}" for i in first],
-        ">range": [f"{low:,.0f}-{high:,.0f}" for low, high in ranges],
-        ">/GPU": [f"{rows.tokens_per_s_per_gpu[i]:,.0f}" for i in first],
-        ">/user": [f"{rows.tokens_per_s_per_user[i]:,.0f}" if several else "–" for i in first],
-        ">$/M": [million(usd[i]) if price else "" for i in first],
-        ">comm": [f"{share:.0%}" for share in a.comm_fractions(rows.take(np.array(first, dtype=int)))],
-        ">KV free": [f"{rows.kv_headroom[i]:.0%}" for i in first],
-    }
-    show_table(console, list(columns), zip(*columns.values(), strict=True))
+    first, q = _listed(rows, top, own), a.question
+    shown, usd = rows.take(np.array(first, dtype=int)), a.usd_per_million_tokens(rows)
+    listed, timed = [(a, rows, i) for i in first], [">request"] if q.goal.objective == "latency" else []
+    columns = {"": ranks(first, own)}
+    columns |= served_columns(listed, "plan", ">clients", ">TTFT", ">TPOT", ">likely", *timed, ">tokens/s")
+    columns[">range"] = [f"{low:,.0f}-{high:,.0f}" for low, high in a.ranges(shown, "tokens_per_s")]
+    columns |= served_columns(listed, ">/GPU", ">/user")
+    columns[">$/M"] = [million(usd[i]) if q.goal.usd_per_gpu_hour else "" for i in first]
+    columns[">comm"] = [f"{share:.0%}" for share in a.comm_fractions(shown)]
+    show_columns(console, columns | served_columns(listed, ">KV free"))
 
 
 def _listed(rows: Any, top: int, recommended: int | None) -> list[int]:
@@ -194,7 +209,7 @@ def ranks(listed: Sequence[int], recommended: int | None) -> list[str]:
     return [f"{i + 1} {named.get(i, '')}".rstrip() for i in listed]
 
 
-def _tpot(a: ServingPlans, rows: Columns, i: int) -> str:
+def _tpot(a: ServingPlans, rows: ServingColumns, i: int) -> str:
     """Without a second token there is no time between tokens."""
     return format_seconds(rows.tpot_s[i]) if a.question.requests.output_len > 1 else "–"
 
@@ -207,8 +222,8 @@ def _nothing_serves(console: Console, a: ServingPlans) -> None:
         return
     near, wish = a.near, percent(a.question.goal.confidence)
     broken = [odds(a, near, 0, name) for name in missed(a.question, near, dict.fromkeys(SAID, 0))]
-    by_half = "; as predicted (50%) some do" if any(a.kept(near, i) >= EVEN for i in range(len(near))) else ""
-    head = f"No plan keeps the limits with {wish}{by_half}"
+    by_half = "; by the central prediction (50%) some do" if any(a.kept(near, i) >= EVEN for i in range(len(near))) else ""
+    head = f"No plan is {wish} likely to meet the limits{by_half}"
     say(console, f"{head}. The nearest, {a.gpu_words(near, 0)}, has {' and '.join(broken)}.", "bold red")
     say(console, f"  It would take {wanted}.")
     _show_ranking(console, a, near, 5)
@@ -222,7 +237,7 @@ def _nothing_trains(console: Console, a: TrainPlans) -> None:
     least, budget = float(a.near.memory_bytes[0]), BUDGET * a.question.cluster.chip.visible_bytes
     gpus = math.ceil(int(a.near.gpus[0]) * least / budget)
     short = f"{format_bytes(least)} per rank at least, of {format_bytes(budget)}"
-    say(console, f"No plan fits in memory: {short}. It would take some {gpus:,} GPUs.", "bold red")
+    say(console, f"No plan fits in memory: {short}. It would take about {gpus:,} GPUs.", "bold red")
     _show_ranked_training(console, a, a.near, 5)
     notes(console, run_notes(a))
 
@@ -241,13 +256,6 @@ def shortened(rejected: Iterable[Rejected]) -> list[Rejected]:
             degrees = f"{', '.join(sizes[:-1])} or {sizes[-1]}"
             lines.append(Rejected(f"TP {', '.join(sizes)}{where}", rule.replace("{tp}", degrees)))
     return lines
-
-
-def _show_rejected(console: Console, a: Plans) -> None:
-    rows = [(r.family, r.reason) for r in (a.rejected if a.trains else shortened(a.rejected))]
-    more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
-    if rows:
-        show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)
 
 
 def _scatter(a: ServingPlans) -> list[Text]:
@@ -277,132 +285,63 @@ def _scatter(a: ServingPlans) -> list[Text]:
     return lines
 
 
-@dataclass(frozen=True)
-class ServedPlans(Named):
-    objective: str
-    cost_of: str
-    disaggregated: bool
-    input_len: int
-    output_len: int
-    spread: float
-    ttft_limit_s: float
-    tpot_limit_s: float
-    confidence: float
-    margin: float
-    definition: str
-    candidates: int
-    recommended: Record | None
-    best: Record | None
-    places: list[Record]
-    plans: list[Record]
-    near: list[Record]
-    front: Sequence[object]
-    rejected: list[Record]
-    why: tuple[str, ...]
-    would_take: tuple[str, ...]
-    pasted: Record | None
-    profile: str | None
-    redundant_experts: int = field(default=LEFT_OUT, kw_only=True)
-    imbalance: float = field(default=LEFT_OUT, kw_only=True)
-
-
-@dataclass(frozen=True)
-class TrainedPlans(Named):
-    global_batch: int
-    train_tokens: float
-    seq: int
-    margin: float
-    candidates: int
-    recommended: Record | None
-    best: Record | None
-    plans: list[Record]
-    near: list[Record]
-    rejected: list[Record]
-    pasted: Record | None
-    profile: str | None
-
-
-def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> ServedPlans | TrainedPlans:
+def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> Record:
     """``plan --json``, of either phase; ``pasted`` is where the pasted plan stands, null without one."""
-    return _trained_plans(a, top, pasted) if a.trains else _served_plans(a, top, pasted)
-
-
-def _common(a: Plans, schema: str) -> dict[str, object]:
-    own = a.question.profile
-    rejected = [facts(r, "family", "reason") for r in a.rejected]
-    return named(a.question, schema) | {"rejected": rejected, "profile": own.name if own else None}
-
-
-def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedPlans:
+    row: Callable[[Any, int], Record] = partial(trained_row, a) if a.trains else partial(served_row, a)
+    things: Record = {
+        "plans": a,
+        "margin": margin(a.question),
+        "recommended": row(a.plans, a.recommended) if len(a.plans) else None,
+        "best": row(a.plans, 0) if len(a.plans) else None,
+        "ranking": [row(a.plans, i) for i in range(min(top, len(a.plans)))],
+        "near": [row(a.near, i) for i in range(min(5, len(a.near)))],
+        "rejected": [record("plan-rejected", lost=lost) for lost in a.rejected],
+    }
+    if a.trains:
+        standing = _standing(pasted, trained_figures) if pasted else None
+        return document("plan-trained", a.question, **things, pasted=standing)
     front = zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
-    return filled(
-        ServedPlans,
-        *(a, a.question.goal, a.question.requests),
-        ttft_limit_s=a.question.goal.ttft_s,
-        tpot_limit_s=a.question.goal.tpot_s,
+    return document(
+        "plan-served",
+        a.question,
+        **things,
         definition=DEFINITION,
-        margin=margin(a.question),
-        recommended=served_row(a, a.plans, a.recommended) if len(a.plans) else None,
-        best=served_row(a, a.plans, 0) if len(a.plans) else None,
         places=[_place_row(a, place) for place in a.places],
-        redundant_experts=a.question.plan.redundant_experts or LEFT_OUT,
-        imbalance=a.question.what_if.imbalance or LEFT_OUT,
-        plans=[served_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
-        near=[served_row(a, a.near, i) for i in range(min(5, len(a.near)))],
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
-        pasted=_standing(pasted, [served_row(a, pasted.rows, i) for i in range(len(pasted.rows))]) if pasted else None,
-        **_common(a, "commtax.plan/1"),
+        pasted=_standing(pasted, row) if pasted else None,
     )
 
 
-def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedPlans:
-    return filled(
-        TrainedPlans,
-        *(a, a.question.goal),
-        seq=a.question.context,
-        margin=margin(a.question),
-        recommended=trained_row(a, a.plans, a.recommended) if len(a.plans) else None,
-        best=trained_row(a, a.plans, 0) if len(a.plans) else None,
-        plans=[trained_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
-        near=[trained_row(a, a.near, i) for i in range(min(5, len(a.near)))],
-        pasted=_standing(pasted, [_at(pasted.rows, i, *TRAINED) for i in range(len(pasted.rows))]) if pasted else None,
-        **_common(a, "commtax.plan-train/1"),
-    )
-
-
-def _place_row(a: ServingPlans, place: Place) -> Record:
+def _place_row(a: ServingPlans, place: OperatingPoint) -> Record:
     rows = {"recommended": place.recommended, "best": 0}
     return {"place": place.name, "when": place.when, **{role: served_row(a, place.plans, i) for role, i in rows.items()}}
 
 
-def _standing(pasted: Standing, rows: list[Record]) -> Record:
-    return {**(rows[0] if rows else {}), "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason}
+def _standing(pasted: Standing, row: Callable[[Any, int], Record]) -> Record:
+    figures = row(pasted.rows, 0) if len(pasted.rows) else {}
+    return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason}
 
 
-def _at(rows: Columns | TrainColumns, i: int, *names: str) -> Record:
-    return {name: getattr(rows, name)[i] for name in names}
-
-
-def served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
+def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
     """One plan; without a second token there is no time between tokens."""
     low, high = a.range_of(rows, i, "tpot_s")
     first = a.range_of(rows, i, "ttft_s")
     between, exchange = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user"), a.exchanges[int(rows.exchange[i])]
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
-        **_at(rows, i, "tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency"),
+        **facts_at(rows, i, "tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency"),
         "idle_gpus": a.question.gpus_there - rows.gpus[i],
-        **(_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
+        **(facts_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
         **({"ep_backend": exchange.backend, "redundant_experts": exchange.redundant} if exchange.wide else {}),
         "kind": choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), a.question.cluster)[0])],
         "dtype": a.question.goal.dtypes[int(rows.dtype[i])] or "as stored",
-        **_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
+        **facts_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
         "tpot_low_s": low,
         "tpot_high_s": high,
         "ttft_low_s": first[0],
         "ttft_high_s": first[1],
         "limits_kept_with": a.kept(rows, i) if a.question.goal.times else None,
-        **_at(rows, i, "tokens_per_s_per_user"),
+        **facts_at(rows, i, "tokens_per_s_per_user"),
         **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
         **spent_record(of_plan(a.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))),
         "usd_per_million_tokens": a.usd_per_million_tokens(rows)[i] if a.question.goal.usd_per_gpu_hour else None,
@@ -430,5 +369,66 @@ def plot_front(a: ServingPlans, path: Path) -> None:
 
 def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
     first = _listed(rows, top, recommended)
-    columns = {"": ranks(first, recommended), **ranked_columns(a, rows, first)}
-    show_table(console, list(columns), zip(*columns.values(), strict=True))
+    show_columns(console, {"": ranks(first, recommended), **ranked_columns(a, rows, first)})
+
+
+def tokens_per_s(a: TrainPlans, rows: TrainColumns, i: int) -> float:
+    return a.question.goal.global_batch * float(a.question.context) / float(rows.step_s[i])
+
+
+def ranked_columns(a: TrainPlans, rows: TrainColumns, first: list[int]) -> dict[str, list[str]]:
+    """Columns of a table of some plans."""
+    steps = [a.step_of(rows, i) for i in first]
+    rates = [tokens_per_s(a, rows, i) for i in first]
+    runs = [of_run(a.question, int(rows.gpus[i]), rate) for i, rate in zip(first, rates, strict=True)]
+    return {
+        "plan": [a.gpu_words(rows, i) for i in first],
+        ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
+        "kind": [a.kind_words(rows, i) for i in first],
+        ">step": [format_seconds(rows.step_s[i]) for i in first],
+        ">80 % range": [f"{format_seconds(b.low_s)}-{format_seconds(b.high_s)}" for b in steps],
+        ">tokens/s": [f"{rate:,.0f}" for rate in rates],
+        ">days": [f"{run.days:,.1f}" for run in runs],
+        ">$": ["" if run.usd is None else f"{run.usd:,.0f}" for run in runs],
+        ">MFU": [f"{rows.mfu[i]:.1%}" for i in first],
+        ">bubble": [f"{rows.bubble_fraction[i]:.1%}" for i in first],
+        ">comm": [f"{rows.exposed_comm_fraction[i]:.1%}" for i in first],
+        ">memory": [format_bytes(rows.memory_bytes[i]) for i in first],
+    }
+
+
+def run_words(a: TrainPlans) -> str:
+    """The run's tokens: ``15T``.
+
+    >>> from types import SimpleNamespace as Any
+    >>> run_words(Any(question=Any(goal=Any(train_tokens=1.5e12))))
+    '1.5T'
+    """
+    tokens = a.question.goal.train_tokens
+    size, unit = next(((size, unit) for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if tokens >= size), (1, ""))
+    return f"{tokens / size:,g}{unit}"
+
+
+def run_notes(a: TrainPlans) -> list[str]:
+    """What days and dollars are of."""
+    run = f"days and dollars are those of {run_words(a)} tokens (--tokens), of steps without a pause"
+    return [f"{run}; {'; '.join(price_notes([a.question]))}"]
+
+
+def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
+    b, rate = a.step_of(rows, i), tokens_per_s(a, rows, i)
+    run = of_run(a.question, int(rows.gpus[i]), rate)
+    figures = trained_figures(rows, i)
+    figures |= {"step_low_s": b.low_s, "step_high_s": b.high_s, "tokens_per_s": rate, "tokens_per_s_per_gpu": rate / rows.gpus[i]}
+    figures |= {"days": run.days, "usd": run.usd, "usd_per_gpu_hour": run.usd_per_gpu_hour or None}
+    return figures | facts(a.kinds[int(rows.kind[i])].plan, *KINDS) | {"verdict": a.gpu_words(rows, i)}
+
+
+def trained_figures(rows: TrainColumns, i: int) -> Record:
+    """The sizes and figures of one plan."""
+    return facts_at(rows, i, *TRAINED) | {"memory_bytes": round(float(rows.memory_bytes[i]))}
+
+
+def facts_at(rows: ColumnTable, i: int, *names: str) -> Record:
+    """Some columns of one row under their own names."""
+    return {name: getattr(rows, name)[i] for name in names}

@@ -1,12 +1,13 @@
 """Requests at several rates: a table for a terminal, pictures for files."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from commtax.report.drawn import Console
-from commtax.report.plots import COLOURS, check_plot, no_formula, picture, style
+from commtax.report.plots import COLOURS, no_formula, picture, style
 from commtax.report.requests import fleet_words, rate_words, remarks
 from commtax.report.tables import headline, notes, say, show_table
 from commtax.sim.serving.figures import weighted_quantile
@@ -23,24 +24,20 @@ def show_sweep(console: Console, s: Sweep, slo: Slo) -> None:
     headline(console, s.outcomes[0].question, fleet_words(s.outcomes[0]))
     say(console, sweep_words(s, slo), "bold yellow")
     times = (">TTFT mean", ">p99", ">TPOT mean", ">p99", ">ITL p99", ">E2E mean")
-    columns = (f">{TITLES[s.name]}", *times, ">answered/s", ">tokens/s out", *([">SLO kept"] if slo.limits else []), "")
+    columns = (f">{TITLES[s.name]}", *times, ">answered/s", ">tokens/s out", *([">SLO met"] if slo.limits else []), "")
     show_table(console, columns, (_cells(s, i, slo) for i in range(len(s.values))))
     notes(console, remarks(s.outcomes[0]))
 
 
-def client_words(count: float) -> str:
-    return plural(count, "client")
-
-
 def sweep_words(s: Sweep, slo: Slo) -> str:
     """Where it turns."""
-    unit = rate_words if s.name == "request_rate" else client_words
+    unit = rate_words if s.name == "request_rate" else partial(plural, noun="client")
     parts = [f"the capacity is {rate_words(s.capacity)}"]
     if s.knee is not None:
         parts.append(f"the knee {unit(s.values[s.knee])}, where throughput over latency is greatest")
     if slo.limits:
         most = s.most(slo)
-        parts.append("no point keeps the SLO" if most is None else f"the SLO is kept up to {unit(s.values[most])}")
+        parts.append("no point meets the SLO" if most is None else f"the SLO is met up to {unit(s.values[most])}")
     return f"{parts[0][0].upper()}{parts[0][1:]}, {', '.join(parts[1:])}" if parts[1:] else parts[0]
 
 
@@ -55,7 +52,6 @@ def _cells(s: Sweep, at: int, slo: Slo) -> tuple[str, ...]:
 
 def plot_sweep(s: Sweep, path: Path) -> None:
     """Latency against rate: TTFT and times between tokens, mean and p99 with their ranges, the knee and the capacity marked."""
-    check_plot(path)
 
     def draw(figure: Any) -> None:
         first = s.outcomes[0].question
@@ -65,7 +61,7 @@ def plot_sweep(s: Sweep, path: Path) -> None:
         ):
             for index, name in enumerate(names):
                 _line(axes, s, name, index)
-            _frame(axes, s, "time to first token" if at == 0 else "time a token")
+            _frame(axes, s, "time to first token" if at == 0 else "time per token")
 
     picture(path, draw, size=(11, 4.8))
 
@@ -108,7 +104,6 @@ def _in_words(axes: Any, which: str) -> None:
 
 def plot_outcome(o: Outcome, path: Path) -> None:
     """Times between tokens as a histogram, and the distribution of first tokens with what passes in the queue."""
-    check_plot(path)
 
     def draw(figure: Any) -> None:
         left, right = figure.subplots(1, 2)

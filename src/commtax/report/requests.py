@@ -1,9 +1,16 @@
-"""Requests in time for a terminal: how long they take, what the engine was busy with, and why the slowest are slow."""
+"""Requests in time: how long they take, what the engine was busy with, and why the slowest are slow.
+
+Documents have our figures beside the keys of ``vllm bench serve``, so that scripts for its results read ours.
+"""
 
 from math import isfinite, isinf
 
+import numpy as np
+
+from commtax.files import table
+from commtax.report.closed_loop import basis_words
+from commtax.report.documents import Record, document, record
 from commtax.report.drawn import Console
-from commtax.report.serving import basis_words
 from commtax.report.tables import headline, notes, say, show_table
 from commtax.spec.stream import Lengths
 from commtax.units import format_seconds, plural
@@ -11,23 +18,16 @@ from commtax.verbs.apart import describe_pools, prompter
 from commtax.verbs.asking import describe_gpus, describe_layout
 from commtax.verbs.goodput import NEEDED, UPPER, Slo
 from commtax.verbs.requests import Outcome
+from commtax.verbs.sweeping import Sweep
 from commtax.verbs.tails import FirstTokens, Gaps, first_tokens, gaps
 from commtax.verbs.usage import Usage, usage_of
 
-METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue": "queue"}
-"""Times of a request, and what they are called."""
+WORDS = table("report/words.toml")["requests"]
+METRICS = WORDS["metrics"]
+BENCH = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
+"""Our times, and what vLLM calls them."""
+MEDIAN = {"p50": "median"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-LIMITED = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
-CAUSES = {
-    "way": "more on the way to the scheduler",
-    "slots": "more in the queue while all slots are taken",
-    "cache": "more in the queue while the KV cache is full",
-    "prompts": "more in the queue behind steps with others' prompts",
-    "step": "more in the queue for the step in progress",
-    "own": "more in the steps of their own prompts",
-    "moved": "more for moving their caches to the worker that decodes",
-}
-"""What the slowest first tokens have more of."""
 LITTLE = 0.15  # of the difference: what is less is not worth a word
 LONGER = 1.2  # prompts of the slowest over those of the middle
 SAME = 1.1  # a tail that is no longer than this many medians is none
@@ -56,10 +56,10 @@ def _verdicts(console: Console, o: Outcome, slo: Slo) -> None:
     for note in (note for note in o.notes if note.code == "interrupted"):
         say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
     if o.overloaded:
-        grow = "the queue grows as long as they do, and the times below are means over a queue of this run's length"
+        grow = "the queue keeps growing, and the times below are means over a run of this length"
         say(
             console,
-            f"Overloaded: {o.capacity:,.3g} requests/s is the capacity, and {o.offered_rate:,.3g} come; {grow}.",
+            f"Overloaded: {o.capacity:,.3g} requests/s is the capacity, and {o.offered_rate:,.3g} arrive; {grow}.",
             "bold red",
         )
     if not slo.kept(o):
@@ -71,12 +71,12 @@ def _sure(o: Outcome, slo: Slo) -> str:
     """How surely enough requests keep to the limits; beyond the 80 % range of the steps nobody looks."""
     probability = slo.probability(o)
     bound = {UPPER: "at least ", 1 - UPPER: "at most "}.get(probability, "")
-    return f"that {NEEDED:.0%} do has a probability of {bound}{probability:.0%}"
+    return f"the probability that {NEEDED:.0%} do is {bound}{probability:.0%}"
 
 
 def _kept(o: Outcome, slo: Slo) -> str:
-    limits = " and ".join(f"{LIMITED[name]} ≤ {format_seconds(value)}" for name, value in slo.limits.items())
-    return f"{slo.share(o):.1%} of requests keep to {limits}"
+    limits = " and ".join(f"{METRICS[name.removesuffix('_s')]} ≤ {format_seconds(value)}" for name, value in slo.limits.items())
+    return f"{slo.share(o):.1%} of requests meet {limits}"
 
 
 def fleet_words(o: Outcome) -> str:
@@ -94,14 +94,14 @@ def _asked(o: Outcome) -> str:
     q = o.question
     offered, count = q.offered, plural(len(o.stream), "request")
     if offered.trace is not None:
-        when = f"{count} of a trace, {o.offered_rate:,.3g} a second in the mean"
+        when = f"{count} of a trace, {o.offered_rate:,.3g} per second on average"
     elif o.closed:
-        when = f"{plural(int(q.requests.concurrency), 'client')}, {count}, each sent when the client's last is answered"
+        when = f"{plural(int(q.requests.concurrency), 'client')}, {count}, each sent when the client's last one is answered"
     elif isinf(offered.request_rate):
         when = f"{count}, all at once"
     else:
         kind = {1.0: "Poisson"}.get(offered.burstiness, "evenly spaced" if isinf(offered.burstiness) else "")
-        when = f"{count} at {offered.request_rate:g} a second ({kind or f'burstiness {offered.burstiness:g}'})"
+        when = f"{count} at {offered.request_rate:g} per second ({kind or f'burstiness {offered.burstiness:g}'})"
     limit = "" if o.closed or isinf(o.stream.in_flight) else f", at most {o.stream.in_flight:,.0f} in flight"
     several = q.plan.replicas > 1 or o.fleet.workers.count > 1
     return f"{when}{limit}; {_lengths(o)}; {f'{offered.router} over replicas, ' if several else ''}seed {offered.seed}"
@@ -110,7 +110,7 @@ def _asked(o: Outcome) -> str:
 def _lengths(o: Outcome) -> str:
     q = o.question
     if q.offered.trace is not None:
-        return f"{o.stream.input_len.mean():,.0f} tokens in and {o.stream.output_len.mean():,.0f} out in the mean"
+        return f"{o.stream.input_len.mean():,.0f} tokens in and {o.stream.output_len.mean():,.0f} out on average"
     sides = [
         _length(own, int(mean), float(q.requests.spread))
         for own, mean in ((q.offered.inputs, q.requests.input_len), (q.offered.outputs, q.requests.output_len))
@@ -176,7 +176,7 @@ def tail_words(o: Outcome) -> list[str]:
 def first_words(tail: FirstTokens) -> str:
     """Of first tokens: what the slowest have more of than those of the middle."""
     if tail.p99_s <= SAME * tail.median_s:
-        return f"p99 TTFT {format_seconds(tail.p99_s)} is near its median of {format_seconds(tail.median_s)}: there is no tail."
+        return f"p99 TTFT {format_seconds(tail.p99_s)} is close to its median of {format_seconds(tail.median_s)}: there is no tail."
     whole = sum(max(0.0, seconds) for seconds in tail.more_s.values())
     ranked = sorted(tail.more_s.items(), key=lambda pair: -pair[1])
     parts = [f"{format_seconds(seconds)} {_cause(name, tail.longer)}" for name, seconds in ranked if seconds > LITTLE * whole]
@@ -185,7 +185,7 @@ def first_words(tail: FirstTokens) -> str:
 
 
 def _cause(name: str, longer: float) -> str:
-    text = CAUSES[name]
+    text = str(WORDS["causes"][name])
     if name != "own":
         return text
     return f"{text}, which are {longer:.1f} x as long" if longer > LONGER else f"{text}, which hold others' too"
@@ -198,19 +198,19 @@ def gap_words(tail: Gaps) -> str:
     times = (
         f"p99 ITL {format_seconds(tail.p99_s)} is {tail.p99_s / tail.median_s:.1f} x its median of {format_seconds(tail.median_s)}"
     )
-    lost = f"; {plural(tail.preempted, 'request')} lost {format_seconds(tail.lost_s)} each, thrown out of the cache"
+    lost = f"; {plural(tail.preempted, 'request')} lost {format_seconds(tail.lost_s)} each, preempted"
     thrown = lost if tail.preempted else ""
     if tail.p99_s <= SAME * tail.median_s:
-        near = f"p99 ITL {format_seconds(tail.p99_s)} is near its median of {format_seconds(tail.median_s)}"
+        near = f"p99 ITL {format_seconds(tail.p99_s)} is close to its median of {format_seconds(tail.median_s)}"
         return f"{near}: {'few steps are' if thrown else 'no step is'} disturbed{thrown}."
     if tail.thrown > 0.5:
-        why = f"{tail.thrown:.0%} of the slowest are the next tokens of requests that were thrown out"
+        why = f"{tail.thrown:.0%} of the slowest are the next tokens of preempted requests"
     elif tail.stalled > max(0.5, tail.with_prompts):
         why = f"{tail.stalled:.0%} of the slowest waited before their step, for prompts that go first or for stages"
     elif tail.behind > max(0.5, tail.with_prompts):
         why = f"{tail.behind:.0%} of the slowest waited for prompts on other stages or ranks of their engine"
     elif tail.with_prompts > 0.5:
-        beside = f"others' prompts, {tail.tokens:,.0f} tokens in the mean"
+        beside = f"others' prompts, {tail.tokens:,.0f} tokens on average"
         why = f"{tail.with_prompts:.0%} of the slowest are steps that also compute {beside}"
     else:
         why = "the slowest are steps of larger batches and longer contexts"
@@ -220,12 +220,14 @@ def gap_words(tail: Gaps) -> str:
 def _engine(o: Outcome, used: Usage) -> str:
     """What the engines were busy with."""
     stages = o.fleet.workers.stages
-    busy = f"a stage has a batch {used.busy:.0%} of the time" if stages > 1 else f"an engine is busy {used.busy:.0%} of the time"
+    busy = (
+        f"each stage has a batch {used.busy:.0%} of the time" if stages > 1 else f"each engine is busy {used.busy:.0%} of the time"
+    )
     thrown = f"{plural(used.preemptions, 'preemption')}" if used.preemptions else "no preemption"
     hits = f", {used.hit_rate:.0%} of prompt tokens found in it" if used.hit_rate else ""
     waiting = f"; at most {plural(used.waiting_peak, 'request')} waiting" if used.waiting_peak else ""
     return (
-        f"{busy}, {used.mean_batch:,.1f} requests decode in its mean step; {used.prompt_share:.0%} of step time goes to steps with "
+        f"{busy}, {used.mean_batch:,.1f} requests decode per step; {used.prompt_share:.0%} of step time goes to steps with "
         f"prompts, {used.comm_share:.0%} to exposed communication; KV cache {used.kv_mean:.0%} full, at most {used.kv_peak:.0%}, "
         f"{thrown}{hits}{waiting}"
     )
@@ -240,3 +242,98 @@ def remarks(o: Outcome) -> list[str]:
 def _source(o: Outcome) -> str:
     engine = o.question.engine
     return f"host times of {engine.key} {engine.host.host_label or basis_words(o.alike)}"
+
+
+def outcome_document(o: Outcome, slo: Slo) -> Record:
+    """``simulate --json`` of requests in time."""
+    made = document(
+        "requests",
+        o.question,
+        outcome=o,
+        idle_gpus=o.question.gpus_there - o.num_gpus,
+        offered=_offered(o),
+        requests=len(o.stream),
+        utilisation=None if o.closed or isinf(o.offered_rate) else o.offered_rate / o.capacity,
+        times=[_times(o, metric) for metric in METRICS],
+        slo=_slo(o, slo) if slo.limits else None,
+        usage=usage_of(o),
+        tail=_tail(o),
+        notes=remarks(o),
+    )
+    return made | bench_result(o, slo)
+
+
+def _offered(o: Outcome) -> Record:
+    """What came, as it was asked for."""
+    q, offered = o.question, o.question.offered
+    return record(
+        "requests-offered",
+        offered=offered,
+        kind="trace" if offered.trace is not None else "closed loop" if o.closed else "rate",
+        request_rate=None if o.closed else o.offered_rate,
+        concurrency=q.requests.concurrency if o.closed else None,
+        input_len_mean=float(np.mean(o.stream.input_len)),
+        output_len_mean=float(np.mean(o.stream.output_len)),
+    )
+
+
+def _times(o: Outcome, metric: str) -> Record:
+    """All statistics of one time with their 80 % ranges, in seconds."""
+    row: Record = {"metric": metric}
+    for which in STATISTICS:
+        low, high = o.range_of(f"{metric}_{which}")
+        row |= {f"{which}_s": o.statistic(f"{metric}_{which}"), f"{which}_low_s": low, f"{which}_high_s": high}
+    return row
+
+
+def _slo(o: Outcome, slo: Slo) -> Record:
+    sure = {"kept": slo.kept(o), "kept_with": slo.probability(o)}
+    return {**slo.limits, "share": slo.share(o), **sure, "goodput_requests_per_s": slo.goodput(o)}
+
+
+def _tail(o: Outcome) -> Record:
+    first, between = first_tokens(o), gaps(o)
+    ours = {"cause": first.cause, "more_s": dict(first.more_s), "longer": first.longer}
+    return {"ttft": ours, "itl": between, "words": tail_words(o)}
+
+
+def bench_result(o: Outcome, slo: Slo) -> Record:
+    """The keys of ``vllm bench serve --save-result``."""
+    rate, burstiness = o.offered_rate, o.question.offered.burstiness
+    limit = o.question.requests.concurrency if o.closed else o.stream.in_flight
+    row = record(
+        "requests-bench",
+        question=o.question,
+        outcome=o,
+        requests=len(o.stream),
+        request_rate="inf" if o.closed or isinf(rate) else rate,
+        burstiness=burstiness if isfinite(burstiness) else "inf",
+        max_concurrency=int(limit) if isfinite(limit) else None,
+        failed=0,
+        total_input_tokens=int(o.stream.input_len.sum()),
+        total_output_tokens=int(o.stream.output_len.sum()),
+        request_goodput=slo.goodput(o) if slo.limits else None,
+        total_token_throughput=o.tokens_per_s + o.input_tokens_per_s,
+    )
+    for metric, theirs in BENCH.items():
+        row |= {f"{MEDIAN.get(s, s)}_{theirs}_ms": 1e3 * o.statistic(f"{metric}_{s}") for s in (*STATISTICS, "std")}
+    return row
+
+
+def sweep_document(s: Sweep, slo: Slo) -> Record:
+    """``simulate --sweep … --json``: a record with vLLM's keys in ``runs`` for each point."""
+    first, knee, most = s.outcomes[0], s.knee, s.most(slo)
+    return document(
+        "requests-sweep",
+        first.question,
+        sweep=s,
+        knee=None if knee is None else s.values[knee],
+        most=None if most is None else s.values[most],
+        runs=[{s.name: value, **_point(o, slo)} for value, o in zip(s.values, s.outcomes, strict=True)],
+        notes=remarks(first),
+    )
+
+
+def _point(o: Outcome, slo: Slo) -> Record:
+    kept = slo.share(o) if slo.limits else None
+    return {**bench_result(o, slo), "source": "predicted", "overloaded": o.overloaded, "share": kept}

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 
-from commtax.planner.reasons import SAID, in_type
-from commtax.planner.several import Placed, SeveralPlans
-from commtax.records import dataclass
-from commtax.report.documents import OnSeveral, Record
+from commtax.planner.reasons import in_type
+from commtax.planner.several import RankedPlan, SeveralPlans
+from commtax.report.documents import Record, document
 from commtax.report.drawn import Console
 from commtax.report.money import COUNTS, counted_note, million, price_notes, spent
-from commtax.report.planning import DEFINITION, WANTED, ServedPlans, TrainedPlans, plans_document, served_row
-from commtax.report.tables import notes, say, show_table, sized
-from commtax.units import format_seconds, plural
-from commtax.verbs.confidence import percent
+from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document, served_columns, served_row
+from commtax.report.tables import notes, say, show_columns, sized
+from commtax.units import plural
 from commtax.verbs.serving import lengths_note
 
 RANKED = WANTED | {"tokens": "most tokens/s per GPU"}
@@ -34,42 +32,27 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
 
 def _asked(a: SeveralPlans) -> str:
     q = a.answers[0].question
-    limits = [f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in q.goal.times]
-    sure = [f"kept with {percent(q.goal.confidence)}"] if limits else []
-    return ", ".join([f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out", *limits, *sure, RANKED[a.objective]])
+    lengths = f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out"
+    return ", ".join([lengths, *limit_words(q), RANKED[a.objective]])
 
 
-def _words(one: Placed) -> str:
-    rows, q = one.answer.plans, one.answer.question
-    return one.answer.gpu_words(rows, one.row) + in_type(q, int(rows.dtype[one.row]))
-
-
-def _sentence(one: Placed) -> str:
+def _sentence(one: RankedPlan) -> str:
     rows, i, m = one.answer.plans, one.row, one.money
     q = one.answer.question
     load = f"{plural(int(rows.concurrency[i]), 'client')} at once, {rows.tokens_per_s[i]:,.0f} tokens/s"
     usd = f"; {spent(m)}, ${million(m.usd_per_million_tokens)} per million {COUNTS[q.goal.cost_of]}" if m.usd_per_hour else ""
-    return f"{_words(one)} on {q.cluster.key}; {load}{usd}."
+    words = one.answer.gpu_words(rows, i) + in_type(q, int(rows.dtype[i]))
+    return f"{words} on {q.cluster.key}; {load}{usd}."
 
 
 def _show_ranking(console: Console, a: SeveralPlans, top: int) -> None:
     shown, place = a.listed(top), {id(one): at + 1 for at, one in enumerate(a.plans)}
-    listed = [(one.answer, one.answer.plans, one.row, one.money) for one in shown]
-    limited, several = bool(a.answers[0].question.goal.times), a.answers[0].question.requests.output_len > 1
-    columns = {
-        "": [str(place[id(one)]) for one in shown],
-        "plan": [_words(one) for one in shown],
-        "cluster": [answer.question.cluster.key for answer, *_ in listed],
-        ">clients": [f"{int(rows.concurrency[i]):,}" for _, rows, i, _ in listed],
-        ">TTFT": [format_seconds(rows.ttft_s[i]) for _, rows, i, _ in listed],
-        ">TPOT": [format_seconds(rows.tpot_s[i]) if several else "–" for _, rows, i, _ in listed],
-        **({">kept": [percent(answer.kept(rows, i)) for answer, rows, i, _ in listed]} if limited else {}),
-        ">tokens/s": [f"{rows.tokens_per_s[i]:,.0f}" for _, rows, i, _ in listed],
-        ">/GPU": [f"{rows.tokens_per_s_per_gpu[i]:,.0f}" for _, rows, i, _ in listed],
-        ">$/hour": [f"{m.usd_per_hour:,.2f}" if m.usd_per_hour else "" for *_, m in listed],
-        ">$/M": [million(m.usd_per_million_tokens) for *_, m in listed],
-    }
-    show_table(console, list(columns), zip(*columns.values(), strict=True))
+    listed, costs = [(one.answer, one.answer.plans, one.row) for one in shown], [one.money for one in shown]
+    columns = {"": [str(place[id(one)]) for one in shown], **served_columns(listed, "plan")}
+    columns["cluster"] = [one.answer.question.cluster.key for one in shown]
+    columns |= served_columns(listed, ">clients", ">TTFT", ">TPOT", ">likely", ">tokens/s", ">/GPU")
+    columns[">$/hour"] = [f"{m.usd_per_hour:,.2f}" if m.usd_per_hour else "" for m in costs]
+    show_columns(console, columns | {">$/M": [million(m.usd_per_million_tokens) for m in costs]})
 
 
 def _without_plans(a: SeveralPlans) -> Iterator[str]:
@@ -77,7 +60,7 @@ def _without_plans(a: SeveralPlans) -> Iterator[str]:
     said: dict[str, list[str]] = {}
     for answer in a.answers:
         if not len(answer.plans):
-            why = "no plan keeps the limits" if len(answer.near) else "no plan fits in memory"
+            why = "no plan meets the limits" if len(answer.near) else "no plan fits in memory"
             takes = f"; it would take {', or '.join(answer.would_take)}" if answer.would_take else ""
             said.setdefault(f"{why}{takes}.", []).append(answer.question.cluster.key)
     for sentence, places in said.items():
@@ -89,40 +72,26 @@ def _notes(a: SeveralPlans) -> list[str]:
     q, known = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
     said = [DEFINITION, lengths_note(q.requests.spread), *price_notes(questions)]
     if a.unpriced and a.objective == "cost":
-        said.append(f"plans on {' and '.join(a.unpriced)} stand behind those that have a price, most tokens/s per GPU first")
+        said.append(f"plans on {' and '.join(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
     if a.objective == "tokens":
-        said.append(f"without a price for {' and '.join(a.unpriced)} dollars cannot be compared: tokens/s per GPU instead")
-    return [*said, *([counted_note(q)] if known else []), "why others lost: with one --cluster, or --json"]
+        said.append(f"without a price for {' and '.join(a.unpriced)}, dollars cannot be compared: ranked by tokens/s per GPU")
+    return [*said, *([counted_note(q)] if known else []), "why the others lost: use one --cluster, or --json"]
 
 
-@dataclass(frozen=True)
-class Several(OnSeveral):
+def several_document(a: SeveralPlans, top: int) -> Record:
     """``plan --json`` of several clusters."""
-
-    recommended: Record | None
-    best: Record | None
-    plans: list[Record]
-    answers: list[ServedPlans | TrainedPlans]
-    notes: list[str]
-
-
-def several_document(a: SeveralPlans, top: int) -> Several:
-    q = a.answers[0].question
-    documents = [plans_document(answer, top) for answer in a.answers]
-    return Several(
-        schema="commtax.plan-several/1",
-        model=q.model.key,
+    return document(
+        "plan-several",
+        a.answers[0].question,
+        plans=a,
         clusters=[answer.question.cluster.key for answer in a.answers],
-        engine=f"{q.engine.key}@{q.engine.version}",
-        objective=a.objective,
-        cost_of=q.goal.cost_of,
         recommended=_row(a.recommended) if a.recommended else None,
         best=_row(a.best) if a.best else None,
-        plans=[_row(one) for one in a.listed(top)],
-        answers=documents,
+        ranking=[_row(one) for one in a.listed(top)],
+        answers=[plans_document(answer, top) for answer in a.answers],
         notes=_notes(a),
     )
 
 
-def _row(one: Placed) -> Record:
+def _row(one: RankedPlan) -> Record:
     return {"cluster": one.answer.question.cluster.key, **served_row(one.answer, one.answer.plans, one.row)}

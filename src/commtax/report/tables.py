@@ -3,27 +3,40 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from commtax.question import Question
-from commtax.report.drawn import Console, Text
-from commtax.report.drawn import Table as Drawn
+from commtax.report.drawn import Console, DrawnTable, Text
 from commtax.spec import Cluster, Number
 from commtax.units import format_seconds, plural
 from commtax.verbs.asking import describe_gpus
 
-Table = tuple[list[str], list[list[str | Text]]]
+TableCells = tuple[list[str], list[list[str | Text]]]
 """Names of columns, and rows of cells."""
 NOTHING_S = 1e-12
 """Less than this is left of a difference by rounding alone."""
-NOTHING_SENT = "Nothing is sent: one rank has nobody to talk to."
+MOST_REJECTED = 16
+NOTHING_SENT = "Nothing is sent: there is only one rank."
 CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mixed": "cached tokens each, and one prompt as long"}
 """What the context of a served step is."""
 
 
 def show_table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[str | Text]], title: str = "") -> None:
     """Columns that start with '>' are right-aligned."""
-    console.print(Drawn(columns, [list(row) for row in rows], title))
+    console.print(DrawnTable(columns, [list(row) for row in rows], title))
 
 
-def without_empty(columns: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> Table:
+def show_columns(console: Console, columns: Mapping[str, Iterable[str | Text]]) -> None:
+    """A table given by its columns."""
+    show_table(console, list(columns), zip(*columns.values(), strict=True))
+
+
+def show_rejected(console: Console, rejected: Iterable[tuple[str, str]]) -> None:
+    """What did not make it, and why."""
+    rows = list(rejected)
+    more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
+    if rows:
+        show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)
+
+
+def without_empty(columns: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> TableCells:
     """A table without the columns in which nothing is said."""
     cells = [list(row) for row in rows]
     kept = [i for i in range(len(columns)) if any(str(row[i]) not in ("", "-") for row in cells)]

@@ -2,70 +2,25 @@
 
 from collections.abc import Iterator
 
-from commtax.records import dataclass
-from commtax.report.documents import Named, filled, named
+from commtax.report.documents import Record, document, record
 from commtax.report.drawn import Console
 from commtax.report.tables import between, headline, notes, say, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.why import Why
-from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, Range, Sizes, TimePart, Way
+from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, TimePart, Way
 
 
-@dataclass(frozen=True)
-class WhyDocument(Named):
-    """As ``commtax bill --why LINE --json``. Bytes, FLOPs and parts are of one launch; parts times ``times`` less ``hidden_s`` are
+def why_document(b: StepBill, w: Why) -> Record:
+    """``bill --why LINE --json``. Bytes, FLOPs and parts are of one launch; parts times ``times`` less ``hidden_s`` are
     ``exposed_s``."""
-
-    number: int
-    line: str
-    kind: str
-    how: str
-    times: float
-    shape: Sizes
-    nbytes: float
-    flops: float
-    total_nbytes: float
-    total_flops: float
-    floor: Floor | None
-    priced_by: PricedBy | None
-    way: Way | None
-    effects: tuple[Effect, ...]
-    parts: tuple[TimePart, ...]
-    each_s: float
-    total_s: float
-    hidden_s: float
-    exposed_s: float
-    share: float
-    range: Range
-    source: str
-
-
-def why_document(b: StepBill, w: Why) -> WhyDocument:
-    """``bill --why LINE --json``."""
     e = w.explanation
-    totals = {"total_nbytes": e.nbytes * w.times, "total_flops": e.flops * w.times}
-    return filled(WhyDocument, w, e, **totals, **named(b.question, "commtax.why/1"))
+    return document("why", b.question, why=w, total_nbytes=e.nbytes * w.times, total_flops=e.flops * w.times)
 
 
-@dataclass(frozen=True, slots=True)
-class WhyView:
+def why_view(w: Why) -> Record:
     """A line's explanation as the page shows it: sentences, the parts of one launch, effects and the range."""
-
-    number: int
-    line: str
-    heading: str
-    told: tuple[str, ...]
-    each_s: float
-    parts: tuple[TimePart, ...]
-    effects: tuple[Effect, ...]
-    range: str
-    reasons: tuple[str, ...]
-
-
-def why_view(w: Why) -> WhyView:
-    e = w.explanation
-    return WhyView(w.number, w.line, _heading(w), tuple(_told(w)), w.each_s, e.parts, e.effects, _wide(w), w.range.reasons)
+    return record("page-why", why=w, heading=_heading(w), told=list(_told(w)), range=_wide(w))
 
 
 def show_why(console: Console, b: StepBill, w: Why) -> None:
@@ -82,7 +37,7 @@ def show_why(console: Console, b: StepBill, w: Why) -> None:
 
 
 def _heading(w: Why) -> str:
-    hidden = f", of which {format_seconds(w.hidden_s)} hide" if w.hidden_s else ""
+    hidden = f", of which {format_seconds(w.hidden_s)} is hidden" if w.hidden_s else ""
     times = f"{w.times:,.6g} x {format_seconds(w.each_s)} = {format_seconds(w.total_s)}"
     how = "" if w.kind == "comm" else f" ({w.how})"
     return f"{w.line}{how}: {times}{hidden}, {w.share:.1%} of the step"
@@ -97,7 +52,7 @@ def _told(w: Why) -> Iterator[str]:
     if e.shape:
         yield "sizes: " + ", ".join(f"{name} {_size(value)}" for name, value in e.shape.items())
     if e.nbytes or e.flops:
-        yield f"a launch: {_moved(e, 1)}; in total: {_moved(e, w.times)}"
+        yield f"per launch: {_moved(e, 1)}; in total: {_moved(e, w.times)}"
     if e.way:
         yield from _gone(e.way)
     if e.floor:
@@ -121,12 +76,12 @@ def _gone(way: Way) -> Iterator[str]:
     over = f" on {plural(int(way.domains), 'domain')}" if way.domains > 1 else ""
     yield f"path: {way.path} over {way.link}, {int(way.ranks)} ranks{over}, {way.library}; {way.reason}"
     window = f"{format_seconds(way.window_s)} ({way.window})" if way.window_s else "none"
-    yield f"on the wire: a rank sends {format_bytes(way.sent_bytes)} each time at the least; window: {window}"
+    yield f"on the wire: each rank sends at least {format_bytes(way.sent_bytes)} each time; window: {window}"
 
 
 def _least(floor: Floor, each_s: float) -> str:
     computed = f", FLOPs {format_seconds(floor.flops_s)} at {format_si(floor.flops_per_s, 'FLOP/s')}" if floor.flops_s else ""
-    slower = f": the line takes {each_s / floor.seconds:.2f} times as long" if floor.seconds else ""
+    slower = f": the line takes {each_s / floor.seconds:.2f} times that" if floor.seconds else ""
     moved = f"bytes {format_seconds(floor.bytes_s)} at {format_rate(floor.bandwidth_Bps)}"
     return f"floor: {moved}{computed}; {floor.binds} bind, {format_seconds(floor.seconds)}{slower}"
 

@@ -15,17 +15,7 @@ fields; every function in ``cost`` then returns arrays of the same shape.
 """
 
 from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants, Network, Path, Profile, Protocol, Spread
-from commtax.spec.engine import (
-    ENGINE_PARTS,
-    Engine,
-    HostTime,
-    KernelHabits,
-    MemoryHabits,
-    Scheduling,
-    Sending,
-    StateHabits,
-    TrainingHabits,
-)
+from commtax.spec.engine import ENGINE_PARTS, Engine, KernelHabits, Program, Sending, StateHabits, TrainingHabits
 from commtax.spec.hardware import Chip, Citation, Cluster, Link
 from commtax.spec.model import (
     RECURRENT,

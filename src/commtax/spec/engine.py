@@ -204,6 +204,7 @@ class TrainedExperts:
     sync_s: float = 0.0  # … and always waits this long for the host to read how many tokens each expert has
     # Formats in which experts' products cast, add and activate inside, and read such counts themselves: a step is one graph.
     graphed_experts: tuple[str, ...] = ()
+    needs_sequence_parallel: bool = False  # for experts that are spread beside tensor parallelism
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,34 @@ class TrainingSpread:
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """How an engine is started, recognised and benchmarked: what commands are read and written by, and no price needs."""
+
+    key: str
+    title: str
+    place: int  # in lists of programs
+    called: str  # as people name the command
+    trains: bool = False
+    emitted_as: str = ""  # what ``--emit`` calls it, where that is not its key
+    starts: tuple[tuple[str, str, int], ...] = ()  # a word, what follows it, and how many words name the program (0: another)
+    script: str = ""  # a pattern of the scripts that torchrun starts it by …
+    script_named: str = ""  # … in words …
+    script_flag: str = ""  # … and a part of a flag that no other program has
+    call: str = ""  # the class of its Python interface
+    image: str = ""  # whose entry point is the server
+    port: int = 8000  # of its first server, unless told
+    benchmark: tuple[str, ...] = ()  # its tool, what makes requests exactly as long as told, and where it keeps the result
+    range_from_longest: bool = False  # the benchmark's range ratio is the shortest length over the longest, else a spread
+    replicas: str = ""  # data-parallel replicas of a dense model that one server starts: "all", those of a "host", none
+    listens: bool = False  # to other hosts, without being told
+    names: tuple[str, ...] = ()  # in manifests: its names …
+    images: tuple[str, ...] = ()  # … parts of its images' names …
+    kinds: tuple[str, ...] = ()  # … resources whose operator starts it …
+    keys: tuple[str, ...] = ()  # … and keys that only its charts have
+    variables: str = ""  # what its environment variables begin with
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
     """A serving engine or training framework, as data: who it is, and what it really does, part by part."""
 
@@ -227,6 +256,7 @@ class Engine:
     phases: tuple[str, ...]
     order: tuple[str, ...]
     library: str = "nccl"  # whose all-reduce it calls
+    launched_as: str = ""  # the engine whose command stands for its own, where it has none; "": the usual one of its phases
     sends: Sending = Sending()
     kernels: KernelHabits = KernelHabits()
     host: HostTime = HostTime()

@@ -14,9 +14,9 @@ from commtax.catalog import transfer
 from commtax.catalog.transfer import Setting
 from commtax.cost import legality
 from commtax.cost.caches import with_states
+from commtax.cost.kernel import Terms
 from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
-from commtax.cost.pricing import Terms
 from commtax.cost.schedules import usual_chunks
 from commtax.question import PHASES, Question
 from commtax.spec import ARITHMETIC, AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile

@@ -10,10 +10,10 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import pick, remembered
+from commtax.cost.compute import busiest_rank
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import experts_reach, over_replicas, span
-from commtax.cost.pricing import Pricer, comm_line, inference_bill
-from commtax.cost.routed import busiest_rank
+from commtax.cost.pricing import Pricer, comm_line, exposed, inference_bill
 from commtax.cost.traffic import inference, padded_rows
 from commtax.cost.train_kernels import recomputed_flops, step_flops
 from commtax.cost.train_traffic import training
@@ -264,9 +264,10 @@ def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
     q = priced.question.but(**changes)
     if q.what_if.eager or q.profile or q.trains:
         return price(q)
-    pricer = Pricer(terms_of(q))
-    lines = tuple(comm_line(x.item, pricer, q.what_if) if x.kind == "comm" else x for x in priced.lines)
-    return replace(priced, lines=lines, question=q)
+    terms = terms_of(q)
+    pricer = Pricer(terms)
+    lines = [comm_line(x.item, pricer, q.what_if) if x.kind == "comm" else x for x in priced.lines]
+    return replace(priced, lines=exposed(lines, terms), question=q)
 
 
 def with_link(cluster: Cluster, name: str) -> Cluster:

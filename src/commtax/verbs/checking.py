@@ -285,8 +285,8 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
     if plan.tower not in TOWERS:
         raise Refusal(f"tower '{plan.tower}': one of {', '.join(TOWERS)}", "tower", TOWERS)
     mixed = np.any((np.asarray(plan.ep) > 1) & (np.asarray(plan.tp) > 1))
-    if engine.key == "megatron" and mixed and not plan.sequence_parallel:
-        raise Refusal("ep > 1 with tp > 1: megatron needs sequence_parallel for it", "ep")
+    if engine.mixes.needs_sequence_parallel and mixed and not plan.sequence_parallel:
+        raise Refusal(f"ep > 1 with tp > 1: {engine.key} needs sequence_parallel for it", "ep")
     _check_schedule(plan)
     _check_recomputed(plan, engine)
     wanted = plan.weights_dtype

@@ -23,7 +23,7 @@ from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import share_of
 from commtax.verbs.fitting import fits
 
-TRAIN_AXES = ("batch", "context", *SIZES[:-1], "link", SIZES[-1], "micro_batch", "local_tokens")
+TRAIN_AXES = ("batch", "context", "tp", "pp", "dp", "ep", "link", "cp", "micro_batch", "local_tokens")
 AXES = TRAIN_AXES[:-3]
 BESIDE = ("global_batch", "local_tokens", "link")
 """What a cell may say that is no field of a question."""

@@ -4,9 +4,9 @@ import numpy as np
 
 from commtax import catalog
 from commtax.catalog import profile as overlay
-from commtax.cost.collectives import ring_factor
+from commtax.cost.collectives import price, ring_factor
 from commtax.cost.placement import Span
-from commtax.cost.pricing import launched_s, price, source_of, spread_of
+from commtax.cost.pricing import launched_s, source_of, spread_of
 from commtax.question import PHASES
 from commtax.records import dataclass
 from commtax.spec import Cluster, Fabric, Number, Profile

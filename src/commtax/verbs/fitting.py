@@ -13,8 +13,7 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import different, pick, remembered
 from commtax.cost import memory
-from commtax.cost.caches import kv_bytes_per_token_layer, state_bytes_per_sequence
-from commtax.cost.pools import Group, KvPool, kv_pool
+from commtax.cost.caches import Group, KvPool, kv_bytes_per_token_layer, kv_pool, state_bytes_per_sequence
 from commtax.cost.tensors import stage_layers
 from commtax.question import Limits, Question
 from commtax.records import dataclass

@@ -1,7 +1,7 @@
 """Effects on a line with what each of them is, and whose number it is."""
 
 from commtax.catalog.effects import cited, held, mechanism
-from commtax.cost.applied import Factor
+from commtax.cost.kernels import Factor
 from commtax.question import Question
 from commtax.verbs.why_parts import Effect
 

@@ -5,20 +5,21 @@ from dataclasses import fields, is_dataclass
 
 from commtax.catalog.effects import held, mechanisms
 from commtax.catalog.kernel_constants import measured_on
-from commtax.cost.applied import Applied, fused_by
 from commtax.cost.forms import equation
-from commtax.cost.kernel import Kernel
+from commtax.cost.kernel import Kernel, Terms
 from commtax.cost.kernels import (
     TRANSFERRED_SIGMA,
     UNMEASURED_SIGMA,
+    Applied,
+    applied_in_serving,
     charged_as,
     constants_of,
+    fused_by,
     kernel_source,
     least_s,
     peak,
     table_of,
 )
-from commtax.cost.pricing import Terms, applied_in_serving
 from commtax.cost.split import CARRIERS, terms
 from commtax.cost.training import Kernels
 from commtax.ledger import Line

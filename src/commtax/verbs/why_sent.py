@@ -7,11 +7,10 @@ from itertools import chain
 import numpy as np
 
 from commtax.catalog.fabric import cited
-from commtax.cost.applied import Factor
-from commtax.cost.collectives import ALGORITHMS, Choice
-from commtax.cost.crossing import across
+from commtax.cost.collectives import ALGORITHMS, Choice, across
+from commtax.cost.forms.form import stated
+from commtax.cost.kernels import Factor
 from commtax.cost.pricing import Pricer, reduced, scaled_s
-from commtax.cost.stated import stated
 from commtax.cost.training import scales
 from commtax.ledger import Z80, Line
 from commtax.question import WhatIf

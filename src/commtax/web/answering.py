@@ -8,22 +8,22 @@ from urllib.parse import parse_qsl
 
 from commtax.planner import plan, plan_training
 from commtax.question import AS_IT_IS
-from commtax.report.bills import PricedAnswer, bill_document
-from commtax.report.documents import Row, plain
-from commtax.report.exact import FitAnswer, FitDocument, TrainFitDocument, fit_document
-from commtax.report.pipelines import Pipeline, page_pipeline
-from commtax.report.view import View, legal_instead, view
-from commtax.report.view.pictures import Front, ServedFront, TrainedFront, grid_of, serving_front, training_front
+from commtax.report.bills import bill_document
+from commtax.report.documents import Record, plain
+from commtax.report.exact import fit_document
+from commtax.report.pipelines import page_pipeline
+from commtax.report.view.pictures import serving_front, training_front
 from commtax.report.view.state import SHORT, Key, RefusedError, State, parse, refusal
-from commtax.report.view.tour import Catalog, catalogue
-from commtax.report.whys import WhyView, why_view
+from commtax.report.view.tour import catalogue
+from commtax.report.whys import why_view
 from commtax.verbs.billing import price
 from commtax.verbs.explained import Explained
 from commtax.verbs.fitting import advised, holds
-from commtax.verbs.grids import GRIDS, Grid
+from commtax.verbs.grids import GRIDS
 from commtax.verbs.train_fitting import train_holds
 from commtax.verbs.why import why
 from commtax.web.guard import problem
+from commtax.web.pages import legal_instead, state_grid, state_view
 
 Answer = Callable[[Any], object]
 Written = tuple[int, bytes]
@@ -34,7 +34,7 @@ PLAN_GPUS = 512
 """GPUs up to which the page searches plans."""
 
 
-def fit_answer(state: State) -> FitDocument | TrainFitDocument:
+def fit_answer(state: State) -> Record:
     """What ``commtax fit --json`` prints for this state."""
     q = state.question
     if q.trains:
@@ -43,7 +43,7 @@ def fit_answer(state: State) -> FitDocument | TrainFitDocument:
     return fit_document(advised(holds(q.but(what_if=AS_IT_IS, sequence_parallel=False, max_model_len=longest))))
 
 
-def plan_answer(state: State) -> ServedFront | TrainedFront:
+def plan_answer(state: State) -> Record:
     """What ``commtax plan --json`` prints, and its front with the state that each point is."""
     q = state.question
     if q.cluster.num_gpus > PLAN_GPUS:
@@ -53,35 +53,35 @@ def plan_answer(state: State) -> ServedFront | TrainedFront:
         batch = state["b"] * state["n"] * state["dp"]
         kinds = {"global_batch": batch, "seq": state.length, "engine": q.engine, "dtype": state["dt"]}
         return training_front(plan_training(q.model, q.cluster, **kinds))
-    limits: Row = {f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")}
+    limits: Record = {f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")}
     limits["confidence"] = state["sure"] / 100
-    wanted: Row = {name: state[SHORT[name]] for name in ("input_len", "output_len", "objective", "kv_dtype")}
+    wanted: Record = {name: state[SHORT[name]] for name in ("input_len", "output_len", "objective", "kv_dtype")}
     if q.model.experts:
         wanted |= {"redundant_experts": state["red"], "imbalance": state["imb"] or None}
     return serving_front(plan(q.model, q.cluster, engine=q.engine, dtypes=(state["dt"],), **limits, **wanted))
 
 
-ANSWERS: dict[str, tuple[str, type, Answer, tuple[Key, ...]]] = {
-    "view": ("Everything for one repaint.", View, view, ()),
+ANSWERS: dict[str, tuple[str, str, Answer, tuple[Key, ...]]] = {
+    "view": ("Everything for one repaint.", "View", state_view, ()),
     "bill": (
         "What ``commtax bill --json`` prints for this state.",
-        PricedAnswer,
+        "PricedAnswer",
         lambda x: bill_document(Explained(price(x.question))),
         (),
     ),
-    "why": ("One line of the bill, explained.", WhyView, lambda x: why_view(why(price(x.question), str(x["line"]))), (LINE,)),
-    "fit": ("What ``commtax fit --json`` prints for this state.", FitAnswer, fit_answer, ()),
-    "compare": ("TP against links or batches around this state.", Grid, lambda x: grid_of(x, x["grid"]), (GRID,)),
+    "why": ("One line of the bill, explained.", "WhyView", lambda x: why_view(why(price(x.question), str(x["line"]))), (LINE,)),
+    "fit": ("What ``commtax fit --json`` prints for this state.", "FitAnswer", fit_answer, ()),
+    "compare": ("TP against links or batches around this state.", "Grid", lambda x: state_grid(x, x["grid"]), (GRID,)),
     "pipeline": (
         "The pipeline and its bubble, in the times of this step.",
-        Pipeline,
+        "Pipeline",
         lambda x: page_pipeline(price(x.question)),
         (),
     ),
-    "plan": ("What ``commtax plan --json`` prints, and its front with the state of each point.", Front, plan_answer, ()),
-    "catalog": ("Names for the page's fields, presets and the tour.", Catalog, lambda _: catalogue(), ()),
+    "plan": ("What ``commtax plan --json`` prints, and its front with the state of each point.", "Front", plan_answer, ()),
+    "catalog": ("Names for the page's fields, presets and the tour.", "Catalog", lambda _: catalogue(), ()),
 }
-"""What is asked, the shape of its answer, what answers it, and the keys that it takes beside the state's."""
+"""What is asked, the shape of its answer in ``shapes.toml``, what answers it, and the keys that it takes beside the state's."""
 
 
 def written(name: str, query: bytes) -> Written:

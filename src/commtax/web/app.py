@@ -2,26 +2,17 @@
 
 import asyncio
 import hashlib
-import inspect
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from commtax import __version__
-from commtax.records import dataclass
-from commtax.report.bills import PricedAnswer
-from commtax.report.documents import LEFT_OUT, Value
-from commtax.report.exact import FitAnswer
-from commtax.report.view import Instead
-from commtax.report.view.pictures import Front
+from commtax.files import table
 from commtax.report.view.state import KEYS, Key
-from commtax.report.view.tour import Entry
 from commtax.web.answering import ANSWERS, Written, written
 from commtax.web.assets import page_files
 from commtax.web.guard import HTTP, App, Guard, problem
@@ -29,15 +20,8 @@ from commtax.web.guard import HTTP, App, Guard, problem
 Asker = Callable[[str, bytes], Coroutine[Any, Any, Written]]
 """Who answers: the name of a question and its query, as they came."""
 Schema = dict[str, object]
-PLAIN: dict[Any, Schema] = {
-    str: {"type": "string"},
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    bool: {"type": "boolean"},
-    NoneType: {"type": "null"},
-}
-OPEN = (PricedAnswer, FitAnswer, Front, Entry)
-"""Documents of which only the fields are told that all of their versions have."""
+VALUE = "integer | number | string | null"
+"""What a control may be set to."""
 MOST_KEPT = 32 * 2**20
 """Bytes of answers and their questions that are kept to be given again."""
 
@@ -50,27 +34,27 @@ async def here(name: str, query: bytes) -> Written:
 def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
     """The guarded application; ``host`` is the name it is served under, beside loopback's."""
     app = FastAPI(title="commtax", version=__version__, docs_url=None, redoc_url=None, description=__doc__ or "")
-    kept, parts = Kept(asker), dict[str, Schema]()
-    errors: dict[int | str, Any] = {status: _response(Problem, text, parts) for status, text in HTTP["errors"].items()}
+    kept = Kept(asker)
+    errors: dict[int | str, Any] = {status: _response("Problem", text) for status, text in HTTP["errors"].items()}
     for name, (summary, shape, _, extra) in ANSWERS.items():
         app.add_api_route(
             f"/api/{name}",
             _endpoint(name, kept),
             methods=["GET"],
             summary=summary,
-            responses={200: _response(shape, "Successful Response", parts), **errors},
+            responses={200: _response(shape, "Successful Response"), **errors},
             openapi_extra={"parameters": parameters(extra)} if name != "catalog" else None,
         )
     for name in page_files():
         app.add_route("/" if name == "index.html" else f"/{name}", _file(name), methods=["GET"], include_in_schema=False)
     app.add_exception_handler(HTTPException, _missing)
-    app.openapi()["components"] = {"schemas": parts}
+    app.openapi()["components"] = {"schemas": {name: _shape(name, told) for name, told in table("web/shapes.toml").items()}}
     return Guard(app, host)
 
 
-def _response(shape: type, text: str, parts: dict[str, Schema]) -> Schema:
+def _response(shape: str, text: str) -> Schema:
     """A response in the schema: what it means, and the shape of its body."""
-    return {"description": text, "content": {"application/json": {"schema": schema_of(shape, parts)}}}
+    return {"description": text, "content": {"application/json": {"schema": schema_of(f"#{shape}")}}}
 
 
 class Kept:
@@ -146,52 +130,34 @@ async def _missing(_: Request, error: Exception) -> Response:
     return Response(problem(texts.get(status, str(getattr(error, "detail", ""))), "path"), status, media_type="application/json")
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Every refusal: what, under which key, by which rule, and the nearest values that would do."""
-
-    error: str
-    argument: str
-    rule: str
-    nearest: Sequence[Value]
-    instead: Instead | None
-
-
-def schema_of(kind: Any, parts: dict[str, Schema]) -> Schema:
-    """The JSON schema of a document, derived from its own types; records join the named ``parts`` and are referred to."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind in PLAIN:
-        return PLAIN[kind]
-    if is_dataclass(kind):
-        return _reference(kind, parts)
-    if origin is Literal:
-        return {"type": "string", "enum": list(inner)}
-    if origin in (UnionType, Union):
-        return {"anyOf": [schema_of(one, parts) for one in inner]}
-    if origin is tuple and inner[-1] is not ...:
-        items = [schema_of(one, parts) for one in inner]
+def schema_of(kind: str) -> Schema:
+    """The JSON schema of a type as ``shapes.toml`` spells it."""
+    if " | " in kind:
+        return {"anyOf": [schema_of(one) for one in kind.split(" | ")]}
+    inner = kind[1:-1]
+    if kind[0] == "#":
+        return {"$ref": f"#/components/schemas/{kind[1:]}"}
+    if kind[0] == "[":
+        return {"type": "array", "items": schema_of(inner)}
+    if kind[0] == "{":
+        return {"type": "object", "additionalProperties": schema_of(inner)}
+    if kind[0] == "(":
+        items = [schema_of(one) for one in inner.split(", ")]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
-    if origin in (list, tuple, Sequence):
-        return {"type": "array", "items": schema_of(inner[0], parts)}
-    if origin in (dict, Mapping):
-        return {"type": "object", "additionalProperties": schema_of(inner[1], parts)}
-    return {}  # whatever JSON holds
+    if kind.startswith("one of "):
+        return {"type": "string", "enum": kind.split()[2:]}
+    return schema_of(VALUE) if kind == "value" else {} if kind == "any" else {"type": kind}
 
 
-def _reference(kind: Any, parts: dict[str, Schema]) -> Schema:
-    name = kind.__name__
-    if name not in parts:
-        parts[name] = {}  # a record inside itself refers to what is being written
-        hints = get_type_hints(kind)
-        generated = (kind.__doc__ or "").startswith(f"{name}(")  # what a dataclass without words of its own is given
-        parts[name] = {
-            "type": "object",
-            **({} if generated else {"description": inspect.getdoc(kind)}),
-            "properties": {f.name.rstrip("_"): schema_of(hints[f.name], parts) for f in fields(kind)},
-            "required": [f.name.rstrip("_") for f in fields(kind) if f.default is not LEFT_OUT],
-            "additionalProperties": kind in OPEN,
-        }
-    return {"$ref": f"#/components/schemas/{name}"}
+def _shape(name: str, told: dict[str, Any]) -> Schema:
+    keys = {key: kind for key, kind in told.items() if key not in ("about", "open")}
+    return {
+        "type": "object",
+        "description": told.get("about", name),
+        "properties": {key.rstrip("?"): schema_of(kind) for key, kind in keys.items()},
+        "required": [key for key in keys if not key.endswith("?")],
+        "additionalProperties": told.get("open", False),
+    }
 
 
 def parameters(extra: tuple[Key, ...]) -> list[Schema]:

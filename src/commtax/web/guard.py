@@ -46,7 +46,7 @@ class Guard:
     def _refused(self, scope: Message) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:
         headers = {name.lower(): value for name, value in scope["headers"]}
         if not self._is_ours(headers.get(b"host", b"").decode("latin-1")):
-            text, rule = "host: this page is asked for under another name", "loopback names, or the --host given"
+            text, rule = "host: the page was requested under another name", "loopback names, or the --host given"
             return 400, problem(text, "host", rule), []
         if scope["method"] not in ("GET", "HEAD"):
             return 405, problem(f"method {scope['method'][:16]}: only GET and HEAD", "method"), [(b"allow", b"GET, HEAD")]

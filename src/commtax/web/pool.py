@@ -41,7 +41,7 @@ def too_long(name: str) -> Written:
 
 
 @dataclass
-class Line:
+class WorkerLine:
     """One worker, seen from here: closing its line ends it."""
 
     reader: asyncio.StreamReader
@@ -97,7 +97,7 @@ class Nursery:
                 async with asyncio.timeout(LOAD_S):
                     await asyncio.shield(self._loading)
 
-    async def worker(self, niceness: int) -> Line:
+    async def worker(self, niceness: int) -> WorkerLine:
         """A new worker. It may still be loading: what is asked of it waits in its line."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -106,7 +106,7 @@ class Nursery:
             except (BrokenPipeError, ConnectionResetError):
                 self._restart()
                 socket.send_fds(self._control, [bytes([niceness])], [theirs.fileno()])
-        return Line(*await asyncio.open_connection(sock=ours))
+        return WorkerLine(*await asyncio.open_connection(sock=ours))
 
     def _restart(self) -> None:
         self.close()
@@ -138,15 +138,15 @@ def _deaf() -> Iterator[None]:
 
 
 @dataclass
-class Lane:
+class WorkerLane:
     """Workers for one kind of question, and those who wait for them."""
 
     workers: int
     most_waiting: int
     niceness: int
     waiting: int = 0
-    idle: list[Line] = field(default_factory=list)
-    busy: list[Line] = field(default_factory=list)
+    idle: list[WorkerLine] = field(default_factory=list)
+    busy: list[WorkerLine] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.turns = asyncio.Semaphore(self.workers)
@@ -177,7 +177,7 @@ class Lane:
             else:
                 line.close()
 
-    def _rested(self) -> Line | None:
+    def _rested(self) -> WorkerLine | None:
         """An idle worker that is still there."""
         while self.idle:
             line = self.idle.pop()
@@ -187,13 +187,13 @@ class Lane:
         return None
 
 
-class Pool:
+class WorkerPool:
     """All workers. ``ask`` always returns, in time and with a status; when its caller is cancelled, so is the work."""
 
     def __init__(self, nursery: str = "commtax.web.nursery") -> None:
         self._nursery = Nursery(nursery)
-        self._quick = Lane(workers=2, most_waiting=64, niceness=0)
-        self._slow = Lane(workers=2, most_waiting=32, niceness=5)
+        self._quick = WorkerLane(workers=2, most_waiting=64, niceness=0)
+        self._slow = WorkerLane(workers=2, most_waiting=32, niceness=5)
         self._closed = False
 
     async def ask(self, name: str, query: bytes) -> Written:

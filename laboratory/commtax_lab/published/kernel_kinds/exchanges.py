@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from commtax.cost.forms.exchange import exchanged_kernel
+from commtax.cost.forms.modules import exchanged_kernel
 from commtax.cost.kernel import Kernel
 from commtax.cost.traffic import expected_destinations
 from commtax.spec import Experts

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from commtax.cost import latent
+from commtax.cost.attention import head_product, latent_decode, latent_prefill
 from commtax.cost.kernel import Kernel
 from commtax.spec import DTYPE_BYTES
 from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
@@ -15,18 +15,18 @@ MODEL = "deepseek-ai/DeepSeek-V3"
 
 def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
     step, a = step_of(timed_model(MODEL), words, x, prompts=True)
-    return list(latent.prefill(step, a, 1, words["kernel_source"] in SOURCES["absorbed"]))
+    return list(latent_prefill(step, a, 1, words["kernel_source"] in SOURCES["absorbed"]))
 
 
 def _decode(words: Words, x: Sizes) -> Sequence[Kernel]:
     step, a = step_of(timed_model(MODEL), words, x, prompts=False)
-    return list(latent.decode(step, a, 1))
+    return list(latent_decode(step, a, 1))
 
 
 def _head_product(words: Words, x: Sizes) -> Sequence[Kernel]:
     m = timed_model(MODEL).attention.latent
     assert m
-    return [latent.head_product(x["num_tokens"], x["num_heads"], m.nope_dim, m.kv_rank, DTYPE_BYTES[words["dtype"]], hot=True)]
+    return [head_product(x["num_tokens"], x["num_heads"], m.nope_dim, m.kv_rank, DTYPE_BYTES[words["dtype"]], hot=True)]
 
 
 def cache_bytes(x: Sizes) -> Array:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from commtax.cost.kernel import Kernel
-from commtax.cost.recurrence import STATE_BYTES, convolved, convolved_further, delta_scanned, space_scanned, updated
+from commtax.cost.linear_attention import STATE_BYTES, convolved, convolved_further, delta_scanned, space_scanned, updated
 from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
 
 CONVOLUTION, THREE_CONVOLUTIONS = "causal_conv1d", "causal_conv1d_fn_qkv3"

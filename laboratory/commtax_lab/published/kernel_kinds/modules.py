@@ -12,7 +12,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.catalog.models import bundled, origin
-from commtax.cost import latent
+from commtax.cost.attention import latent_decode, latent_prefill, latent_projections, latent_selector
 from commtax.cost.compute import layer_kernels
 from commtax.cost.forms.modules import Beside, Masked
 from commtax.cost.kernel import Kernel, Step
@@ -88,10 +88,10 @@ def _latent(s: Step, a: Attention, words: Words) -> Iterator[Kernel]:
     if a.indexer and words["kernel_source"] in SOURCES["without_selector"]:
         a = replace(a, indexer=replace(a.indexer, own=False))
     absorbed = a.indexer is not None or words["kernel_source"] in SOURCES["absorbed"]
-    yield from latent.projections(s, a, 1, absorbed)
-    yield from latent.selector(s, a, 1)
-    yield from latent.decode(s, a, 1)
-    yield from latent.prefill(s, a, 1, absorbed)
+    yield from latent_projections(s, a, 1, absorbed)
+    yield from latent_selector(s, a, 1)
+    yield from latent_decode(s, a, 1)
+    yield from latent_prefill(s, a, 1, absorbed)
 
 
 def _others(s: Step, a: Attention, words: Words) -> Iterator[Kernel]:  # noqa: ARG001

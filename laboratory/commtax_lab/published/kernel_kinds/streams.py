@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from commtax.cost.compute import encoder_attention
 from commtax.cost.kernel import Kernel
-from commtax.cost.streams import quantised, streams_read, streams_written
-from commtax.cost.tower import encoder_attention
+from commtax.cost.linear_attention import quantised, streams_read, streams_written
 from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import chosen_layers, decoder, family, mlp, predicting
+from commtax.catalog.families.parts import chosen_layers, decoder, family, fine_experts, mlp, predicting
 from commtax.catalog.fields import Fields
 from commtax.files import Json
 from commtax.spec import Attention, Block, Compressed, Experts, Extra, Hyper, Indexer, Latent, Model
@@ -25,7 +25,7 @@ def _deepseek3(c: Fields) -> Model:
 
 def latent_decoder(c: Fields, correction_bias: bool) -> Model:
     """Latent attention; the first layers dense, then experts with shared ones; V3.2 and GLM-5 add a token selector."""
-    count, attention, moe, dense = c.layers("num_hidden_layers"), latent_attention(c), _experts(c, correction_bias), mlp(c)
+    count, attention, moe, dense = c.layers("num_hidden_layers"), latent_attention(c), fine_experts(c, correction_bias), mlp(c)
     selectors = _selectors(c, count)
     blocks = [
         Block(replace(attention, indexer=selector), moe if routed else dense)
@@ -39,12 +39,6 @@ def latent_attention(c: Fields) -> Attention:
     latent = Latent(c.number("q_lora_rank", 0), c.need("kv_lora_rank"), c.need("qk_nope_head_dim"), c.need("qk_rope_head_dim"))
     dims = latent.nope_dim + latent.rope_dim, c.need("v_head_dim")
     return Attention(count, count, *dims, qkv_bias=bias, out_bias=bias, latent=latent)
-
-
-def _experts(c: Fields, correction_bias: bool) -> Experts:
-    width = c.need("moe_intermediate_size")
-    shared, sizes = width * c.number("n_shared_experts", 0), (c.need("n_routed_experts"), c.need("num_experts_per_tok"), width)
-    return Experts(*sizes, shared_intermediate=shared, correction_bias=correction_bias)
 
 
 def routed_layers(c: Fields, count: int) -> list[bool]:
@@ -88,7 +82,7 @@ def _deepseek4(c: Fields) -> Model:
     """Compressed attention in every layer, experts in every layer, the first ones named by a table; several residual streams."""
     count, hidden = c.layers("num_hidden_layers"), c.need("hidden_size")
     hashed = c.number("num_hash_layers", 3)
-    chosen = _experts(c, correction_bias=True)
+    chosen = fine_experts(c, correction_bias=True)
     named = replace(chosen, correction_bias=False, hashed=c.need("vocab_size"))
     blocks = [Block(_compressed(c, ratio), named if i < hashed else chosen) for i, ratio in enumerate(_ratios(c, count))]
     model = replace(decoder(c, blocks), hyper=Hyper(c.number("hc_mult", 4) or 1))

@@ -1,24 +1,13 @@
 """Kimi: DeepSeek-V3's decoder behind a vision tower (K2.5), and linear attention between latent layers (Kimi-Linear, K3)."""
 
 from dataclasses import replace
+from functools import partial
 
 from commtax.catalog.families.deepseek import latent_attention, latent_decoder, routed_layers
-from commtax.catalog.families.parts import decoder, family, mlp, predicting, text_of
-from commtax.catalog.families.vision import moonvit, moonvit2, vision_of
+from commtax.catalog.families.parts import decoder, family, mlp, predicting
+from commtax.catalog.families.vision import moonvit, moonvit2, seeing
 from commtax.catalog.fields import Fields
 from commtax.spec import Block, DeltaNet, Experts, Extra, Mixer, Model
-
-
-@family("KimiK25ForConditionalGeneration", sequence_parallel_moe=True, shared=("vision_config",))
-def _kimi_k25(c: Fields) -> Model:
-    model, vision = latent_decoder(text_of(c), correction_bias=True), vision_of(c)
-    return replace(model, tower=moonvit(vision, model.hidden)) if vision else model
-
-
-@family("KimiK3ForConditionalGeneration", shared=("vision_config", "linear_attn_config"))
-def _kimi_k3(c: Fields) -> Model:
-    model, vision = _kimi_linear(text_of(c)), vision_of(c)
-    return replace(model, tower=moonvit2(vision, model.hidden)) if vision else model
 
 
 @family("KimiLinearForCausalLM", shared=("linear_attn_config",))
@@ -73,3 +62,7 @@ def _residuals(c: Fields, places: tuple[str, ...]) -> tuple[Extra, ...]:
     hidden = c.need("hidden_size")
     kinds = (("norm", (hidden,)), ("proj", (1, hidden)))
     return tuple(Extra(f"{place}_res_{kind}.weight", shape) for place in places for kind, shape in kinds)
+
+
+seeing("KimiK25ForConditionalGeneration", partial(latent_decoder, correction_bias=True), moonvit, sequence_parallel_moe=True)
+seeing("KimiK3ForConditionalGeneration", _kimi_linear, moonvit2, "linear_attn_config")

@@ -1,30 +1,12 @@
-"""Llama and what is laid out like it; mixtures of its shape; Llama 4."""
+"""Llama 4, and Mistral behind a vision tower; what is laid out like Llama stands in ``families.toml``."""
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import decoder, experts, family, heads, layers, text_of
-from commtax.catalog.families.vision import llama4_tower, pixtral_tower, vision_of
+from commtax.catalog.families.parts import decoder, experts, family, heads
+from commtax.catalog.families.plain import reader
+from commtax.catalog.families.vision import llama4_tower, pixtral_tower, seeing
 from commtax.catalog.fields import Fields
 from commtax.spec import Block, Mlp, Model
-
-
-@family(
-    *("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "MinistralForCausalLM", "Ministral3ForCausalLM"),
-    "SmolLM3ForCausalLM",
-)
-def _llama(c: Fields) -> Model:
-    return decoder(c, layers(c, heads(c, bias=False), Mlp(c.need("intermediate_size"), bias=c.flag("mlp_bias"))))
-
-
-@family("MixtralForCausalLM")
-def _mixtral(c: Fields) -> Model:
-    return decoder(c, layers(c, heads(c), experts(c)))
-
-
-@family("GptOssForCausalLM", sequence_parallel_moe=True)
-def _gpt_oss(c: Fields) -> Model:
-    moe = replace(experts(c), bias=True, router_bias=True)
-    return decoder(c, layers(c, heads(c, bias=True, sinks=True), moe))
 
 
 @family("Llama4ForCausalLM", sequence_parallel_moe=True)
@@ -40,15 +22,5 @@ def _llama4_text(c: Fields) -> Model:
     return decoder(c, blocks)
 
 
-@family("Llama4ForConditionalGeneration", sequence_parallel_moe=True, shared=("vision_config",))
-def _llama4(c: Fields) -> Model:
-    model, vision = _llama4_text(text_of(c)), vision_of(c)
-    return replace(model, tower=llama4_tower(vision, model.hidden)) if vision else model
-
-
-@family("Mistral3ForConditionalGeneration", shared=("vision_config",))
-def _mistral3(c: Fields) -> Model:
-    model, vision, merge = _llama(text_of(c)), vision_of(c), c.number("spatial_merge_size", 2) or 1
-    return (
-        replace(model, tower=pixtral_tower(vision, model.hidden, merge, c.flag("multimodal_projector_bias"))) if vision else model
-    )
+seeing("Llama4ForConditionalGeneration", _llama4_text, llama4_tower, sequence_parallel_moe=True)
+seeing("Mistral3ForConditionalGeneration", reader("LlamaForCausalLM"), pixtral_tower)

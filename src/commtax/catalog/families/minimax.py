@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from commtax.catalog.families.deepseek import routed_layers
-from commtax.catalog.families.parts import decoder, experts, family, heads, layers, text_of
-from commtax.catalog.families.vision import minimax_tower, vision_of
+from commtax.catalog.families.parts import decoder, experts, family, heads, layers
+from commtax.catalog.families.vision import minimax_tower, seeing
 from commtax.catalog.fields import Fields
 from commtax.spec import Block, Indexer, Mlp, Model
 
@@ -44,13 +44,9 @@ def _selectors(c: Fields, count: int) -> list[Indexer | None]:
     return [own if chooses == 1 else None for chooses in section.pattern("sparse_attention_freq", count)]
 
 
-@family(
-    "MiniMaxM3SparseForConditionalGeneration", shared=("vision_config", "sparse_attention_config", "moe_layer_freq mlp_layer_types")
+seeing(
+    "MiniMaxM3SparseForConditionalGeneration",
+    _minimax_m3_text,
+    minimax_tower,
+    *("sparse_attention_config", "moe_layer_freq mlp_layer_types"),
 )
-def _minimax_m3(c: Fields) -> Model:
-    model, vision = _minimax_m3_text(text_of(c)), vision_of(c)
-    return (
-        replace(model, tower=minimax_tower(vision, model.hidden, c.number("projector_hidden_size", model.hidden)))
-        if vision
-        else model
-    )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from commtax.catalog.families.parts import MAX_PREDICTIONS, STATES, decoder, family, heads, layers, predictor
+from commtax.catalog.families.parts import MAX_PREDICTIONS, STATES, decoder, family, heads, predictor
 from commtax.catalog.fields import MAX_LAYERS, Fields
 from commtax.files import Json
 from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
@@ -72,13 +72,6 @@ def _guessing(c: Fields, model: Model) -> Model:
         return model
     first, *others = (_block(c, kind) for kind in kinds)
     return replace(model, mtp=(predictor(first, model.hidden), *others) * count)
-
-
-@family("NemotronForCausalLM")
-def _nemotron(c: Fields) -> Model:
-    """Nemotron-4: squared ReLU instead of a gate, LayerNorm with a bias."""
-    plain = decoder(c, layers(c, heads(c, bias=False), Mlp(c.need("intermediate_size"), gated=False, bias=c.flag("mlp_bias"))))
-    return replace(plain, norm_bias=True)
 
 
 @family("DeciLMForCausalLM", "NemotronNASForCausalLM", shared=("block_configs",))

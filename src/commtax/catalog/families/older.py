@@ -24,9 +24,8 @@ def _opt(c: Fields) -> Model:
 def _gpt2(c: Fields) -> Model:
     """StarCoder's first has one head of keys and values for all queries."""
     count, hidden = c.need("n_head", "num_attention_heads"), c.need("n_embd", "hidden_size")
-    attention = Attention(
-        count, 1 if c.flag("multi_query") else count, hidden // count, hidden // count, qkv_bias=True, out_bias=True
-    )
+    kv, width = 1 if c.flag("multi_query") else count, hidden // count
+    attention = Attention(count, kv, width, width, qkv_bias=True, out_bias=True)
     block = Block(attention, Mlp(c.number("n_inner", 4 * hidden) or 4 * hidden, gated=False, bias=True))
     depth, positions = c.layers("n_layer", "num_hidden_layers"), c.need("n_positions", "max_position_embeddings")
     return decoder(c, [block] * depth, tied=True, norm_bias=True, positions=positions)
@@ -43,23 +42,6 @@ def _mpt(c: Fields) -> Model:
     ffn = Mlp(c.number("expansion_ratio", 4) * hidden, gated=False, bias=bias)
     positions = 0 if settings.get("alibi") or not c.flag("learned_pos_emb", True) else c.need("max_seq_len")
     return decoder(c, [Block(attention, ffn)] * c.layers("n_layers"), tied=True, norm_bias=bias, positions=positions)
-
-
-@family("GPTNeoXForCausalLM", plain_residual=True)
-def _gpt_neox(c: Fields) -> Model:
-    """Rotary positions; attention and MLP read the same state, each through a norm of its own."""
-    blocks = layers(c, heads(c, bias=True), Mlp(c.need("intermediate_size"), gated=False, bias=True))
-    return decoder(c, blocks, norm_bias=True)
-
-
-@family("PhiForCausalLM", plain_residual=True)
-def _phi(c: Fields) -> Model:
-    """One norm before both halves of a layer, biases everywhere, the output head's too."""
-    if c.flag("qk_layernorm"):
-        c.bad.append("qk_layernorm (normed queries and keys are not supported)")
-    attention = replace(heads(c), qkv_bias=True, out_bias=True)
-    blocks = layers(c, attention, Mlp(c.need("intermediate_size"), gated=False, bias=True), norms=1)
-    return replace(decoder(c, blocks, norm_bias=True), head_bias=True)
 
 
 @family("GPTJForCausalLM", plain_residual=True)

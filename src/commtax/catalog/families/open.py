@@ -1,21 +1,10 @@
-"""Llama's layers with a turn of their own: OLMo, Granite, Command R, GLM-4, InternLM, StableLM, StarCoder2, Seed-OSS."""
+"""Llama's layers with a turn of their own: hybrid Granite, OLMo 3, Command R."""
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import decoder, experts, family, heads, layers, mlp
+from commtax.catalog.families.parts import decoder, experts, family, heads, layers, mlp, windowed_layers
 from commtax.catalog.fields import Fields
-from commtax.spec import Attention, Block, Experts, Mamba2, Mlp, Model
-
-
-@family("GraniteForCausalLM", plain_residual=True)
-def _granite(c: Fields) -> Model:
-    """Llama's, with factors that cost nothing."""
-    return decoder(c, layers(c, heads(c, bias=False), Mlp(c.need("intermediate_size"), bias=c.flag("mlp_bias"))))
-
-
-@family("GraniteMoeForCausalLM", plain_residual=True)
-def _granite_moe(c: Fields) -> Model:
-    return decoder(c, layers(c, heads(c, bias=False), experts(c)))
+from commtax.spec import Block, Experts, Mamba2, Mlp, Model
 
 
 @family("GraniteMoeHybridForCausalLM", plain_residual=True)
@@ -43,30 +32,11 @@ def _granite_mamba(c: Fields) -> Mamba2:
     return Mamba2(*sizes, *rest, c.flag("mamba_conv_bias", True), c.flag("mamba_proj_bias"))
 
 
-@family("Olmo2ForCausalLM", plain_residual=True)
-def _olmo2(c: Fields) -> Model:
-    """Norms after each half of a layer, and over all queries and all keys."""
-    return decoder(c, layers(c, heads(c, bias=False, qk_norm="full"), mlp(c)))
-
-
 @family("Olmo3ForCausalLM", plain_residual=True)
 def _olmo3(c: Fields) -> Model:
     """Three of four layers look back a window only, as transformers' class has it where no list says otherwise."""
     attention = heads(c, bias=False, qk_norm="full")
-    return decoder(c, layers(c, attention, mlp(c)) if c.get("layer_types") else _windowed(c, attention, 4, 2))
-
-
-def _windowed(c: Fields, attention: Attention, every: int, norms: int) -> list[Block]:
-    """All layers but each ``every``-th look back ``sliding_window`` tokens only."""
-    window, ffn = c.number("sliding_window", 4096), mlp(c)
-    windows = [window if (i + 1) % every else 0 for i in range(c.layers("num_hidden_layers"))]
-    return [Block(replace(attention, window=w), ffn, norms) for w in windows]
-
-
-@family("OlmoeForCausalLM", plain_residual=True)
-def _olmoe(c: Fields) -> Model:
-    moe = Experts(c.need("num_experts"), c.need("num_experts_per_tok"), c.need("intermediate_size"))
-    return decoder(c, layers(c, heads(c, bias=False, qk_norm="full"), moe))
+    return decoder(c, layers(c, attention, mlp(c)) if c.get("layer_types") else windowed_layers(c, attention, 4, 2))
 
 
 @family("CohereForCausalLM")
@@ -83,54 +53,5 @@ def _cohere(c: Fields) -> Model:
 @family("Cohere2ForCausalLM")
 def _cohere2(c: Fields) -> Model:
     attention, every = heads(c, bias=False), c.number("sliding_window_pattern", 4) or 4
-    blocks = layers(c, attention, mlp(c), 1) if c.get("layer_types") else _windowed(c, attention, every, 1)
+    blocks = layers(c, attention, mlp(c), 1) if c.get("layer_types") else windowed_layers(c, attention, every, 1)
     return decoder(c, blocks, tied=True)
-
-
-@family("GlmForCausalLM")
-def _glm(c: Fields) -> Model:
-    """Queries, keys and values have biases, the output none."""
-    return decoder(c, layers(c, replace(heads(c), qkv_bias=c.flag("attention_bias")), mlp(c)))
-
-
-@family("Glm4ForCausalLM")
-def _glm4(c: Fields) -> Model:
-    """GLM's with a norm after each half of a layer too."""
-    return decoder(c, layers(c, replace(heads(c), qkv_bias=c.flag("attention_bias")), mlp(c), norms=4))
-
-
-@family("InternLM2ForCausalLM")
-def _internlm2(c: Fields) -> Model:
-    bias = c.flag("bias")
-    return decoder(c, layers(c, replace(heads(c), qkv_bias=bias, out_bias=bias), mlp(c)))
-
-
-@family("InternLM3ForCausalLM")
-def _internlm3(c: Fields) -> Model:
-    bias = c.flag("bias")
-    attention = replace(heads(c), qkv_bias=c.flag("qkv_bias"), out_bias=bias)
-    return decoder(c, layers(c, attention, Mlp(c.need("intermediate_size"), bias=bias)))
-
-
-@family("SeedOssForCausalLM")
-def _seed_oss(c: Fields) -> Model:
-    attention = replace(heads(c), qkv_bias=c.flag("attention_bias", True), out_bias=c.flag("attention_out_bias"))
-    return decoder(c, layers(c, attention, Mlp(c.need("intermediate_size"), bias=c.flag("mlp_bias"))))
-
-
-@family("StableLmForCausalLM", plain_residual=True)
-def _stablelm(c: Fields) -> Model:
-    """LayerNorms with biases."""
-    if c.flag("qk_layernorm") or c.flag("use_parallel_residual"):
-        c.bad.append("qk_layernorm, use_parallel_residual (not supported)")
-    attention = replace(heads(c), qkv_bias=c.flag("use_qkv_bias"))
-    return decoder(c, layers(c, attention, mlp(c)), norm_bias=True)
-
-
-@family("Starcoder2ForCausalLM", plain_residual=True)
-def _starcoder2(c: Fields) -> Model:
-    """Biases and LayerNorms everywhere; not gated."""
-    bias = c.flag("use_bias", True)
-    attention = replace(heads(c), qkv_bias=bias, out_bias=bias)
-    blocks = layers(c, attention, Mlp(c.need("intermediate_size"), gated=False, bias=bias))
-    return decoder(c, blocks, tied=True, norm_bias=True)

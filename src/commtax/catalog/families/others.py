@@ -3,8 +3,18 @@
 from dataclasses import replace
 
 from commtax.catalog.families.deepseek import routed_layers
-from commtax.catalog.families.parts import MAX_PREDICTIONS, decoder, family, heads, layers, mlp, predicting, predictor, text_of
-from commtax.catalog.families.vision import step_tower, vision_of
+from commtax.catalog.families.parts import (
+    MAX_PREDICTIONS,
+    decoder,
+    family,
+    fine_experts,
+    heads,
+    mlp,
+    predicting,
+    predictor,
+    text_of,
+)
+from commtax.catalog.families.vision import seeing, step_tower
 from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, Experts, Model
 
@@ -13,9 +23,7 @@ from commtax.spec import Attention, Block, Experts, Model
 def _glm4_moe(c: Fields) -> Model:
     """The first layers dense; queries, keys and values have biases, the output none."""
     attention = replace(heads(c), qkv_bias=c.flag("attention_bias"), qk_norm="head" if c.flag("use_qk_norm") else "")
-    width, count = c.need("moe_intermediate_size"), c.layers("num_hidden_layers")
-    sizes = c.need("n_routed_experts"), c.need("num_experts_per_tok"), width
-    moe = Experts(*sizes, shared_intermediate=width * c.number("n_shared_experts", 1), correction_bias=True)
+    moe, count = fine_experts(c, correction_bias=True, usual_shared=1), c.layers("num_hidden_layers")
     model = decoder(c, [Block(attention, moe if routed else mlp(c)) for routed in routed_layers(c, count)])
     return predicting(c, model, "num_nextn_predict_layers")
 
@@ -25,21 +33,13 @@ def _glm4v_moe(c: Fields) -> Model:
     return _glm4_moe(text_of(c))
 
 
-@family("MiMoForCausalLM")
-def _mimo(c: Fields) -> Model:
-    """Qwen2's layers, and one that guesses a token further."""
-    attention = replace(heads(c), qkv_bias=c.flag("attention_bias", True))
-    model = decoder(c, layers(c.with_(use_sliding_window=c.flag("use_sliding_window")), attention, mlp(c)))
-    return predicting(c, model, "num_nextn_predict_layers")
-
-
 @family(
     "MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", shared=("hybrid_layer_pattern layer_types", "moe_layer_freq mlp_layer_types")
 )
 def _mimo_v2(c: Fields) -> Model:
     """Keys wider than values; layers with a window have heads of their own, and sinks."""
     count = c.layers("num_hidden_layers")
-    near, moe, dense = _mimo_near(c), _mimo_experts(c), mlp(c)
+    near, moe, dense = _mimo_near(c), fine_experts(c, correction_bias=True), mlp(c)
     far = replace(_unlike(c, ""), sinks=c.flag("add_full_attention_sink_bias"))
     windowed = [kind in (1, "sliding_attention") for kind in _kinds(c, count)]
     pairs = zip(windowed, routed_layers(c, count), strict=True)
@@ -64,12 +64,6 @@ def _unlike(c: Fields, prefix: str) -> Attention:
     return Attention(count, kv, width, values, qkv_bias=c.flag("attention_bias"))
 
 
-def _mimo_experts(c: Fields) -> Experts:
-    width = c.need("moe_intermediate_size")
-    sizes = c.need("n_routed_experts"), c.need("num_experts_per_tok"), width
-    return Experts(*sizes, shared_intermediate=width * c.number("n_shared_experts", 0), correction_bias=True)
-
-
 @family("Step3p5ForCausalLM", "Step3p7FlashForCausalLM", shared=("attention_other_setting num_sliding_attention_heads",))
 def _step(c: Fields) -> Model:
     """Layers with a window have more heads; each head has a gate; a layer that guesses further has an output head of its own."""
@@ -80,12 +74,6 @@ def _step(c: Fields) -> Model:
     model = decoder(c, [Block(near if t == "sliding_attention" else far, moe if r else dense) for t, r in kinds])
     further = predictor(Block(near, dense), model.hidden, heads_of=model.vocab)
     return replace(model, mtp=(further,) * c.number("num_nextn_predict_layers", 0, MAX_PREDICTIONS))
-
-
-@family("Step3p7ForConditionalGeneration", shared=("vision_config", "attention_other_setting num_sliding_attention_heads"))
-def _step_seeing(c: Fields) -> Model:
-    model, vision = _step(text_of(c)), vision_of(c)
-    return replace(model, tower=step_tower(vision, model.hidden, c.flag("projector_bias"))) if vision else model
 
 
 def _step_heads(c: Fields) -> Attention:
@@ -123,3 +111,6 @@ def _step_routed(c: Fields, count: int) -> list[bool]:
         numbers = {int(part) for part in listed.split(",") if part.strip().isdigit()}
         return [i in numbers for i in range(count)]
     return routed_layers(c.with_(first_k_dense_replace=c.number("first_k_dense_replace", 3)), count)
+
+
+seeing("Step3p7ForConditionalGeneration", _step, step_tower, "attention_other_setting num_sliding_attention_heads")

@@ -85,6 +85,20 @@ def layers(c: Fields, attention: Attention, ffn: Mlp | Experts, norms: int = 2) 
     return [Block(replace(attention, window=w), ffn, norms) for w in windows]
 
 
+def windowed_layers(c: Fields, attention: Attention, every: int, norms: int) -> list[Block]:
+    """All layers but each ``every``-th look back ``sliding_window`` tokens only."""
+    window, ffn = c.number("sliding_window", 4096), mlp(c)
+    windows = [window if (i + 1) % every else 0 for i in range(c.layers("num_hidden_layers"))]
+    return [Block(replace(attention, window=w), ffn, norms) for w in windows]
+
+
+def fine_experts(c: Fields, correction_bias: bool, usual_shared: int = 0) -> Experts:
+    """Experts narrower than a dense layer, and shared ones of the same width; ``usual_shared`` where the config counts none."""
+    width = c.need("moe_intermediate_size")
+    shared, sizes = width * c.number("n_shared_experts", usual_shared), (c.need("n_routed_experts"), c.need("num_experts_per_tok"))
+    return Experts(*sizes, width, shared_intermediate=shared, correction_bias=correction_bias)
+
+
 def chosen_layers(c: Fields, count: int, name: str, picked: str = "sparse") -> list[bool] | None:
     """Which layers a list picks: by name (``mlp_layer_types``) or by 1 (``moe_layer_freq``); None where it is no list."""
     entries = c.sequence(name, count) if isinstance(c.get(name), list) else None

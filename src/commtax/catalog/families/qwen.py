@@ -1,28 +1,12 @@
-"""Qwen: dense, mixtures, with linear attention between, and with a vision tower before."""
+"""Qwen: mixtures, with linear attention between, and with a vision tower before."""
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import STATES, decoder, family, heads, layers, mlp, predicting, text_of
-from commtax.catalog.families.vision import qwen25_tower, qwen_tower, vision_of
+from commtax.catalog.families.parts import STATES, decoder, family, heads, mlp, predicting, text_of
+from commtax.catalog.families.plain import reader
+from commtax.catalog.families.vision import qwen25_tower, qwen_tower, seeing
 from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, DeltaNet, Experts, Mixer, Mlp, Model
-
-
-@family("Qwen2ForCausalLM")
-def _qwen2(c: Fields) -> Model:
-    attention = replace(heads(c), qkv_bias=True)
-    return decoder(c, layers(_sliding(c), attention, mlp(c)))
-
-
-def _sliding(c: Fields) -> Fields:
-    """Qwen's layers see everything unless their config asks for windows."""
-    return c.with_(use_sliding_window=c.flag("use_sliding_window"))
-
-
-@family("Qwen3ForCausalLM")
-def _qwen3(c: Fields) -> Model:
-    attention = heads(c, bias=False, qk_norm="head")
-    return decoder(c, layers(_sliding(c), attention, mlp(c)))
 
 
 def _qwen_moe(c: Fields, attention: Attention, shared: int) -> Model:
@@ -86,34 +70,13 @@ def _delta_net(c: Fields) -> DeltaNet:
     return DeltaNet(*counts, *dims, c.number("linear_conv_kernel_dim", 4) or 1, state_dtype=state)
 
 
-def _seeing(c: Fields, model: Model) -> Model:
-    """The model behind its vision tower."""
-    vision = vision_of(c)
-    return replace(model, tower=qwen_tower(vision, model.hidden)) if vision else model
+def _section(c: Fields) -> Fields:
+    """Text fields in a section of their own, or in older configs beside the tower's."""
+    return text_of(c) if c.get("text_config") is not None else c
 
 
-@family("Qwen3_5MoeForConditionalGeneration", sequence_parallel_moe=True, shared=("vision_config", "mamba_ssm_dtype"))
-def _qwen35_moe_vision(c: Fields) -> Model:
-    return _seeing(c, _qwen3_next(text_of(c)))
-
-
-@family("Qwen3_5ForConditionalGeneration", shared=("vision_config", "mamba_ssm_dtype"))
-def _qwen35_vision(c: Fields) -> Model:
-    return _seeing(c, _qwen35(text_of(c)))
-
-
-@family("Qwen3VLForConditionalGeneration", shared=("vision_config",))
-def _qwen3_vl(c: Fields) -> Model:
-    return _seeing(c, _qwen3(text_of(c)))
-
-
-@family("Qwen3VLMoeForConditionalGeneration", sequence_parallel_moe=True, shared=("vision_config",))
-def _qwen3_vl_moe(c: Fields) -> Model:
-    return _seeing(c, _qwen3_moe(text_of(c)))
-
-
-@family("Qwen2_5_VLForConditionalGeneration", shared=("vision_config",))
-def _qwen25_vl(c: Fields) -> Model:
-    """Its text fields stand in a section of their own, or beside the tower's in older configs."""
-    model, vision = _qwen2(text_of(c) if c.get("text_config") is not None else c), vision_of(c)
-    return replace(model, tower=qwen25_tower(vision, model.hidden)) if vision else model
+seeing("Qwen3_5MoeForConditionalGeneration", _qwen3_next, qwen_tower, "mamba_ssm_dtype", sequence_parallel_moe=True)
+seeing("Qwen3_5ForConditionalGeneration", _qwen35, qwen_tower, "mamba_ssm_dtype")
+seeing("Qwen3VLForConditionalGeneration", reader("Qwen3ForCausalLM"), qwen_tower)
+seeing("Qwen3VLMoeForConditionalGeneration", _qwen3_moe, qwen_tower, sequence_parallel_moe=True)
+seeing("Qwen2_5_VLForConditionalGeneration", reader("Qwen2ForCausalLM"), qwen25_tower, text=_section)

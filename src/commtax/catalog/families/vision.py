@@ -1,11 +1,18 @@
 """Vision towers: their tensors from a few dimensions, and the sections of configs that give those."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
+from commtax.catalog.families.parts import Reader, family, text_of
 from commtax.catalog.fields import Fields
 from commtax.records import dataclass
-from commtax.spec import Tower, TowerTensor
+from commtax.spec import Model, Tower, TowerTensor
 from commtax.statement import Note
+
+TowerMaker = Callable[[Fields, int, Fields], Tower]
+"""A tower from its section of a config, the decoder's width, and the config around."""
+Text = Callable[[Fields], Fields]
+UNBIASED = {"bias": False, "norm_bias": False, "patch_bias": False, "last_norm": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,152 +74,151 @@ def chain(name: str, widths: tuple[int, ...], bias: bool, count: int = 1) -> tup
     return tuple(row for i, (out, into) in pairs for row in _biased(f"{name}.{i}", (out, into), count, bias))
 
 
-def vision_of(c: Fields) -> Fields | None:
-    """The section of the tower; without one the decoder stands alone, which is said."""
-    section = c.section("vision_config")
-    if section is None:
+def seeing(
+    name: str, read: Reader, make: TowerMaker, *shared: str, sequence_parallel_moe: bool = False, text: Text = text_of
+) -> None:
+    """Enter an architecture whose decoder, the section ``text``, stands behind a tower; without one it stands alone."""
+
+    entered = family(name, sequence_parallel_moe=sequence_parallel_moe, shared=("vision_config", *shared))
+    entered(lambda c: behind_tower(c, read(text(c)), make))
+
+
+def behind_tower(c: Fields, model: Model, make: TowerMaker) -> Model:
+    """A decoder behind the tower that its config describes."""
+    vision = c.section("vision_config")
+    if vision is None:
         c.notes.append(Note("no-tower", "the vision tower is left out: the config has no vision_config"))
-    return section
+        return model
+    return replace(model, tower=make(vision, model.hidden, c))
 
 
-def siglip(c: Fields, hidden: int, tokens: int) -> Tower:
+def siglip(v: Fields, hidden: int, c: Fields) -> Tower:
     """Gemma 3's: biases and LayerNorms everywhere, an average over patches, one matrix into the decoder."""
-    width, patch = c.need("hidden_size"), c.need("patch_size")
-    patches = (c.need("image_size") // patch) ** 2
+    tokens, width, patch = c.number("mm_tokens_per_image", 256), v.need("hidden_size"), v.need("patch_size")
+    patches = (v.need("image_size") // patch) ** 2
     projector = (("projector.input_projection", (width, hidden), 1), ("projector.norm", (width,), 1))
-    return tower(_plain(c, patch, patches), patch, patches // max(1, tokens), projector)
+    return tower(_plain(v, patch, patches), patch, patches // max(1, tokens), projector)
 
 
-def _plain(c: Fields, patch: int, positions: int) -> Vit:
-    inputs = c.number("num_channels", 3) * patch * patch
-    sizes = c.layers("num_hidden_layers"), c.need("hidden_size"), c.need("intermediate_size"), c.need("num_attention_heads")
+def _plain(v: Fields, patch: int, positions: int = 0) -> Vit:
+    inputs = v.number("num_channels", 3) * patch * patch
+    sizes = v.layers("num_hidden_layers"), v.need("hidden_size"), v.need("intermediate_size"), v.need("num_attention_heads")
     return Vit(*sizes, inputs, positions)
 
 
-def llama4_tower(c: Fields, hidden: int) -> Tower:
+def llama4_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
     """A class token, a norm before the layers, patches shuffled four to one, two matrices and one into the decoder."""
-    wide, middle, out = map(c.need, ("intermediate_size", "projector_input_dim", "projector_output_dim"))
-    patch = c.need("patch_size")
-    positions = (c.need("image_size") // patch) ** 2 + 1
-    plain = _plain(c, patch, positions)
-    vit = Vit(
-        *(plain.layers, plain.hidden, wide, plain.heads, plain.inputs),
-        positions,
-        patch_bias=False,
-        class_token=True,
-        first_norm=True,
-    )
+    wide, middle, out = map(v.need, ("intermediate_size", "projector_input_dim", "projector_output_dim"))
+    patch = v.need("patch_size")
+    plain = _plain(v, patch, (v.need("image_size") // patch) ** 2 + 1)
     adapter = (
         ("vision.adapter.fc1.weight", (middle, wide), 1),
         ("vision.adapter.fc2.weight", (out, middle), 1),
-        ("projector.weight", (hidden, c.need("vision_output_dim")), 1),
+        ("projector.weight", (hidden, v.need("vision_output_dim")), 1),
     )
-    return tower(vit, patch, 4, adapter)
+    return tower(replace(plain, patch_bias=False, class_token=True, first_norm=True), patch, 4, adapter)
 
 
-def qwen_tower(c: Fields, hidden: int) -> Tower:
-    """Qwen3-VL's and Qwen3.5's: patches of two frames, ``merge`` x ``merge`` into one token; deep layers hand on theirs too."""
-    h, patch, merge = c.need("hidden_size"), c.need("patch_size"), c.number("spatial_merge_size", 2) or 1
-    inputs = c.number("in_channels", 3) * (c.number("temporal_patch_size", 2) or 1) * patch * patch
-    sizes = c.layers("depth"), h, c.need("intermediate_size"), c.need("num_heads"), inputs
-    vit = Vit(*sizes, c.need("num_position_embeddings"), last_norm=False)
-    wide, out, deep = merge * merge * h, c.number("out_hidden_size", hidden) or hidden, c.get("deepstack_visual_indexes")
+def _framed(v: Fields, channels: str) -> tuple[Vit, int, int]:
+    """Qwen's: patches of two frames, and how many of them on a side make a token; the patch's own side beside it."""
+    h, patch, merge = v.need("hidden_size"), v.need("patch_size"), v.number("spatial_merge_size", 2) or 1
+    inputs = v.number(channels, 3) * (v.number("temporal_patch_size", 2) or 1) * patch * patch
+    sizes = v.layers("depth"), h, v.need("intermediate_size"), v.need("num_heads"), inputs
+    return Vit(*sizes, last_norm=False), patch, merge * merge
+
+
+def qwen_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
+    """Qwen3-VL's and Qwen3.5's: a learned table of positions; deep layers hand on theirs too."""
+    plain, patch, merged = _framed(v, "in_channels")
+    vit, wide = replace(plain, positions=v.need("num_position_embeddings")), merged * plain.hidden
+    out, deep = v.number("out_hidden_size", hidden) or hidden, v.get("deepstack_visual_indexes")
     copies = 1 + (len(deep) if isinstance(deep, list) else 0)
-    norms: tuple[TowerTensor, ...] = (("projector.norm", (h,), 2), ("projector.deep_norm", (wide,), 2 * (copies - 1)))
+    norms: tuple[TowerTensor, ...] = (("projector.norm", (vit.hidden,), 2), ("projector.deep_norm", (wide,), 2 * (copies - 1)))
     rows = (*norms, *chain("projector", (wide, wide, out), bias=True, count=copies))
-    return tower(vit, patch, merge * merge, tuple(row for row in rows if row[2]))
+    return tower(vit, patch, merged, tuple(row for row in rows if row[2]))
 
 
-def qwen25_tower(c: Fields, hidden: int) -> Tower:
+def qwen25_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
     """Qwen2.5-VL's: RMS norms, a gated MLP with biases, rotary positions."""
-    h, patch, merge = c.need("hidden_size"), c.need("patch_size"), c.number("spatial_merge_size", 2) or 1
-    inputs = c.number("in_chans", 3) * (c.number("temporal_patch_size", 2) or 1) * patch * patch
-    sizes = c.layers("depth"), h, c.need("intermediate_size"), c.need("num_heads"), inputs
-    vit = Vit(*sizes, gated=True, norm_bias=False, patch_bias=False, last_norm=False)
-    wide, out = merge * merge * h, c.number("out_hidden_size", hidden) or hidden
-    return tower(vit, patch, merge * merge, (("projector.norm", (h,), 1), *chain("projector", (wide, wide, out), bias=True)))
+    plain, patch, merged = _framed(v, "in_chans")
+    h, out = plain.hidden, v.number("out_hidden_size", hidden) or hidden
+    rows = (("projector.norm", (h,), 1), *chain("projector", (merged * h, merged * h, out), bias=True))
+    return tower(replace(plain, gated=True, norm_bias=False, patch_bias=False), patch, merged, rows)
 
 
-def pixtral_tower(c: Fields, hidden: int, merge: int, bias: bool) -> Tower:
+def pixtral_tower(v: Fields, hidden: int, c: Fields) -> Tower:
     """Mistral's: a gated MLP without biases, RMS norms, one before the layers; patches merged by a matrix."""
-    h, patch = c.need("hidden_size"), c.need("patch_size")
-    plain = _plain(c, patch, 0)
-    sizes = plain.layers, h, plain.intermediate, plain.heads, plain.inputs
-    flags = {"gated": True, "bias": False, "norm_bias": False, "patch_bias": False, "first_norm": True, "last_norm": False}
-    vit = Vit(*sizes, head_dim=c.number("head_dim", 0), **flags)
+    merge, bias = c.number("spatial_merge_size", 2) or 1, c.flag("multimodal_projector_bias")
+    h, patch = v.need("hidden_size"), v.need("patch_size")
+    vit = replace(_plain(v, patch), head_dim=v.number("head_dim", 0), gated=True, first_norm=True, **UNBIASED)
     merged: tuple[TowerTensor, ...] = (("projector.norm", (h,), 1), ("projector.merge.weight", (h, merge * merge * h), 1))
     return tower(vit, patch, merge * merge, (*merged, *chain("projector", (h, hidden, hidden), bias)))
 
 
-def moonvit(c: Fields, hidden: int) -> Tower:
-    """Kimi-K2.5's: biases and LayerNorms, a learned grid of positions, patches merged before two matrices."""
-    h, patch = c.need("vt_hidden_size"), c.number("patch_size", 14) or 14
-    grid = c.number("init_pos_emb_height", 64) * c.number("init_pos_emb_width", 64)
-    sizes = c.layers("vt_num_hidden_layers"), h, c.need("vt_intermediate_size"), c.need("vt_num_attention_heads"), 3 * patch * patch
-    merged = _merged(c)
-    rows = (("projector.norm", (h,), 2), *chain("projector", (merged * h, merged * h, hidden), bias=True))
-    return tower(Vit(*sizes, grid), patch, merged, rows)
+def _moon(v: Fields) -> tuple[Vit, int, int]:
+    """Kimi's: a learned grid of positions; its patches' side, and how many patches make a token."""
+    h, patch = v.need("vt_hidden_size"), v.number("patch_size", 14) or 14
+    grid = v.number("init_pos_emb_height", 64) * v.number("init_pos_emb_width", 64)
+    sizes = v.layers("vt_num_hidden_layers"), h, v.need("vt_intermediate_size"), v.need("vt_num_attention_heads"), 3 * patch * patch
+    return Vit(*sizes, grid), patch, _merged(v)
 
 
-def _merged(c: Fields) -> int:
+def moonvit(v: Fields, hidden: int, _c: Fields) -> Tower:
+    """Kimi-K2.5's: biases and LayerNorms, patches merged before two matrices."""
+    vit, patch, merged = _moon(v)
+    wide = merged * vit.hidden
+    return tower(vit, patch, merged, (("projector.norm", (vit.hidden,), 2), *chain("projector", (wide, wide, hidden), bias=True)))
+
+
+def _merged(v: Fields) -> int:
     """Patches of a token: the sides of the kernel that merges them."""
-    sides = c.get("merge_kernel_size")
+    sides = v.get("merge_kernel_size")
     if sides is None:
         return 4
     if isinstance(sides, list) and len(sides) == 2 and all(isinstance(n, int) and 0 < n < 100 for n in sides):
         return int(sides[0] * sides[1])
-    c.bad.append(f"merge_kernel_size={sides!r}")
+    v.bad.append(f"merge_kernel_size={sides!r}")
     return 1
 
 
-def moonvit2(c: Fields, hidden: int) -> Tower:
+def moonvit2(v: Fields, hidden: int, _c: Fields) -> Tower:
     """Kimi-K3's: no biases, RMS norms, heads wider than the hidden state shared out, a norm after the projector."""
-    h, patch, wide = c.need("vt_hidden_size"), c.number("patch_size", 14) or 14, c.need("vt_num_attention_heads")
-    grid = c.number("init_pos_emb_height", 64) * c.number("init_pos_emb_width", 64)
-    sizes = c.layers("vt_num_hidden_layers"), h, c.need("vt_intermediate_size"), wide, 3 * patch * patch
-    vit = Vit(*sizes, grid, c.number("qkv_hidden_size", h) // wide, bias=False, norm_bias=False, patch_bias=False)
-    merged = _merged(c)
-    rows = (*chain("projector", (merged * h, merged * h, hidden), bias=False), ("projector.norm", (hidden,), 1))
-    return tower(vit, patch, merged, rows)
+    plain, patch, merged = _moon(v)
+    wide, head_dim = merged * plain.hidden, v.number("qkv_hidden_size", plain.hidden) // plain.heads
+    vit = replace(plain, head_dim=head_dim, bias=False, norm_bias=False, patch_bias=False)
+    return tower(vit, patch, merged, (*chain("projector", (wide, wide, hidden), bias=False), ("projector.norm", (hidden,), 1)))
 
 
-def minimax_tower(c: Fields, hidden: int, wide: int) -> Tower:
+def minimax_tower(v: Fields, hidden: int, c: Fields) -> Tower:
     """MiniMax-M3's: CLIP's layers over patches of two frames, rotary positions, two matrices before the merge and two after."""
-    h, patch = c.need("hidden_size"), c.need("patch_size")
-    inner = c.section("img_token_compression_config") or c
+    wide, h, patch = c.number("projector_hidden_size", hidden), v.need("hidden_size"), v.need("patch_size")
+    inner = v.section("img_token_compression_config") or v
     merge, frames = inner.number("spatial_merge_size", 2) or 1, inner.number("temporal_patch_size", 2) or 1
-    plain = _plain(c, patch, 0)
-    sizes = plain.layers, h, plain.intermediate, plain.heads, plain.inputs * frames
-    vit = Vit(*sizes, patch_bias=False, first_norm=True, last_norm=False)
-    before, after = (
-        chain("vision.projector", (h, wide, wide), bias=True),
-        chain("projector", (merge * merge * wide, hidden, hidden), bias=True),
-    )
+    plain = _plain(v, patch)
+    vit = replace(plain, inputs=plain.inputs * frames, patch_bias=False, first_norm=True, last_norm=False)
+    before = chain("vision.projector", (h, wide, wide), bias=True)
+    after = chain("projector", (merge * merge * wide, hidden, hidden), bias=True)
     return replace(tower(vit, patch, merge * merge, after), tensors=(*_tensors(vit), *before))
 
 
-def gemma4_tower(c: Fields, hidden: int) -> Tower:
+def gemma4_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
     """Gemma 4's: gated, normed queries and keys, four norms a layer, positions of both axes, patches pooled."""
-    h, patch, side = c.need("hidden_size"), c.need("patch_size"), c.number("pooling_kernel_size", 3) or 1
-    plain = _plain(c, patch, 2 * c.number("position_embedding_size", 10240))
-    sizes = plain.layers, h, plain.intermediate, plain.heads, plain.inputs
-    flags = {"gated": True, "bias": False, "norm_bias": False, "qk_norm": True, "patch_bias": False, "last_norm": False}
-    vit = Vit(*sizes, plain.positions, c.number("head_dim", 0), norms=4, **flags)
-    scaled: tuple[TowerTensor, ...] = (("projector.standard", (h,), 2),) if c.flag("standardize") else ()
+    h, patch, side = v.need("hidden_size"), v.need("patch_size"), v.number("pooling_kernel_size", 3) or 1
+    plain = _plain(v, patch, 2 * v.number("position_embedding_size", 10240))
+    vit = replace(plain, head_dim=v.number("head_dim", 0), norms=4, gated=True, qk_norm=True, **UNBIASED)
+    scaled: tuple[TowerTensor, ...] = (("projector.standard", (h,), 2),) if v.flag("standardize") else ()
     return tower(vit, patch, side * side, (*scaled, *chain("projector", (h, hidden), bias=False)))
 
 
-def step_tower(c: Fields, hidden: int, bias: bool) -> Tower:
+def step_tower(v: Fields, hidden: int, c: Fields) -> Tower:
     """Step-3.7's: a perception encoder with scaled layers; two convolutions over 3 x 3 patches, each halving both sides."""
-    c = c.with_(hidden_size=c.get("width") or c.get("hidden_size"), num_hidden_layers=c.get("layers") or c.get("num_hidden_layers"))
-    c = c.with_(num_attention_heads=c.get("heads") or c.get("num_attention_heads"))
-    h, patch, ratio = c.need("hidden_size"), c.need("patch_size"), c.get("mlp_ratio")
+    names = {"hidden_size": "width", "num_hidden_layers": "layers", "num_attention_heads": "heads"}
+    v = v.with_(**{usual: v.get(own) or v.get(usual) for usual, own in names.items()})
+    bias, h, patch, ratio = c.flag("projector_bias"), v.need("hidden_size"), v.need("patch_size"), v.get("mlp_ratio")
     if isinstance(ratio, (int, float)) and 0 < ratio < 1000:
-        c = c.with_(intermediate_size=int(h * ratio))
-    plain = _plain(c, patch, (c.need("image_size") // patch) ** 2)
-    sizes = plain.layers, h, plain.intermediate, plain.heads, plain.inputs
-    vit = Vit(*sizes, plain.positions, patch_bias=False, first_norm=True, last_norm=False)
-    scales: TowerTensor = ("vision.scales", (h,), 2 * plain.layers)
+        v = v.with_(intermediate_size=int(h * ratio))
+    plain = _plain(v, patch, (v.need("image_size") // patch) ** 2)
+    vit = replace(plain, patch_bias=False, first_norm=True, last_norm=False)
     folded = (*_biased("projector.fold_0", (2 * h, 9 * h), 1), *_biased("projector.fold_1", (4 * h, 18 * h), 1))
     made = tower(vit, patch, 16, (*folded, *chain("projector", (4 * h, hidden), bias)))
-    return replace(made, tensors=(*made.tensors, scales))
+    return replace(made, tensors=(*made.tensors, ("vision.scales", (h,), 2 * plain.layers)))

@@ -5,11 +5,10 @@ p-norm is at least its largest term, so no kernel beats bytes / bandwidth or FLO
 ``catalog/kernels``, one file a family of chips.
 """
 
-from commtax.cost.forms import attention, exchange, experts, latent, linear, modules, products
-from commtax.cost.forms.form import ChipForm, Form
-from commtax.cost.stated import stated
+from commtax.cost.forms import experts, latent, linear, modules, products
+from commtax.cost.forms.form import ChipForm, Form, stated
 
-FORMS: dict[str, Form] = {**products.FORMS, **attention.FORMS, **experts.FORMS, **exchange.FORMS, **latent.FORMS, **modules.FORMS}
+FORMS: dict[str, Form] = {**products.FORMS, **experts.FORMS, **latent.FORMS, **modules.FORMS}
 CHIP_FORMS: dict[str, ChipForm] = linear.CHIP_FORMS
 """Forms that need more of a chip than its bandwidth and peak."""
 

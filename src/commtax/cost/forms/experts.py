@@ -101,8 +101,3 @@ BACKENDS = ("", "_triton", "_cutlass", "_trtllm", "_marlin", "_wideep", "_contex
 AROUND = frozenset(f"routing{tail}" for tail in BACKENDS)
 """Forms that stand for all launches around the experts of a layer."""
 FORMS: dict[str, Form] = {f"{name}{tail}": form for tail in BACKENDS for name, form in (("routing", routing), ("experts", experts))}
-
-
-def table_form(form: str) -> str:
-    """Whose tables hold the constants of one of these forms: both halves of the routed part share them."""
-    return form.replace("routing", "experts", 1)

@@ -1,5 +1,6 @@
 """What a form of kernels is: sizes, constants and the chip's rates in, seconds out; and what forms share."""
 
+import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -70,3 +71,10 @@ def moved_bytes(nbytes: Number, kept: Number, c: Table) -> Number:
 def vector_flops_per_s(chip: Chip) -> float:
     """Rate of plain fp32 arithmetic: multiprocessors times their width times the clock, which also paces what is no product."""
     return chip.flops_per_s.get("fp32") or chip.flops_per_s.get("bf16") or chip.flops_per_s["fp16"]
+
+
+def stated(function: Callable[..., object]) -> str:
+    """The sentence of a description that begins with "t =", in one line: equations stand there and nowhere else."""
+    words = " ".join((function.__doc__ or "").split())
+    found = re.search(r"\bt = .*?(?=\.(?:\s|$))", words)
+    return found[0].replace("``", "") if found else ""

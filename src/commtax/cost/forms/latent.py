@@ -138,20 +138,9 @@ def _padded(heads: Number, tile: float) -> Number:
 
 
 FORMS: dict[str, Form] = {
-    "latent-decode": reading,
-    "sparse-decode": reading,
-    "block-decode": reading,
-    "compressed-decode": reading,
-    "latent-prefill": prompts,
-    "absorbed-prefill": prompts,
-    "sparse-prefill": choosing,
-    "block-prefill": choosing,
-    "compressed-prefill": choosing,
-    "selector-decode": scan,
-    "selector-prefill": scan,
-    "block-selector-decode": scan,
-    "block-selector-prefill": scan,
-    "compressed-selector-decode": scan,
-    "compressed-selector-prefill": scan,
+    **{f"{kind}-decode": reading for kind in ("latent", "sparse", "block", "compressed")},
+    **{f"{kind}-prefill": prompts for kind in ("latent", "absorbed")},
+    **{f"{kind}-prefill": choosing for kind in ("sparse", "block", "compressed")},
+    **{f"{kind}selector-{phase}": scan for kind in ("", "block-", "compressed-") for phase in ("decode", "prefill")},
     "head-product": head_product,
 }

@@ -102,24 +102,13 @@ def _memory_s(nbytes: Number, cold_bytes: Number, c: Table, chip: Chip) -> Numbe
     return (warm + cold_bytes) / (c["eb"] * chip.memory_Bps)
 
 
+STREAMS = (
+    *("conv-update", "kda-conv-update", "kda-conv-verify", "gdn-update", "kda-update", "kda-fused", "kda-verify", "ssd-update"),
+    *("mhc-pre", "mhc-post", "scales", "quantise"),
+)
 CHIP_FORMS: dict[str, ChipForm] = {
-    "conv": convolution,
-    "conv-blocks": convolution,
-    "conv-qkv": convolution,
-    "conv-update": stream,
-    "kda-conv-update": stream,
-    "kda-conv-verify": stream,
-    "gdn-scan": scan,
-    "gdn-update": stream,
-    "kda-scan": scan,
-    "kda-update": stream,
-    "kda-fused": stream,
-    "kda-verify": stream,
-    "ssd-scan": scan,
-    "ssd-update": stream,
-    "mhc-pre": stream,
-    "mhc-post": stream,
-    "scales": stream,
-    "quantise": stream,
+    **dict.fromkeys(("conv", "conv-blocks", "conv-qkv"), convolution),
+    **dict.fromkeys(("gdn-scan", "kda-scan", "ssd-scan"), scan),
+    **dict.fromkeys(STREAMS, stream),
     "encoder": encoder_attention,
 }

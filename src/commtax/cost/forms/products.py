@@ -1,9 +1,12 @@
-"""Matrix products and element-wise kernels."""
+"""Matrix products, element-wise kernels, and attention of grouped-query heads over a cache of keys and values."""
+
+import math
 
 import numpy as np
 
-from commtax.cost.forms.form import Form, Parts, Table, moved_bytes
-from commtax.cost.kernel import Kernel
+from commtax.cost.forms.form import TINY, Form, Parts, Table, moved_bytes
+from commtax.cost.kernel import Kernel, Seen
+from commtax.spec import Number
 
 GROUPED_TILE_M = 32  # grouped products have few rows an expert, and smaller tiles
 TILE_M, TILE_N = 64, 128  # tensor-core tiles that m and n are padded to
@@ -45,4 +48,105 @@ def small(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Part
     return c["t0"], k.nbytes / (c["eb"] * bandwidth_Bps)
 
 
-FORMS: dict[str, Form] = {"gemm": gemm, "small": small, "elementwise": small}
+HEAD_DIM, HEAD_OFFSET = 128.0, 150.0
+QUERY_TILE = 128.0  # queries of one block of a prompt
+PACKED_ROWS = (16.0, 64.0)  # rows up to which FlashInfer takes a smaller tile
+HEAD_SIZES = {size: math.log2(size) for size in (64, 128, 192, 256, 512)}
+"""Head sizes that a constant may be given at, and their logarithms: beyond 64, 128 and 256 where another kernel serves them."""
+
+
+def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
+    """One new token a sequence over its cached keys: bytes of the cache, blocks in turn, and the loop over the length.
+
+    t = t0 + [ memory^p + blocks^p + serial^p + compute^p ]^(1/p) seconds, with blocks = tc batch kv_heads (d + d0)/(128 + d0), d0 =
+    150 where none was fitted, and serial = kl ln(1 + length/kc) + kb ln(batch). Fitted on measured kernels (``catalog/kernels``).
+    """
+    moved = moved_bytes(k.nbytes, _seen(k).kept, c) + k.batch * k.heads * k.head_dim * 4.0
+    memory = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps)
+    offset = c.get("d0", HEAD_OFFSET)
+    blocks = c["tc"] * k.batch * k.kv_heads * ((k.head_dim + offset) / (HEAD_DIM + offset))
+    serial = c["kl"] * np.log1p(k.length / c["kc"])
+    if "kb" in c:  # batched products of one query each: the more of them, the slower a launch
+        serial = serial + c["kb"] * np.log(np.maximum(1, k.batch))
+    compute = k.flops / flops_per_s
+    p = c["p"]
+    return c["t0"], (memory**p + blocks**p + serial**p + compute**p + TINY) ** (1 / p)
+
+
+def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
+    """Causal attention of whole prompts: arithmetic at the head size's rate, memory, and the longest single block.
+
+    t = t0 + [ (compute + moved)^p + longest^p ]^(1/p) seconds, with longest = tl (new + past) (d + 128)/256, of a window no more
+    than that and the block's own queries. Queries, keys and
+    outputs pass through the multiprocessors at ``tm`` seconds a byte, or at what memory attains where that is slower: A100's
+    758 GB/s are a third of its memory, and on L40S, with 2.3 times the cycles, the same kernels fill its 864 GB/s. Fitted on
+    measured kernels (``catalog/kernels``).
+    """
+    if "tile_q" in c:
+        return tiled_prefill(k, c, bandwidth_Bps, flops_per_s)
+    edges = k.batch * k.length * c["c0"] * k.heads * 4.0 * k.head_dim  # tiles at the diagonal compute more than half
+    byte_s = np.maximum(1 / (c["eb"] * bandwidth_Bps), c.get("tm", 0.0))
+    work = (k.flops + edges) / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + k.nbytes * byte_s
+    p = c["p"]
+    return c["t0"], (work**p + _longest(k, c) ** p + TINY) ** (1 / p)
+
+
+def tiled_prefill(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
+    """The same with whole tiles of queries, where that was fitted: a block computes all of its tile, against every key that any of
+    its queries sees.
+
+    t = t0 + [ (compute + tb blocks)^p + moved^p + longest^p ]^(1/p) seconds.
+    """
+    tile, blocks = _tiles(k, c)
+    flops = np.maximum(k.flops, 4.0 * k.batch * k.heads * k.head_dim * _tile_pairs(k, tile))
+    compute = flops / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + c["tb"] * k.batch * blocks
+    seen = _seen(k)
+    moved = moved_bytes(k.nbytes + seen.written, seen.kept, c) / (c["eb"] * bandwidth_Bps)
+    p = c["p"]
+    return c["t0"], (compute**p + moved**p + _longest(k, c) ** p + TINY) ** (1 / p)
+
+
+def _tiles(k: Kernel, c: Table) -> tuple[Number, Number]:
+    """Tokens of a tile, and blocks of a sequence; ``pack``: query heads that share keys lie in one tile, of 16, 64 or ``tile_q``
+    rows by how many there are (FlashInfer)."""
+    if not c.get("pack"):
+        return c["tile_q"], np.ceil(k.length / c["tile_q"]) * k.heads
+    group = k.heads / np.maximum(k.kv_heads, TINY)
+    rows = k.length * group
+    tile = np.where(rows > PACKED_ROWS[1], c["tile_q"], np.where(rows > PACKED_ROWS[0], PACKED_ROWS[1], PACKED_ROWS[0]))
+    return tile / group, np.ceil(rows / tile) * k.kv_heads
+
+
+def _tile_pairs(k: Kernel, tile: Number) -> Number:
+    """Pairs of query and key of whole tiles: the n-th sees n tiles and the past, or the window and itself."""
+    tiles, window = np.ceil(k.length / tile), _seen(k).window
+    growing = np.clip(np.floor((window + tile - k.past) / tile), 0, tiles) if window else tiles
+    return tile * (growing * (tile * (growing + 1) / 2 + k.past) + (tiles - growing) * (window + tile))
+
+
+def _longest(k: Kernel, c: Table) -> Number:
+    """The block that sees the most keys, in turn."""
+    window = _seen(k).window
+    keys = np.minimum(k.length + k.past, window + QUERY_TILE) if window else k.length + k.past
+    return c["tl"] * keys * (k.head_dim + HEAD_DIM) / (2 * HEAD_DIM)
+
+
+def _seen(k: Kernel) -> Seen:
+    return k.shape or Seen()
+
+
+def _by_head_dim(head_dim: int, c: Table, name: str) -> float:
+    """A constant given at some head sizes: linear in the logarithm between, flat outside."""
+    if (given := c.get(f"{name}{head_dim}")) is not None:
+        return given
+    known = {at: c[key] for size, at in HEAD_SIZES.items() if (key := f"{name}{size}") in c}
+    return float(np.interp(math.log2(head_dim), list(known), list(known.values())))
+
+
+FORMS: dict[str, Form] = {
+    "gemm": gemm,
+    "small": small,
+    "elementwise": small,
+    "decode": decode_attention,
+    "prefill": prefill_attention,
+}

@@ -18,7 +18,7 @@ from commtax.catalog.loader import suggest
 from commtax.catalog.models import named
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import DEFAULT, TRAINING
-from commtax.planner.serving import OBJECTIVES
+from commtax.planner.serving_search import OBJECTIVES
 from commtax.question import INPUT_LEN, OUTPUT_LEN, PHASES, SEQUENCE_LEN, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value

@@ -7,74 +7,28 @@ from commtax.catalog.models import bundled
 from commtax.cost.inventory import num_params
 from commtax.cost.schedules import TRAINING
 from commtax.files import table
-from commtax.records import dataclass
-from commtax.report.documents import LEFT_OUT, Value
-
-Keys = dict[str, Value]
-"""What a state sets, under short keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    title: str
-    text: str
-    state: Keys
-    watch: str
-    lesson: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One thing of the catalogue."""
-
-    key: str
-    name: str
-    kind: str = LEFT_OUT
-    phases: tuple[str, ...] = LEFT_OUT
-    params: float = LEFT_OUT
-    family: str = LEFT_OUT
-    experts: bool = LEFT_OUT
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    name: str
-    state: Keys
-
-
-@dataclass(frozen=True, slots=True)
-class Catalog:
-    """Names for the page's fields, presets and the tour."""
-
-    models: list[Entry]
-    clusters: list[Entry]
-    chips: list[Entry]
-    links: list[Entry]
-    engines: list[Entry]
-    schedules: list[str]
-    presets: list[Preset]
-    tour: list[Step]
+from commtax.report.documents import Record, facts
 
 
 @lru_cache(maxsize=1)
-def catalogue() -> Catalog:
+def catalogue() -> Record:
     start = table("report/view/tour.toml")
     hosts = (*catalog.keys("clusters"), *start["usual_clusters"])
-    return Catalog(
-        models=[_model(key) for key in catalog.keys("models")],
-        clusters=[Entry(key, catalog.cluster(key).name) for key in hosts],
-        chips=[Entry(key, catalog.chip(key).name) for key in catalog.keys("chips")],
-        links=[Entry(x.key, x.name, kind=x.scope) for x in map(catalog.link, catalog.keys("links"))],
-        engines=[Entry(x.key, x.name, phases=x.phases) for x in map(catalog.engine, catalog.keys("engines"))],
-        schedules=list(TRAINING),
-        presets=[Preset(**preset) for preset in start["presets"]],
-        tour=[Step(**step) for step in start["tour"]],
-    )
+    return {
+        "models": [_model(key) for key in catalog.keys("models")],
+        "clusters": [{"key": key, "name": catalog.cluster(key).name} for key in hosts],
+        "chips": [{"key": key, "name": catalog.chip(key).name} for key in catalog.keys("chips")],
+        "links": [{**facts(x, "key", "name"), "kind": x.scope} for x in map(catalog.link, catalog.keys("links"))],
+        "engines": [facts(x, "key", "name", "phases") for x in map(catalog.engine, catalog.keys("engines"))],
+        "schedules": list(TRAINING),
+        "presets": start["presets"],
+        "tour": start["tour"],
+    }
 
 
-def _model(key: str) -> Entry:
+def _model(key: str) -> Record:
     model = bundled(key)
     assert model is not None
     name = next((a.split("/")[1] for a in model.aliases if "/" in a), key)
-    experts = model.experts is not None
-    return Entry(key, name, params=num_params(model), family=model.architecture, experts=experts)
+    sizes = {"params": num_params(model), "family": model.architecture, "experts": model.experts is not None}
+    return {"key": key, "name": name, **sizes}

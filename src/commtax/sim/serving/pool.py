@@ -1,9 +1,53 @@
-"""One engine's queue and KV cache: who waits, who is admitted, what is taken and given back."""
+"""One engine's queue and KV cache: who waits, who is admitted, what is taken and given back, and which blocks of prompts stay."""
 
-from collections import deque
+from collections import OrderedDict, deque
 
 from commtax.sim.serving.book import Book, Rules
-from commtax.sim.serving.prefixes import Prefixes
+
+
+class Prefixes:
+    """Ids of resident blocks: those that running requests hold, and idle ones in the order in which they were left."""
+
+    __slots__ = ("_held", "_idle", "per_id")
+
+    def __init__(self, per_id: int) -> None:
+        self.per_id = per_id  # blocks of the cache that an id stands for
+        self._held: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    def match(self, ids: tuple[int, ...]) -> int:
+        """How many ids from the first on are resident."""
+        count = 0
+        for key in ids:
+            if key not in self._held and key not in self._idle:
+                break
+            count += 1
+        return count
+
+    def new_blocks(self, ids: tuple[int, ...]) -> int:
+        """Blocks that holding these takes from the others: those that nobody holds now."""
+        return sum(key not in self._held for key in ids) * self.per_id
+
+    def hold(self, ids: tuple[int, ...]) -> None:
+        for key in ids:
+            self._idle.pop(key, None)
+            self._held[key] = self._held.get(key, 0) + 1
+
+    def leave(self, ids: tuple[int, ...]) -> int:
+        """Returns the blocks that nobody holds any more; they stay resident. The end of a prompt goes first when room is needed."""
+        free = 0
+        for key in reversed(ids):
+            self._held[key] -= 1
+            if not self._held[key]:
+                del self._held[key]
+                self._idle[key] = None
+                free += self.per_id
+        return free
+
+    def trim(self, free: int) -> None:
+        """Idle blocks make room: no more of them than there are free ones."""
+        while len(self._idle) * self.per_id > free:
+            self._idle.popitem(last=False)
 
 
 class Pool:

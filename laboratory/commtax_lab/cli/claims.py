@@ -1,0 +1,34 @@
+"""``commtax claims``."""
+
+from collections.abc import Iterable
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from commtax.cli.options import taking
+from commtax.cli.output import Output
+from commtax.report.tables import say
+from commtax_lab.claims import Claim, claims
+
+
+@click.command("claims")
+@taking("as_json")
+def claims_command(as_json: bool) -> None:
+    """What well-known texts say about the communication tax, and what the arithmetic says."""
+    Output(as_json).answer(lambda every: {"schema": "commtax.claims/1", "claims": every}, show_claims, claims())
+
+
+def show_claims(console: Console, claims: Iterable[Claim]) -> None:
+    """What the text says, what arithmetic says, why."""
+    document = ""
+    for claim in claims:
+        if claim.document != document:
+            document = claim.document
+            say(console, f"\n{document}", style="bold")
+        say(console, f"  {claim.key}", style="cyan")
+        for name in ("says", "arithmetic", "why"):
+            hanging = Table.grid(padding=(0, 1))
+            hanging.add_column(style="dim", no_wrap=True)
+            hanging.add_row(f"    {name:<10}", getattr(claim, name))
+            console.print(hanging)

@@ -1,0 +1,252 @@
+"""The registry of what a run leaves behind: each format is one entry here, which names how it is known, its reader and its audit.
+
+A file that holds data (JSON, a database) is of one format. A text may hold several: an engine's start-up, NCCL's own lines and the
+table that a benchmark printed, one below the other, and then each is read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from commtax.audit import unknown
+from commtax.evidence import prefixes
+from commtax.evidence.finding import Section
+from commtax.evidence.thresholds import counts
+from commtax.files import LOG_BYTES, Stream, Watch, decoded, opened
+from commtax.logs import crashes, flight, flight_text, llamacpp_log, nccl_log, training_log
+from commtax.logs.crash_audit import audit_crash
+from commtax.logs.engine_logs import sglang_log, tgi_log, trtllm_log, vllm_log
+from commtax.logs.flight_audit import audit_analysis, audit_flight
+from commtax.logs.llamacpp_audit import audit_timings
+from commtax.logs.nccl_audit import audit_nccl
+from commtax.logs.startup import StartupLog, lines
+from commtax.logs.startup_audit import audit_log
+from commtax.logs.training_audit import audit_training
+from commtax.machines import matrices, smi, smi_query
+from commtax.machines.smi_audit import audit_links, audit_monitor
+from commtax.machines.state_audit import audit_states
+from commtax.machines.topology_audit import audit_topology
+from commtax.results import bench, collective_json, collective_tests
+from commtax.results.bench_audit import audit_bench
+from commtax.results.collective_audit import audit_collectives
+from commtax.statement import Refusal
+from commtax.traces.profilers import chrome, nsys, rocprof
+from commtax.traces.trace import Trace
+from commtax.traces.trace_audit import audit_traces
+
+COUNT = counts(__name__)
+
+
+class Source:
+    """A file that somebody handed over: its beginning, and all of it when it is asked for."""
+
+    def __init__(self, stream: Stream, nsys: str = "nsys") -> None:
+        self.stream, self.path = stream, stream.path
+        self.nsys = nsys  # the program that opens reports of Nsight Systems
+
+    @cached_property
+    def head(self) -> bytes:
+        return self.stream.head(COUNT.head_bytes)
+
+    @cached_property
+    def is_json(self) -> bool:
+        """Whether its text begins as JSON does, behind whatever a launcher wrote; the bracket of a log's line is none."""
+        text = prefixes.plain(prefixes.unpacked(decoded(self.head[:8192]))).lstrip()
+        return text[:1] == "{" or (text[:1] == "[" and text[1:].lstrip()[:1] in ("{", "[", "]", ""))
+
+    @cached_property
+    def raw(self) -> str:
+        """All of its text, with what launchers wrote before its lines."""
+        return prefixes.unpacked(decoded(self.stream.whole(LOG_BYTES)))
+
+    @cached_property
+    def text(self) -> str:
+        """All of it as its program wrote it."""
+        return prefixes.plain(self.raw)
+
+    @cached_property
+    def crash(self) -> crashes.Crash | None:
+        """The error with which it ended, of other programs than engines, whose readers tell theirs themselves."""
+        engines = (vllm_log, sglang_log, trtllm_log)
+        if not crashes.may(self.raw) or any(engine.looks_like(self.text) for engine in engines):
+            return None
+        return crashes.find(lines(self.raw))
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """``fits`` looks at a file and ``read`` takes what it says, a ``record`` or a list of them, which ``audit`` judges.
+
+    ``together``: records of all ranks of a job are judged at once. ``by_place``: they tell nothing of a model, and need none.
+    """
+
+    kind: str  # log | trace | flight | bench | training | collectives | links | monitor | topology | state | crash
+    described: str
+    record: type
+    audit: Callable[..., Section]
+    fits: Callable[[Source], bool]
+    read: Callable[[Source], object]
+    together: bool = False
+    by_place: bool = False
+
+
+class Reader(Protocol):
+    """A module that reads one kind of text."""
+
+    def looks_like(self, text: str, /) -> bool: ...
+    def parse(self, text: str, /) -> object: ...
+
+
+def _trace(described: str, fits: Callable[[Source], bool], read: Callable[[Source], object]) -> Format:
+    return Format("trace", described, Trace, audit_traces, fits, read, together=True)
+
+
+def _told(
+    kind: str, described: str, record: type, audit: Callable[..., Section], reader: Reader, raw: bool = False, **more: bool
+) -> Format:
+    """A format of texts: as programs wrote them, or ``raw``, with what launchers wrote before their lines."""
+
+    def text(source: Source) -> str:
+        return source.raw if raw else source.text
+
+    return Format(kind, described, record, audit, lambda s: reader.looks_like(text(s)), lambda s: reader.parse(text(s)), **more)
+
+
+DATA = (
+    _trace("an Nsight Systems export (.sqlite)", lambda s: nsys.looks_like(s.head), lambda s: nsys.read(s.stream)),
+    _trace("an Nsight Systems report (.nsys-rep)", lambda s: nsys.is_report(s.path), lambda s: nsys.read_report(s.path, s.nsys)),
+    _trace("rocprofv3's JSON", lambda s: rocprof.looks_like(s.head), lambda s: rocprof.read(s.stream)),
+    _trace("a table of rocprofv3", lambda s: rocprof.looks_like_table(s.head), lambda s: rocprof.read_streams([s.stream])),
+    _trace("a Perfetto trace", lambda s: rocprof.is_perfetto(s.path), lambda s: rocprof.refuse_perfetto(s.path)),
+    _trace("a trace of ours", lambda s: chrome.is_own(s.head), lambda s: chrome.read_own(s.stream)),
+    _trace("a PyTorch profiler trace", lambda s: chrome.looks_like(s.head), lambda s: chrome.read(s.stream)),
+    Format(
+        "flight",
+        "a flight recorder's dump",
+        flight.Dump,
+        audit_flight,
+        lambda s: flight.looks_like(s.head),
+        lambda s: flight.read(s.stream),
+        together=True,
+    ),
+    Format(
+        "collectives",
+        "the JSON of nccl-tests or rccl-tests",
+        collective_tests.CollectiveTests,
+        audit_collectives,
+        lambda s: s.is_json and collective_json.looks_like(s.head),
+        lambda s: collective_tests.parse(collective_json.as_text(s.text, s.path.name), s.path.name),
+        by_place=True,
+    ),
+    Format(
+        "bench",
+        "a benchmark result",
+        tuple,
+        audit_bench,
+        lambda s: s.is_json and bench.looks_like_data(s.head),
+        lambda s: bench.parse(s.text, str(s.path)),
+    ),
+)
+"""Of which a file has one, the first that fits."""
+TEXTS = (
+    _told("log", "a vLLM log", StartupLog, audit_log, vllm_log),
+    _told("log", "an SGLang log", StartupLog, audit_log, sglang_log),
+    _told("log", "a TensorRT-LLM log", StartupLog, audit_log, trtllm_log),
+    Format(
+        "log",
+        "a start of Text Generation Inference",
+        StartupLog,
+        audit_log,
+        lambda s: tgi_log.looks_like(s.text) and s.crash is None,
+        lambda s: tgi_log.parse(s.text),
+    ),
+    _told("log", "a log of llama.cpp", llamacpp_log.Timings, audit_timings, llamacpp_log, raw=True),
+    _told("log", "a log of NCCL, RCCL or PyTorch's watchdog", nccl_log.NcclLog, audit_nccl, nccl_log, together=True),
+    _told("flight", "an analysis of flight recorders", flight_text.Analysis, audit_analysis, flight_text, raw=True),
+    Format(
+        "bench",
+        "a printed benchmark result",
+        tuple,
+        audit_bench,
+        lambda s: bench.looks_like_text(s.raw),
+        lambda s: bench.parse_text(s.raw, str(s.path)),
+    ),
+    _told("training", "a training log", training_log.TrainingLog, audit_training, training_log),
+    Format(
+        "collectives",
+        "nccl-tests or rccl-tests output",
+        collective_tests.CollectiveTests,
+        audit_collectives,
+        lambda s: collective_tests.looks_like(s.text),
+        lambda s: collective_tests.parse(s.raw, s.path.name),
+        by_place=True,
+    ),
+    Format(
+        "links",
+        "nvidia-smi nvlink",
+        smi.Links,
+        audit_links,
+        lambda s: smi.looks_like_links(s.text),
+        lambda s: smi.parse_links(s.text),
+        by_place=True,
+    ),
+    Format(
+        "monitor",
+        "nvidia-smi dmon",
+        smi.Monitor,
+        audit_monitor,
+        lambda s: smi.looks_like_monitor(s.text),
+        lambda s: smi.parse_monitor(s.text),
+        by_place=True,
+    ),
+    Format(
+        "crash",
+        "a log that ends in an error",
+        crashes.Crash,
+        audit_crash,
+        lambda s: s.crash is not None,
+        lambda s: s.crash,
+        by_place=True,
+    ),
+    _told("state", "states of GPUs", smi_query.States, audit_states, smi_query, by_place=True),
+    _told("topology", "a matrix of GPUs", matrices.Matrices, audit_topology, matrices, by_place=True),
+)
+"""Of which a text has all that fit."""
+BY_RECORD = {one.record: one for one in (*DATA, *TEXTS)}
+
+
+def formats_of(source: Source) -> list[Format]:
+    """The format of a file's data, or all those of its text."""
+    texts = TEXTS if unknown.is_text(source.head) else ()
+    fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in texts if f.fits(source)]
+    if not fitting:
+        raise Refusal(
+            f"'{source.path}' is not recognised: {unknown.found(source.head)}; {unknown.LOOKED_FOR}{unknown.hint(source.head)}"
+        )
+    return fitting
+
+
+def kinds(path: Path) -> list[str]:
+    """What a file is."""
+    with opened(path) as stream:
+        return [f.kind for f in formats_of(Source(stream))]
+
+
+def read(path: Path, program: str = "nsys", watch: Watch | None = None) -> list[object]:
+    """What a file says, unpacked where it is packed; of a text all that any format can read."""
+    said: list[object] = []
+    refused: list[Refusal] = []
+    with opened(path, watch=watch) as stream:
+        source = Source(stream, program)
+        for fitting in formats_of(source):
+            try:
+                found = fitting.read(source)
+            except Refusal as refusal:
+                refused.append(refusal)
+            else:
+                said += found if isinstance(found, list) else [found]
+    if refused and not said:
+        raise refused[0]
+    return said

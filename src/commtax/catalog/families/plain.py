@@ -1,0 +1,66 @@
+"""Decoders whose layers are all alike but for windows, as ``families.toml`` tells them."""
+
+from dataclasses import replace
+
+from commtax.catalog.families.parts import ARCHITECTURES, Reader, decoder, family, heads, layers, predicting
+from commtax.catalog.fields import Fields
+from commtax.files import table
+from commtax.records import dataclass
+from commtax.spec import Experts, Mlp, Model
+
+Fact = bool | str
+"""Itself, or the field that says it: ``name``, or ``name=true`` for one that is true where it is absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFamily:
+    """What tells one such family from another."""
+
+    qkv_bias: Fact = False
+    out_bias: Fact = False
+    qk_norm: str = ""
+    sinks: bool = False
+    windows_asked_for: bool = False  # a window that a config names counts only where the config asks for it
+    gated: bool = True
+    mlp_bias: Fact = False
+    experts: str = ""  # the field that counts them; "": an MLP
+    experts_bias: bool = False  # of experts and router
+    norms: int = 2
+    tied: bool = False  # where the config does not say
+    norm_bias: bool = False
+    head_bias: bool = False
+    predictions: str = ""  # the field that counts layers for further tokens
+    unsupported: tuple[str, ...] = ()  # fields that nothing here tells
+
+    def read(self, c: Fields) -> Model:
+        if any(c.flag(name) for name in self.unsupported):
+            c.bad.append(f"{', '.join(self.unsupported)} (not supported)")
+        qkv, out = _said(c, self.qkv_bias), _said(c, self.out_bias)
+        attention = replace(heads(c), qkv_bias=qkv, out_bias=out, qk_norm=self.qk_norm, sinks=self.sinks)
+        seen = c.with_(use_sliding_window=c.flag("use_sliding_window")) if self.windows_asked_for else c
+        blocks = layers(seen, attention, self._feed_forward(c), self.norms)
+        model = replace(decoder(c, blocks, self.tied, self.norm_bias), head_bias=self.head_bias)
+        return predicting(c, model, self.predictions) if self.predictions else model
+
+    def _feed_forward(self, c: Fields) -> Mlp | Experts:
+        if not self.experts:
+            return Mlp(c.need("intermediate_size"), self.gated, _said(c, self.mlp_bias))
+        sizes = c.need(self.experts), c.need("num_experts_per_tok", "experts_per_token"), c.need("intermediate_size")
+        return Experts(*sizes, bias=self.experts_bias, router_bias=self.experts_bias)
+
+
+def _said(c: Fields, fact: Fact) -> bool:
+    if isinstance(fact, bool):
+        return fact
+    name, _, usual = fact.partition("=")
+    return c.flag(name, usual == "true")
+
+
+for _row in table("catalog/families.toml")["family"]:
+    _of_family = {name: _row.pop(name, False) for name in ("plain_residual", "sequence_parallel_moe")}
+    family(*_row.pop("architectures"), **_of_family)(PlainFamily(**_row).read)
+
+
+def reader(architecture: str) -> Reader:
+    """What reads configs of an architecture."""
+    return ARCHITECTURES[architecture].read

@@ -1,0 +1,38 @@
+"""The programs of engines: sections of an engine's file that are read where a command is read or written, and for no price."""
+
+from functools import lru_cache
+
+from commtax.catalog.loader import Table, plain, stems, table
+from commtax.spec import Engine, Program
+
+APART = ("program", "flags")
+"""Sections of an engine's file that its record is made without."""
+
+
+@lru_cache(maxsize=1)
+def programs() -> tuple[Program, ...]:
+    """Engines with a launch command that is read and written, in the order in which they are listed."""
+    return tuple(sorted((_program(key) for key in stems("engines") if "program" in table("engines", key)), key=lambda p: p.place))
+
+
+def _program(key: str) -> Program:
+    facts = table("engines", key)
+    own: Table = {**facts["program"], "starts": [tuple(start) for start in facts["program"].get("starts", ())]}
+    emitted_as = own.get("emitted_as", key)
+    return plain(Program, {**own, "key": key, "trains": "train" in facts["phases"], "emitted_as": emitted_as}, f"engines/{key}")
+
+
+def program(key: str) -> Program:
+    """The program of an engine that has one."""
+    return next(one for one in programs() if one.key == key)
+
+
+def program_of(engine: Engine) -> Program:
+    """An engine's program, or the one that stands for it: as its file says, else the first of those that run its phases."""
+    able = [one for one in programs() if one.trains == ("train" in engine.phases)]
+    return next((one for one in able if one.key in (engine.key, engine.launched_as)), able[0])
+
+
+def flag_table(key: str) -> Table:
+    """An engine's spellings of our options, by kind of value."""
+    return dict(table("engines", key)["flags"])

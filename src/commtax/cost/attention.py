@@ -1,0 +1,376 @@
+"""The kernels of attention, of every kind: projections, reading entries in decode, choosing them in prefill, scoring them.
+
+Plain: each token's keys and values. Latent: keys and values of all heads are one low-rank latent a token, of which a selector may
+choose; decode folds the latents' up-projection into query and output (absorbed), so that it reads the latents themselves, and so do
+prompts whose tokens choose what they see, while others make keys and values of every token again. Compressed (DeepSeek-V4): one
+latent is key and value of all heads, the last tokens are seen as they are, older ones as entries that several share, all of them
+(ratio 128) or those that a selector chose (ratio 4). Blocks (MiniMax-M3): index heads score blocks, and all queries of a KV head
+see the best.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from commtax.arrays import pick
+from commtax.cost.caches import SCALE_BYTES, entry_bytes, kv_bytes_per_token_layer
+from commtax.cost.forms.latent import Choosing, HeadProduct, Prompts, Reading, Scan
+from commtax.cost.kernel import Kernel, Step
+from commtax.cost.linear_attention import quantised_before
+from commtax.ledger import Place
+from commtax.records import dataclass
+from commtax.spec import DTYPE_BYTES, Attention, Compressed, Indexer, Latent, Number
+
+Maker = Callable[[Step, Attention, int], Iterator[Kernel]]
+
+
+@dataclass(frozen=True, slots=True)
+class Makers:
+    """What makes the kernels of a kind of attention: what a token meets alone, and what lets it see others."""
+
+    projections: Maker
+    attention: Maker
+    trained: Maker  # projections as training runs them
+
+
+def choosing(projections: Maker, selector: Maker, decode: Maker, prefill: Maker) -> Makers:
+    """Attention that a selector chooses for; in training its matrices are met as all others are."""
+
+    def attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+        for make in (selector, decode, prefill):
+            yield from make(s, a, count)
+
+    def trained(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+        yield from projections(s, a, count)
+        yield from (k for k in selector(s, a, count) if k.form == "gemm")
+
+    return Makers(projections, attention, trained)
+
+
+def projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """Queries, keys and values of a rank's heads, and their outputs."""
+    h, tp, rows = s.model.hidden, s.plan.tp, s.rows
+    kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
+    width = a.num_heads * a.head_dim / tp + kv * (a.head_dim + a.v_head_dim)
+    yield (qkv := s.gemm("QKV projection", "projections", "qkv", count, rows, width, h, "self_attn.q_proj"))
+    if s.quantises(qkv):
+        yield quantised_before(qkv)
+    yield s.small("rotary and KV write", "projections", "rotary", 2 * count, rows * width)
+    if a.qk_norm and (launches := s.engine.kernels.head_norm_kernels):
+        yield s.small("query and key norms", "projections", "query", launches * count, rows * width)
+    width = a.num_heads * a.v_head_dim / tp
+    yield s.gemm("output projection", "projections", "output projection", count, rows, h, width, "self_attn.o_proj")
+
+
+def read(s: Step, form: str, count: int, shape: Reading, entry_bytes: Number, kv_dtype: str) -> Kernel:
+    """Decode attention over entries of so many bytes."""
+    runs = pick(np.asarray(shape.groups) > 0, count, 0)
+    flops = 2.0 * shape.groups * shape.heads * shape.entries * shape.width
+    dtype = "fp8" if kv_dtype == "fp8" else s.plan.activations_dtype
+    plain = Kernel("decode attention", form, runs, flops, shape.groups * shape.entries * entry_bytes, dtype=dtype, shape=shape)
+    return replace(plain, weight_bytes=DTYPE_BYTES[s.plan.kv_dtype], part="attention", place="decode")
+
+
+def choose(
+    s: Step,
+    form: str,
+    count: int,
+    a: Attention,
+    chosen: tuple[Number, Number],
+    width: int,
+    entry: Number,
+    group: Number | None = None,
+    low: bool = True,
+) -> Kernel:
+    """Prefill over entries of the tokens' own choice: pairs of all, entries of one. ``group``: heads that choose together.
+
+    ``low``: a narrow cache is multiplied as it is.
+    """
+    seqs, new, _ = prompt_sizes(s)
+    heads, (pairs, entries) = a.num_heads / s.plan.tp, chosen
+    together = heads if group is None else group
+    runs, flops = pick(np.asarray(seqs) > 0, count, 0), 2.0 * pairs * heads * width
+    nbytes = seqs * entries * entry * heads / together  # what one token chose, at the least
+    shape = Choosing(seqs, seqs * new, together, entries, pairs * entry * heads / together)
+    dtype = "fp8" if low and s.plan.kv_dtype == "fp8" else s.plan.activations_dtype
+    return Kernel("prefill attention", form, runs, flops, nbytes, dtype=dtype, shape=shape, part="attention", place="prefill")
+
+
+def scans(s: Step, x: Indexer, count: int, ratio: int, form: str = "selector", size: float = 0.0) -> Iterator[Kernel]:
+    """Scores of decoding tokens and of prompts over keys of the selector: fp8 with a scale, or ``size`` bytes a key."""
+    work, each = s.work, size or x.head_dim + SCALE_BYTES
+    heads = x.num_heads / (np.minimum(s.plan.tp, x.num_heads) if x.block > 1 else 1)
+    length = seen_in_decode(s) / ratio
+    pairs = work.decode_seqs * work.rows_per_seq * length
+    yield _scan(s, x, f"{form}-decode", count, heads, pairs, length, work.decode_seqs * length * each)
+    seqs, new, past = prompt_sizes(s)
+    pairs = seqs * causal_pairs(new, past) / ratio
+    yield _scan(s, x, f"{form}-prefill", count, heads, pairs, (new + past) / ratio, seqs * (new + past) / ratio * each)
+
+
+def _scan(s: Step, x: Indexer, form: str, count: int, heads: Number, pairs: Number, length: Number, nbytes: Number) -> Kernel:
+    runs, flops = pick(np.asarray(pairs) > 0, count, 0), 2.0 * pairs * heads * x.head_dim
+    dtype = "fp8" if x.block == 1 else s.plan.activations_dtype
+    candidates = pairs if x.block == 1 else pairs * heads / x.block
+    plain = Kernel("selector", form, runs, flops, nbytes, dtype=dtype, shape=Scan(length, candidates))
+    return replace(plain, part="attention", place="decode" if form.endswith("decode") else "prefill")
+
+
+def seen_in_decode(s: Step) -> Number:
+    """Tokens that a decoding query can see: what is cached, and the new ones."""
+    return s.work.cached_tokens / np.maximum(1, s.work.decode_seqs) + s.work.rows_per_seq
+
+
+def prompt_sizes(s: Step) -> tuple[Number, Number, Number]:
+    """Prompts of a step, and of each the new and the cached tokens."""
+    seqs = s.work.prefill_seqs
+    return seqs, s.work.prefill_tokens / np.maximum(1, seqs), s.work.past_tokens / np.maximum(1, seqs)
+
+
+def causal_pairs(new: Number, past: Number) -> Number:
+    """Query-key pairs of one prompt."""
+    return new * (new + 1) / 2 + new * past
+
+
+def chosen_pairs(new: Number, past: Number, most: float, ratio: int = 1) -> Number:
+    """… where each query sees every ``ratio``-th token before it, and ``most`` of those at most."""
+    head = np.maximum(0, np.minimum(new, most * ratio - past))  # queries that still see everything
+    rest = (new - head) * most if np.isfinite(most) else 0.0
+    return causal_pairs(head, past) / ratio + rest
+
+
+def _cache(s: Step, a: Attention) -> tuple[Number, Number]:
+    """KV heads of a rank, and the bytes that a token has in its cache."""
+    kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
+    return kv_heads, kv_bytes_per_token_layer(replace(a, indexer=None), s.plan.tp, s.plan.kv_dtype)
+
+
+def decode_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """Decode reads every cached key and value."""
+    seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp
+    kv_heads, per_token = _cache(s, a)
+    length = work.cached_tokens / np.maximum(1, seqs) + work.rows_per_seq
+    length = np.minimum(length, a.window) if a.window else length
+    flops = 2 * seqs * work.rows_per_seq * heads * length * (a.head_dim + a.v_head_dim)
+    shape = (seqs, heads * work.rows_per_seq, kv_heads, a.head_dim, length, 0)
+    stored, moved = DTYPE_BYTES[s.plan.kv_dtype], seqs * length * per_token
+    yield s.attention("decode", seqs, count, flops, moved, shape, stored, a.window)
+
+
+def prefill_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """Prefill computes the causal half of new x (past + new)."""
+    seqs, tokens, heads = s.work.prefill_seqs, s.work.prefill_tokens, a.num_heads / s.plan.tp
+    kv_heads, per_token = _cache(s, a)
+    new, past = tokens / np.maximum(1, seqs), s.work.past_tokens / np.maximum(1, seqs)
+    width = a.head_dim + a.v_head_dim
+    moved = tokens * (heads * width) * DTYPE_BYTES[s.plan.activations_dtype]
+    flops = 2 * seqs * heads * _pairs(new, past, a) * width
+    shape = (seqs, heads, kv_heads, a.head_dim, new, past)
+    yield s.attention("prefill", tokens, count, flops, moved + seqs * (new + past) * per_token, shape, window=a.window)
+
+
+def _pairs(new: Number, past: Number, a: Attention) -> Number:
+    """Query-key pairs of one prompt: the causal half of the new tokens, all of the past, cut to the window or to what is chosen."""
+    if a.compressed:
+        return compressed_pairs(new, past, a, a.compressed)
+    limit = a.window or (a.indexer.top_k if a.indexer else 0)
+    return chosen_pairs(new, past, limit) if limit else causal_pairs(new, past)
+
+
+CHAINED = 0.6
+"""Share of an absorbed product's fixed time that its neighbours hide: modules take so much less than their kernels alone."""
+
+
+def latent_projections(s: Step, a: Attention, count: int, absorbed: bool | None = None) -> Iterator[Kernel]:
+    """Down-projections are whole on every rank. ``absorbed``: prompts are, too; None: where their tokens choose."""
+    m = _latent(a)
+    h, heads, rows, work = s.model.hidden, a.num_heads / s.plan.tp, s.rows, s.work
+    low = m.q_rank + m.kv_rank + m.rope_dim
+    yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "self_attn.q_a_proj")
+    width = heads * (m.nope_dim + m.rope_dim)
+    yield s.gemm("query up-projection", "projections", "query", count, rows, width, m.q_rank or h, "self_attn.q_b_proj")
+    yield s.small("rotary, latent norms and KV write", "projections", "rotary", count, 3 * rows * low)
+    yield from head_products(s, a, m, count, work.decode_seqs * work.rows_per_seq)
+    if absorbed or (absorbed is None and a.indexer):
+        yield from head_products(s, a, m, count, work.prefill_tokens)
+    else:
+        runs = pick(np.asarray(work.prefill_tokens) > 0, count, 0)
+        shape = (work.prefill_tokens, heads * (m.nope_dim + a.v_head_dim), m.kv_rank)
+        yield s.gemm("key/value up-projection", "projections", "key", runs, *shape, "self_attn.kv_b_proj")
+    yield s.gemm("output projection", "projections", "output projection", count, rows, h, heads * a.v_head_dim, "self_attn.o_proj")
+
+
+def head_products(s: Step, a: Attention, m: Latent, count: int, rows: Number) -> Iterator[Kernel]:
+    """Queries into the latents' space and outputs out of it, a matrix a head."""
+    runs, heads = pick(np.asarray(rows) > 0, count, 0), a.num_heads / s.plan.tp
+    each: tuple[tuple[str, Place, int], ...] = (("key", "key", m.nope_dim), ("value", "value", a.v_head_dim))
+    for what, place, dim in each:
+        yield replace(
+            head_product(rows, heads, dim, m.kv_rank), what=f"absorbed {what} projection", count=runs, place=place, fused=CHAINED
+        )
+
+
+def head_product(rows: Number, heads: Number, dim: int, rank: int, stored: float = 2.0, hot: bool = False) -> Kernel:
+    """``rows`` x dim times dim x rank for each head. ``hot``: repeated, so that the chip's cache may hold all of it."""
+    flops, moved = 2.0 * rows * heads * dim * rank, heads * (dim * rank * stored + rows * (dim + rank) * 2.0)
+    shape = HeadProduct(rows, heads, moved if hot else 0.0)
+    plain = Kernel("absorbed projection", "head-product", 1, flops, moved * (not hot), shape=shape, part="projections")
+    return replace(plain, dtype="fp8" if stored == 1 else "bf16", weight_bytes=stored)
+
+
+def latent_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """The selector's own queries, keys and weights, and its scores over all cached tokens; every rank has it whole."""
+    if (x := a.indexer) and x.own:
+        h, rows, rank = s.model.hidden, s.rows, _latent(a).q_rank or s.model.hidden
+        yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, rank, "self_attn.indexer.wq_b")
+        yield s.gemm("selector keys and weights", "projections", "", count, rows, x.head_dim + x.num_heads, h)
+        yield from scans(s, x, count, 1)
+
+
+def latent_decode(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """Latents of all cached tokens, or of those that the selector chose."""
+    heads, entries, m = a.num_heads / s.plan.tp * s.work.rows_per_seq, seen_in_decode(s), _latent(a)
+    if a.indexer:
+        entries = np.minimum(entries, a.indexer.top_k)
+    shape = Reading(s.work.decode_seqs, heads, entries, 2 * m.kv_rank + m.rope_dim)
+    yield read(s, "sparse-decode" if a.indexer else "latent-decode", count, shape, _latent_bytes(s, a), s.plan.kv_dtype)
+
+
+def latent_prefill(s: Step, a: Attention, count: int, absorbed: bool = False) -> Iterator[Kernel]:
+    """Whole prompts, or the tokens that the selector chose for each."""
+    m, (seqs, new, past) = _latent(a), prompt_sizes(s)
+    if a.indexer:
+        chosen = (seqs * chosen_pairs(new, past, a.indexer.top_k), np.minimum(new + past, a.indexer.top_k))
+        yield choose(s, "sparse-prefill", count, a, chosen, 2 * m.kv_rank + m.rope_dim, _latent_bytes(s, a))
+        return
+    heads, width = a.num_heads / s.plan.tp, 2 * m.kv_rank + m.rope_dim if absorbed else a.head_dim + a.v_head_dim
+    flops, nbytes = 2.0 * seqs * heads * causal_pairs(new, past) * width, seqs * (new + past) * _latent_bytes(s, a)
+    runs, form = pick(np.asarray(seqs) > 0, count, 0), "absorbed-prefill" if absorbed else "latent-prefill"
+    dtype = "fp8" if s.plan.kv_dtype == "fp8" else s.plan.activations_dtype
+    shape = Prompts(seqs, heads, new, past, width)
+    yield Kernel("prefill attention", form, runs, flops, nbytes, dtype=dtype, shape=shape, part="attention", place="prefill")
+
+
+def _latent_bytes(s: Step, a: Attention) -> Number:
+    """Bytes of one token's latent (a selector's keys are read beside it)."""
+    beside = a.indexer.head_dim + SCALE_BYTES if a.indexer and a.indexer.own else 0
+    return kv_bytes_per_token_layer(a, s.plan.tp, s.plan.kv_dtype) - beside
+
+
+def _latent(a: Attention) -> Latent:
+    assert a.latent
+    return a.latent
+
+
+def latent_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    yield from latent_selector(s, a, count)
+    yield from latent_decode(s, a, count)
+    yield from latent_prefill(s, a, count)
+
+
+def latent_trained(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """Nothing is absorbed, nothing small fused; a selector's matrices are met as all others are."""
+    for k in latent_projections(s, a, count, absorbed=False):
+        if k.form == "small":
+            yield replace(k, count=3 * k.count, nbytes=k.nbytes / 3)
+        elif k.form != "head-product":
+            yield k
+    yield from (k for k in latent_selector(s, a, count) if k.form == "gemm")
+
+
+LATENT = Makers(latent_projections, latent_attention, latent_trained)
+
+
+def _compressed_projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """Queries through a latent, one latent for keys and values, the compressor's values and gates, outputs by groups of heads."""
+    m, h, heads, rows = _compressed(a), s.model.hidden, a.num_heads / s.plan.tp, s.rows
+    low = m.q_rank + a.head_dim
+    yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "attn.wq_a")
+    yield s.gemm("query up-projection", "projections", "query", count, rows, heads * a.head_dim, m.q_rank, "attn.wq_b")
+    yield s.small("rotary, norms and KV write", "projections", "rotary", 3 * count, rows * (low + heads * a.head_dim))
+    if m.ratio:
+        yield s.gemm("compressor", "projections", "", count, rows, 2 * m.overlap * a.head_dim, h)
+    groups = np.maximum(1.0, m.out_groups / s.plan.tp)
+    inner, each = groups * m.out_rank, heads * a.head_dim / groups
+    yield s.gemm("output by groups", "projections", "output projection", count, rows, inner, each, "attn.wo_a")
+    yield s.gemm("output projection", "projections", "output projection", count, rows, h, inner, "attn.wo_b")
+
+
+def _compressed_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """A selector over compressed entries, with a compressor of its own."""
+    if (x := a.indexer) and x.own:
+        m, h, rows = _compressed(a), s.model.hidden, s.rows
+        yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, m.q_rank, "attn.indexer.wq_b")
+        yield s.gemm("selector keys and weights", "projections", "", count, rows, x.num_heads + 2 * m.overlap * x.head_dim, h)
+        yield from scans(s, x, count, m.ratio, "compressed-selector")
+
+
+def _compressed_decode(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """The last tokens, and entries of the older ones."""
+    m, heads, seen = _compressed(a), a.num_heads / s.plan.tp * s.work.rows_per_seq, seen_in_decode(s)
+    shape = Reading(s.work.decode_seqs, heads, _entries(seen, a, m), 2 * a.head_dim)
+    yield read(s, "compressed-decode", count, shape, entry_bytes(a, m, s.plan.kv_dtype), s.plan.activations_dtype)
+
+
+def _compressed_prefill(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    m, (seqs, new, past) = _compressed(a), prompt_sizes(s)
+    chosen = (seqs * compressed_pairs(new, past, a, m), _entries(new + past, a, m))
+    yield choose(s, "compressed-prefill", count, a, chosen, 2 * a.head_dim, entry_bytes(a, m, s.plan.kv_dtype), low=False)
+
+
+def compressed_pairs(new: Number, past: Number, a: Attention, m: Compressed) -> Number:
+    """Pairs of a query and an entry that it sees, of one prompt."""
+    window = chosen_pairs(new, past, m.window)
+    return window + chosen_pairs(new, past, a.indexer.top_k if a.indexer else np.inf, m.ratio) if m.ratio else window
+
+
+def _entries(length: Number, a: Attention, m: Compressed) -> Number:
+    """Entries that a query sees: the window's, and the older ones'."""
+    older = length / m.ratio if m.ratio else length * 0.0
+    return np.minimum(length, m.window) + (np.minimum(older, a.indexer.top_k) if a.indexer else older)
+
+
+def _compressed(a: Attention) -> Compressed:
+    assert a.compressed
+    return a.compressed
+
+
+COMPRESSED = choosing(_compressed_projections, _compressed_selector, _compressed_decode, _compressed_prefill)
+
+
+def _block_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """Index queries of a rank's KV heads and one index key, and their scores; index keys stay in the activations' format."""
+    x = _indexer(a)
+    width = (x.num_heads / np.minimum(s.plan.tp, x.num_heads) + 1) * x.head_dim
+    yield s.gemm("selector", "projections", "", count, s.rows, width, s.model.hidden)
+    yield from scans(s, x, count, 1, "block-selector", x.head_dim * DTYPE_BYTES[s.plan.activations_dtype])
+
+
+def _block_decode(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """Keys and values of the chosen blocks, for each KV head its own."""
+    kv_heads, width = _kv_heads(s, a), a.head_dim + a.v_head_dim
+    heads = a.num_heads / s.plan.tp / kv_heads * s.work.rows_per_seq
+    entries = np.minimum(seen_in_decode(s), _indexer(a).top_k)
+    shape = Reading(s.work.decode_seqs * kv_heads, heads, entries, width)
+    yield read(s, "block-decode", count, shape, width * DTYPE_BYTES[s.plan.kv_dtype], s.plan.kv_dtype)
+
+
+def _block_prefill(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    seqs, new, past = prompt_sizes(s)
+    most, width = _indexer(a).top_k, a.head_dim + a.v_head_dim
+    chosen = (seqs * chosen_pairs(new, past, most), np.minimum(new + past, most))
+    group = a.num_heads / s.plan.tp / _kv_heads(s, a)
+    yield choose(s, "block-prefill", count, a, chosen, width, width * DTYPE_BYTES[s.plan.kv_dtype], group)
+
+
+def _kv_heads(s: Step, a: Attention) -> Number:
+    return a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
+
+
+def _indexer(a: Attention) -> Indexer:
+    assert a.indexer
+    return a.indexer
+
+
+BLOCKS = choosing(projections, _block_selector, _block_decode, _block_prefill)

@@ -1,0 +1,271 @@
+"""One line of an audit: what was predicted, what a run left behind, and whether they agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from commtax.evidence.thresholds import levels
+from commtax.evidence.usage import Usage
+from commtax.question import Question
+from commtax.spec import Plan
+from commtax.statement import Note, Refusal
+from commtax.timeline import Timeline
+from commtax.verbs.billing import StepBill, price
+from commtax.verbs.checking import positive
+
+AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
+FAULT = "fault"  # of a whole audit: a culprit is named
+LEVEL = levels(__name__)
+PHASES = ("decode", "prefill", "mixed", "train")
+"""Steps that can be compared: of traces the first three, of training logs the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``difference`` is relative to the prediction, or to ``base`` where the prediction is what that leaves.
+
+    ``unit`` is s, bytes, tokens, share or "" for a count. ``code`` says what is compared, whatever else the item tells.
+    ``evidence`` is a measured headline figure (step, token times, throughput, memory, a collective's time) beside its prediction:
+    it alone can make a run agree. Identities, floors and sizes of the plan can only refute it.
+    """
+
+    item: str
+    predicted: float | None
+    measured: float | None
+    unit: str = ""
+    tolerance: float = 0.0
+    reason: str = ""
+    base: float | None = None
+    verdict: str = UNKNOWN
+    evidence: bool = False
+    low: float | None = None  # the range of the prediction, where it has one beside the tolerance
+    high: float | None = None
+    of: str = ""  # the kind of collective, the clock …: which of several figures under one code
+    told: bool = False  # the reason describes the figure (its range, how often it was printed), and is none for lacking a verdict
+
+    @property
+    def code(self) -> str:
+        return self.item.code if isinstance(self.item, Note) else self.item
+
+    @property
+    def difference(self) -> float | None:
+        if self.predicted is None or self.measured is None:
+            return None
+        base = self.predicted if self.base is None else self.base
+        if base == 0:
+            return 0.0 if self.measured == 0 else math.inf
+        return (self.measured - self.predicted) / base
+
+    def judged(self) -> Finding:
+        """Agree within the tolerance, else disagree for the reason; unknown where one side is missing.
+
+        >>> Finding("weights", 7.5, 15.0, "bytes", 0.02, "as if not split").judged().verdict
+        'disagree'
+        """
+        if self.difference is None:
+            return self
+        near = abs(self.difference) <= self.tolerance * (1 + 1e-9)
+        return replace(self, verdict=AGREE if near else DISAGREE, reason="" if near else self.reason)
+
+    def undecided(self, why: str) -> Finding:
+        """The same figures without a verdict: what was measured is not what was predicted."""
+        return replace(self, verdict=UNKNOWN, reason=why, evidence=False)
+
+    def unsure(self, why: str) -> Finding:
+        """… where the prediction itself is assumed: it cannot agree, and while it is far off nothing else can."""
+        return replace(self, verdict=UNKNOWN, reason=why)
+
+    @property
+    def near(self) -> bool:
+        """Whether the measured figure is within the tolerance of the prediction, or inside its range."""
+        if self.difference is None or self.measured is None:
+            return False
+        inside = self.low is not None and self.high is not None and self.low <= self.measured <= self.high
+        return inside or abs(self.difference) <= self.tolerance * (1 + 1e-9)
+
+    @property
+    def far_off(self) -> bool:
+        """Whether an assumed prediction is contradicted by what was measured."""
+        return self.evidence and self.verdict == UNKNOWN and self.difference is not None and not self.near
+
+
+def assumed(priced: StepBill) -> str:
+    """Why seconds of a step are no yardstick; "" where they are calibrated."""
+    lines = [x for x in priced.lines if x.kind in ("compute", "comm") and x.source.kind == "assumed"]
+    weak = dict.fromkeys(x.source.detail for x in lines)
+    return f"seconds of {priced.question.cluster.chip.key} are assumed ({'; '.join(weak)}): calibrate first" if weak else ""
+
+
+@dataclass(frozen=True)  # without slots: whether to trust it is asked once
+class Claim:
+    """What the user says ran: a question, and the workload; None is as the file has it."""
+
+    question: Question
+    batch: int | None = None
+    context: int | None = None
+    output_len: int | None = None
+    tolerance: float = LEVEL.seconds_tolerance
+    strict: bool = False  # the tolerance decides alone: no range and no distrust of constants excuses a difference
+
+    def __post_init__(self) -> None:
+        if self.question.phase not in PHASES:
+            raise Refusal(f"phase '{self.question.phase}': one of {', '.join(PHASES)}", "phase")
+        for name in ("batch", "context", "output_len"):
+            if getattr(self, name) is not None:
+                positive(getattr(self, name), name)
+
+    @property
+    def plan(self) -> Plan:
+        return self.question.plan
+
+    @property
+    def tp(self) -> int:
+        return int(self.plan.tp)
+
+    def bill(self, phase: str = "decode", batch: int = 1, context: int = 1024, **changes: str | int) -> StepBill:
+        """The priced step of this plan."""
+        return price(self.question.but(phase=phase, batch=batch, context=context, **changes))
+
+    @cached_property
+    def distrust(self) -> str:
+        """Why seconds of this cluster are no yardstick; "" where they are calibrated."""
+        return assumed(self.bill())
+
+    def seconds(
+        self, item: str, predicted: float | None, measured: float | None, reason: str = "", base: float | None = None
+    ) -> Finding:
+        """A comparison of times, decided only where the prediction rests on measurements."""
+        finding = Finding(item, predicted, measured, "s", self.tolerance, reason, base, evidence=True)
+        return finding.unsure(self.distrust) if self.distrust and not self.strict else finding.judged()
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What binds or costs, in words; what to change, and what that would gain. ``share`` is of the step (or of the request)."""
+
+    code: str
+    said: str
+    cost_s: float | None = None  # a step, where a step is what is told
+    share: float | None = None
+    change: str = ""
+    gain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Who is to blame: one of ``CULPRITS``; None where it is no rank's, or since the beginning."""
+
+    kind: str
+    rank: int | None
+    since_s: float | None  # of the trace's own time
+    said: str = ""
+
+
+CULPRITS = ("slow rank", "late rank", "slow link", "starved stage", "lost overlap")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step of one rank, each second once but for ``hidden_s``, which ``compute_s`` holds already."""
+
+    rank: int
+    index: int
+    name: str
+    start_s: float
+    compute_s: float
+    exposed_s: float
+    hidden_s: float
+    copy_s: float
+    idle_s: float
+    usual: bool = True  # like most steps of the run: what is told of a step is told of these
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """Collectives alike, of all ranks together: counts and bytes are of one rank, seconds the sum of one rank's."""
+
+    op: str
+    algorithm: str
+    group: str
+    ranks: int
+    count: int
+    nbytes: float | None  # all of them together; None where the trace has no sizes
+    wire_s: float
+    wait_s: float
+    hidden_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Collectives of one kind and group size: a rank's in a usual step, where steps are told, else all."""
+
+    count: float = 0.0
+    nbytes: float | None = 0.0
+    wire_s: float = 0.0
+    wait_s: float = 0.0
+    hidden_s: float = 0.0
+    algorithms: tuple[str, ...] = ()
+
+    @property
+    def exposed_s(self) -> float:
+        return max(0.0, self.wire_s + self.wait_s - self.hidden_s)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """Device work under one name, in the steps that are told, of all ranks together: its seconds a step of a rank."""
+
+    name: str
+    kind: str  # compute | comm | copy | wait
+    count: float  # a step
+    seconds: float  # a step
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What one file (or the ranks of one job) says."""
+
+    kind: str  # log | trace | flight | bench | training | collectives | links | monitor | topology | state | crash
+    files: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[Note, ...] = ()
+    usage: tuple[tuple[int, Usage], ...] = ()  # rank, and how its typical step was spent
+    causes: tuple[Cause, ...] = ()  # dearest first
+    culprit: Culprit | None = None
+    steps: tuple[StepRow, ...] = ()
+    collectives: tuple[CollectiveRow, ...] = ()
+    kernels: tuple[KernelRow, ...] = ()  # dearest first, the first few hundred
+    facts: Mapping[str, str] = field(default_factory=dict)  # versions, flags, hosts, transports: what two runs may differ in
+    measured: Timeline | None = None  # a typical step of the first ranks, from its own beginning
+    sent: Mapping[tuple[str, int], Sent] | None = None  # in a usual step, by kind and group size; None where no step is told
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """``claim`` is None where nobody said what ran: then it is told what happened, and not whether it should have."""
+
+    claim: Claim | None
+    sections: tuple[Section, ...]
+    notes: tuple[Note, ...] = ()  # on the files that were handed over
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(f for s in self.sections for f in s.findings)
+
+    def count(self, verdict: str) -> int:
+        return sum(f.verdict == verdict for f in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """Fault where somebody is to blame; disagree if anything does; agree if evidence does and none is far off; else unknown."""
+        if self.culprit or self.count(DISAGREE):
+            return FAULT if self.culprit else DISAGREE
+        agreed = any(f.evidence and f.verdict == AGREE for f in self.findings)
+        return AGREE if agreed and not any(f.far_off for f in self.findings) else UNKNOWN
+
+    @property
+    def culprit(self) -> Culprit | None:
+        return next((s.culprit for s in self.sections if s.culprit), None)

@@ -1,0 +1,27 @@
+"""How other programs word what is read of them: ``wordings.toml`` of each room, regular expressions by module."""
+
+import re
+from collections.abc import Mapping
+
+from commtax.files import table
+
+
+class Patterns:
+    """The expressions of one module as attributes, each compiled when it is first asked for: most files need few of them."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = texts
+
+    def __getattr__(self, name: str) -> re.Pattern[str]:
+        try:
+            compiled = re.compile(self._texts[name])
+        except KeyError:
+            raise AttributeError(name) from None
+        vars(self)[name] = compiled
+        return compiled
+
+
+def patterns(module: str) -> Patterns:
+    """Those of a module, by its dotted name."""
+    room, *_, name = module.removeprefix("commtax.").split(".")
+    return Patterns(table(f"{room}/wordings.toml")[name])

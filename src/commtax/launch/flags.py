@@ -1,0 +1,193 @@
+"""The flags of launch commands: one table per engine (``flags`` in its file of the catalogue), by which they are read and written.
+
+A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
+``ratio`` (a share that may be 0), ``text``, ``name`` (a word of theirs for one of ours, in ``names``), ``on`` (a switch).
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
+
+from commtax.catalog.programs import flag_table
+from commtax.files import table
+from commtax.records import dataclass
+from commtax.statement import Note, Refusal
+from commtax.units import parse_count, parse_fraction
+
+Value = int | float | str | bool
+Flags = Mapping[str, tuple[str, str]]
+"""The field and the kind of a flag, underscores in its name as dashes."""
+RULES = {
+    "int": "a whole number from 1 to 2^48 is needed",
+    "count": "a whole number is needed, such as 4096 or 32k",
+    "share": "a fraction above 0 and at most 1 is needed",
+    "ratio": "a fraction from 0 to 1 is needed",
+}
+"""What the kinds of values must be."""
+KINDS = (*RULES, "text", "name", "on")
+PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
+LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
+AS_LONG_AS_FITS = ("shards", "max_model_len")  # which -1 leaves to the engine
+COMMON = table("launch/common.toml")
+"""What programs have in common: flags and variables that change no price, and what they call what we call otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlagTable:
+    """How one program is told things."""
+
+    flags: Flags
+    written: Mapping[str, str]  # the flag of a field
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of a field's values: theirs and ours
+    libraries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # variables whose words name other collectives
+
+    def theirs(self, name: str, ours: str) -> str:
+        """Their word for a value; "" where they have none."""
+        return next((word for word, value in self.names[name].items() if value == ours), "")
+
+    def spell(self, **facts: Value) -> list[str]:
+        """The flags that tell the program these facts, in their order; 0, "" and False are left to it.
+
+        >>> flags_of("vllm").spell(tp=2, eager=True, max_num_seqs=0, gpu_memory_utilization=0.9)
+        ['--tensor-parallel-size 2', '--enforce-eager', '--gpu-memory-utilization 0.9']
+        """
+        return [f"--{self.written[name]}{_written(value)}" for name, value in facts.items() if value]
+
+
+def _written(value: Value) -> str:
+    return "" if value is True else f" {value:g}" if isinstance(value, float) else f" {value}"
+
+
+def _flags(rows: Mapping[str, Mapping[str, str]]) -> tuple[Flags, dict[str, str]]:
+    """The fields of flags, and the flag that each field is written by."""
+    spelled = [(name, kind, flags.split()) for kind in KINDS for name, flags in rows.get(kind, {}).items()]
+    flags = {flag.replace("_", "-"): (name, kind) for name, kind, spellings in spelled for flag in spellings}
+    return flags, {name: spellings[0] for name, _, spellings in spelled}
+
+
+QUIET, _ = _flags(COMMON)
+"""Flags of any program that change no price."""
+TORCHRUN = FlagTable(*_flags(COMMON["torchrun"]))
+
+
+@lru_cache(maxsize=64)
+def flags_of(engine: str) -> FlagTable:
+    """The flags of an engine."""
+    own = flag_table(engine)
+    return FlagTable(*_flags(own), {**COMMON["names"], **own.get("names", {})}, own.get("libraries", {}))
+
+
+def command_of(engine: str) -> ModuleType:
+    """The module that knows what an engine's flags mean together: it understands its command, and writes it."""
+    return import_module(f"commtax.launch.{engine.replace('-', '_')}_command")
+
+
+@dataclass(slots=True)
+class FlagReading:
+    """What a command was read to say: values by field, remarks, and what is not understood."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+    def number(self, name: str, usual: int = 0) -> int:
+        return int(self.values.get(name, usual))
+
+    def text(self, name: str, usual: str = "") -> str:
+        return str(self.values.get(name, usual))
+
+    def on(self, name: str) -> bool:
+        return bool(self.values.get(name))
+
+    def note(self, code: str, text: str) -> None:
+        self.notes.append(Note(code, text))
+
+    def take(self, args: list[str], own: FlagTable) -> list[str]:
+        """Keep what flags say; what has no meaning is unread. Returns the words that belong to no flag."""
+        loose = []
+        for name, value, written in _pairs(args, own.flags):
+            switch, kind = own.flags.get(name.removeprefix("no-"), ("", ""))
+            if not name:
+                loose.append(written)
+            elif name in own.flags:
+                self._keep(own, name, value, written)
+            elif name in QUIET or (value is not None and COMMON["unmodelled"].get(name) == value):
+                continue
+            elif kind == "on":
+                self.values.pop(switch, None)
+            else:
+                self.unread.append(written)
+        return loose
+
+    def _keep(self, own: FlagTable, flag: str, value: str | None, written: str) -> None:
+        """Keep a value, or refuse it by the rule that it breaks. What is left to the engine is not kept."""
+        name, kind = own.flags[flag]
+        try:
+            said = _value(name, kind, value)
+        except ValueError as rule:
+            raise Refusal(f"from: '{written}': {rule}", "from") from None
+        if kind == "name":
+            ours = {theirs.lower(): word for theirs, word in own.names[name].items()}
+            self.unread += [] if str(said).lower() in ours else [written]
+            said = ours.get(str(said).lower(), "")
+        if said is not None:
+            self.values[name] = said
+
+
+def _value(name: str, kind: str, value: str | None) -> Value | None:
+    """What a flag's word says; None leaves it to the engine."""
+    if kind == "on":
+        return True if str(value).lower() not in ("false", "0", "no") else None
+    if value is None:
+        raise Refusal("the flag needs a value", "from")
+    if kind in ("text", "name"):
+        return value
+    if value.lower() in LEFT_TO_THE_ENGINE:
+        return None
+    if "$" in value:
+        raise Refusal("the variable is not set in what was pasted", "from")
+    try:
+        number = PARSERS[kind](value, name)
+    except ValueError:
+        raise Refusal(RULES[kind], "from") from None
+    if number == -1 and name in AS_LONG_AS_FITS:
+        return None
+    if not {"int": number >= 1, "count": True, "share": 0 < number <= 1, "ratio": 0 <= number <= 1}[kind]:
+        raise Refusal(RULES[kind], "from")
+    return number
+
+
+def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str]]:
+    """(flag, value, both as written) in order; the flag is "" for a word that belongs to none."""
+    at = 0
+    while at < len(args):
+        word, at = args[at], at + 1
+        if not _is_flag(word):
+            yield "", word, word
+            continue
+        name, equals, value = word.partition("=")
+        name = plain(name)
+        kind = (flags.get(name) or QUIET.get(name) or ("", ""))[1]
+        if equals:
+            yield name, value, word
+        elif kind != "on" and at < len(args) and not _is_flag(args[at]):
+            yield name, args[at], f"{word} {args[at]}"
+            at += 1
+        else:
+            yield name, None, word
+
+
+def plain(flag: str) -> str:
+    """A flag's name as tables have it.
+
+    >>> plain("--tp_size")
+    'tp-size'
+    """
+    return flag.lstrip("-").replace("_", "-")
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not re.fullmatch(r"-?\d+(\.\d+)?", word)

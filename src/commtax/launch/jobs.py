@@ -1,0 +1,128 @@
+"""A job, the command of one of its servers, and what any engine is told."""
+
+import math
+import shlex
+
+from commtax import catalog
+from commtax.launch.flags import Value, flags_of
+from commtax.question import Question
+from commtax.records import dataclass
+from commtax.spec import Model, Plan
+from commtax.statement import Refusal
+
+MASTER = "$MASTER_ADDR"
+EVERY_HOST = "# run it on every host, NODE_RANK 0, 1, …"
+RANK = "--node-rank $NODE_RANK"
+PORT = 8100  # first port of servers for prompts and of those that decode
+Address = tuple[str, int]
+"""Host and port."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchJob:
+    """A plan cut into equal servers: ``dp`` groups inside each, ``servers`` of them beside each other."""
+
+    engine: str
+    question: Question
+    dp: int
+    servers: int = 1
+    address: str = MASTER  # where the hosts of one server meet
+    apart: bool = False  # it has either prompts or decodes, not both
+
+    @property
+    def plan(self) -> Plan:
+        return self.question.plan
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one server."""
+        return int(self.plan.num_gpus) // int(self.plan.dp) * self.dp
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of one server."""
+        return math.ceil(self.gpus / self.question.cluster.gpus_per_host)
+
+
+def model_id(model: Model) -> str:
+    """The name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
+    name = next((a for a in model.aliases if "/" in a), model.key)
+    if not name.isprintable():
+        raise Refusal(f"emit: no command can hold the model's name {name!r}; rename the folder", "emit")
+    return shlex.quote(name)
+
+
+def above_one(size: float) -> int:
+    """A size that is worth a flag, else 0."""
+    return int(size) if size > 1 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Its arguments, the variables before them, the settings that it reads from a file, and what is said below."""
+
+    args: list[str]
+    variables: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    remark: str = ""
+    warning: str = ""  # said above
+
+    def line(self, file: str) -> str:
+        """The command itself."""
+        return " ".join([*self.variables, *self.args, *([f"--config {file}.yaml"] if self.settings else [])])
+
+    def written(self, file: str) -> list[str]:
+        """The lines that write its settings."""
+        return [f"cat > {file}.yaml <<EOF", *self.settings, "EOF"] if self.settings else []
+
+
+def server_flags(job: LaunchJob, **own: Value) -> list[str]:
+    """What a server is told, and an engine's ``own`` way to say some of it; for the rest of it the engine has no flag.
+
+    Weights that the engine quantises itself are told too; other types need a checkpoint that has them.
+    """
+    plan, limits, how = job.plan, job.question.limits, job.question.what_if
+    weights = "" if job.question.model.quant else plan.weights_dtype
+    whole = job.question.model.tower is not None and plan.tower == "data" and bool(plan.tp > 1)
+    facts: dict[str, Value] = {
+        "tp": above_one(plan.tp),
+        "pp": above_one(plan.pp),
+        "dp": above_one(job.dp),
+        "dp_attention": False,
+        "ep": above_one(plan.ep),
+        "expert_parallel": bool(plan.ep > 1),
+        "ep_backend": how.ep_backend,
+        "a2a": "",
+        "deepep_mode": "",
+        "quantization": "fp8" if weights == "fp8" else "",
+        "compute": "float32" if weights == "fp32" else "",
+        "kv_dtype": "fp8" if plan.kv_dtype == "fp8" else "",
+        "max_model_len": limits.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "gpu_memory_utilization": float(limits.gpu_memory_utilization),
+        "lora": bool(plan.lora_rank),
+        "lora_rank": plan.lora_rank,
+        "max_loras": plan.max_loras if plan.lora_rank else 0,
+        "eplb": bool(plan.redundant),
+        "redundant_experts": int(plan.redundant),
+        "eplb_config": "",
+        "eager": how.eager,
+        "graphs": "",
+        "plain_nccl": how.library == "nccl",
+        "tower": "data" if whole else "",
+        "tower_data": whole,
+        **own,
+    }
+    own_flags = flags_of(job.engine)
+    return own_flags.spell(**{name: value for name, value in facts.items() if name in own_flags.written})
+
+
+def checkpoint_remark(job: LaunchJob) -> list[str]:
+    """Said where the plan's weights are of a type that the engine does not make itself."""
+    wanted, model, quant = job.plan.weights_dtype, job.question.model, job.question.model.quant
+    stored = quant.dtype if quant else model.dtype
+    made = ("bf16", "fp16", "fp32", *["fp8"] * catalog.engine(job.engine).kernels.quantises)
+    if wanted in ("", stored) or (wanted in made and not quant):
+        return []
+    return [f"# needs a checkpoint in {wanted}: put its name for {model_id(model)}, which is in {stored}"]

@@ -1,0 +1,368 @@
+"""Servers that YAML describes: manifests of Kubernetes and Compose, values of charts, settings of an engine.
+
+Whatever the kind of a document, a server is a container that starts one; what it is told outside its words (replicas, hosts,
+GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing here knows what flags mean.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from commtax.catalog.programs import programs
+from commtax.files import Document, table
+from commtax.launch.flags import flags_of
+from commtax.launch.shell import assignments, script_of, split, substituted
+from commtax.records import dataclass
+from commtax.statement import Refusal
+
+Yaml = Any
+"""Text, a list or a mapping with text for keys, as its author wrote it: numbers are text too."""
+MAX_SIGNS = 262_144
+MAX_NODES = 50_000  # aliases may name each other many times over
+MAX_DEPTH = 60
+OPENS = re.compile(
+    r"(?:\s*+(?:#[^\n]*+)?\n)*+\s*+(?:---|%YAML|\{\s*\"|- +[\w\"']+ *:\s|[\"']?[A-Za-z_][\w./-]*+[\"']?[ \t]*+:(?:\s|$))"
+)
+PLACE = re.compile(r"(?<![\"'`\w])\{\{[^{}\n]{0,200}\}\}")  # of a value that somebody is to fill in; no YAML has it bare
+ROLES = ("prefill", "decode")
+GPUS = re.compile(r"(?:nvidia\.com/(?:gpu|mig-\S+)|amd\.com/gpu|gpu\.intel\.com/\S+|habana\.ai/gaudi|google\.com/tpu|gpu)")
+_TABLE = table("launch/manifests.toml")
+COUNTS, NAMES, MODELS, ENVIRONMENTS, SETTINGS, ARGUMENTS = (
+    tuple(_TABLE[name].split()) for name in ("counts", "names", "models", "environments", "settings", "arguments")
+)
+NO_FLAGS = (*COUNTS, *NAMES, *MODELS, *_TABLE["no_flags"].split())
+SKIPPED = frozenset(_TABLE["skipped"].split())
+BESIDE = re.compile(_TABLE["beside"], re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedServer:
+    """A server as it is described: its words, or the script of its shell, and what stands around it."""
+
+    name: str = ""
+    engine: str = ""  # as its image or its kind tells it; "" where only its words can
+    guessed: bool = False  # … or only the names of its settings
+    image: str = ""
+    words: tuple[str, ...] = ()
+    script: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    told: Mapping[str, str] = field(default_factory=dict)  # fields of ours that its words may leave out
+    replicas: int = 1
+    ordered: bool = False  # replicas that know their number, so that they may be hosts of one server
+    hosts: int = 1
+    gpus: int = 0  # of a host
+
+
+def _engines(part: str) -> dict[str, str]:
+    """Engines by their ``names``, ``images``, ``kinds`` or ``keys`` in manifests."""
+    return {word: one.key for one in programs() for word in getattr(one, part)}
+
+
+def is_manifest(text: str) -> bool:
+    """Whether a text opens as YAML does, and no command or script.
+
+    >>> is_manifest("# a\\napiVersion: v1"), is_manifest("vllm serve x"), is_manifest("X=1\\nvllm serve x")
+    (True, False, False)
+    """
+    return bool(OPENS.match(text[:10_000] + "\n"))
+
+
+def read(text: str, source: str) -> tuple[list[DescribedServer], dict[str, str], int]:
+    """The servers of all documents, files that stand in them by their name, and how many containers were looked at."""
+    documents = [_plain(d, [0], 0) for d in _loaded(text, source)]
+    looked: list[Yaml] = []
+    served = [s for document in documents for s in _walk(document, DescribedServer(), "", looked)]
+    files: dict[str, str] = {}
+    for document in documents:
+        if isinstance(document, dict) and document.get("kind") == "ConfigMap" and isinstance(document.get("data"), dict):
+            files |= {name: value for name, value in document["data"].items() if isinstance(value, str)}
+    return served, files, len(looked)
+
+
+def _loaded(text: str, source: str) -> list[Yaml]:
+    """All documents, every scalar as text."""
+    import yaml  # only for those who hand over YAML
+
+    if len(text) > MAX_SIGNS:
+        raise Refusal(f"from{source}: longer than {MAX_SIGNS:,} signs of YAML; hand over the part that starts the server", "from")
+    loader, text = getattr(yaml, "CBaseLoader", yaml.BaseLoader), PLACE.sub("$TEMPLATED", text)
+    try:
+        _judge_depth(yaml.parse(text, Loader=loader), source)
+        return list(yaml.load_all(text, Loader=loader))
+    except Refusal:
+        raise
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        advice = "; render a template first (helm template)" if "{{" in text else ""
+        raise Refusal(f"from{source}: not valid YAML{where}{advice}", "from") from None
+
+
+def _judge_depth(events: Iterator[Any], source: str) -> None:
+    """Refuse what is nested too deep before anything is made of it: the parser's own stack has an end, and no guard."""
+    depth = 0
+    for event in events:
+        kind = type(event).__name__
+        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
+        if depth > MAX_DEPTH:
+            raise Refusal(f"from{source}: YAML nested deeper than {MAX_DEPTH}; hand over the part that starts the server", "from")
+
+
+def _plain(node: Yaml, seen: list[int], depth: int) -> Yaml:
+    """The tree with what ``<<`` merges merged, and documents that stand in it as text read."""
+    seen[0] += 1
+    if seen[0] > MAX_NODES or depth > MAX_DEPTH:
+        raise Refusal("from: more YAML than is read; hand over the part that starts the server", "from")
+    if isinstance(node, list):
+        return [_plain(x, seen, depth + 1) for x in node]
+    if not isinstance(node, dict):
+        return node
+    own = {str(key): _plain(value, seen, depth + 1) for key, value in node.items()}
+    if isinstance(own.get("serveConfigV2"), str):  # Ray's settings inside its custom resource
+        own["serveConfigV2"] = [_plain(d, seen, depth + 1) for d in _loaded(own["serveConfigV2"], "")]
+    merged = own.pop("<<", {})
+    for part in merged if isinstance(merged, list) else [merged]:
+        own = {**part, **own} if isinstance(part, dict) else own
+    return own
+
+
+def _walk(node: Yaml, around: DescribedServer, key: str, looked: list[Yaml]) -> Iterator[DescribedServer]:
+    """The servers at and below a place."""
+    if isinstance(node, list):
+        for part in node:
+            yield from _walk(part, around, key, looked)
+        return
+    if not isinstance(node, dict):
+        return
+    around = _inside(node, around, key)
+    if _is_container(node, key):
+        looked.append(node)
+        if found := _server(node, around):
+            yield found
+            return
+    below = {name: list(_walk(node[name], around, name, looked)) for name in _parts(node)}
+    own = any(below[name] for name in below if name not in ROLES)
+    if around.engine and not own and (node.get("parallelism") or isinstance(node.get("model"), dict)):
+        yield replace(around, words=("serve",))  # an operator's own container, without a word of ours
+    for served in below.values():
+        yield from served
+
+
+def _parts(node: Document) -> list[str]:
+    """Keys below which servers may stand; the other hosts of a server that has a leader repeat it."""
+    kept = [name for name in node if name not in SKIPPED]
+    if "leaderTemplate" in node:
+        kept.remove("workerTemplate") if "workerTemplate" in kept else None
+    if "template" in node or "model" in node:
+        kept = [name for name in kept if name not in ("worker", "workerSpec")]
+    return kept
+
+
+def _is_container(node: Document, key: str) -> bool:
+    """Whether a mapping may start a program."""
+    words = any(name in node for name in ("args", "command", "entrypoint"))
+    return (
+        key in ("containers", "mainContainer", "container", *SETTINGS)
+        or (words and any(name in node for name in ("image", "modelFormat", "engine", "repository")))
+        or any(name in node for name in _engines("keys"))
+        or (isinstance(node.get("image"), dict) and any(name in node["image"] for name in ("command", "args")))
+        or (isinstance(node.get("run"), str) and "resources" in node)
+        or _is_settings(node)
+    )
+
+
+def _is_settings(node: Document) -> bool:
+    """Whether a mapping's own keys are the first engine's flags, as in the file of its ``--config``."""
+    flags = flags_of(programs()[0].key).flags
+    fields = [flags.get(dashed(name), ("", ""))[0] for name in node if "-" in name.replace("_", "-")]
+    return any(name in ("tp", "max_model_len", "pp", "dp") for name in fields)
+
+
+def dashed(name: str) -> str:
+    """A key in any spelling as flags have it.
+
+    >>> dashed("tensorParallelSize"), dashed("max_model_len"), dashed("enableLoRA")
+    ('tensor-parallel-size', 'max-model-len', 'enable-lora')
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name.replace("LoRA", "Lora")).replace("_", "-").lower().lstrip("-")
+
+
+def _inside(node: Document, around: DescribedServer, key: str) -> DescribedServer:
+    """What a mapping says of the servers in it."""
+    role = _role(node, key)
+    if role and key in ROLES:  # a pool of its own: sizes of the pool beside it are not its own
+        around = replace(around, replicas=1, told={k: v for k, v in around.told.items() if k == "model"})
+    told = {**around.told, **_sizes(node), **({"role": role} if role else {})}
+    if model := _model(node):
+        told["model"] = model
+    engine = _engines("kinds").get(str(node.get("kind")), "") or _engine(node) or around.engine
+    env = {**around.env, **{k: v for name in ENVIRONMENTS for k, v in assignments(node.get(name)).items()}}
+    hosts = _number(node, "size") if key == "leaderWorkerTemplate" else _number(node.get("multinode"), "nodeCount")
+    hosts = hosts or _number(node.get("workerSpec"), "pipelineParallelSize")
+    counted = [_number(node, name) for name in COUNTS if str(node.get(name, "")).isdigit()]
+    deploy = node.get("deploy")
+    counted += [_number(deploy, "replicas")] if isinstance(deploy, dict) and "replicas" in deploy else []
+    return replace(
+        around,
+        name=_name(node, key) or around.name,
+        engine=engine,
+        env=env,
+        told=told,
+        replicas=counted[0] if counted else around.replicas,
+        ordered=around.ordered or node.get("kind") == "StatefulSet",
+        hosts=hosts or around.hosts,
+        gpus=_gpus(node) or around.gpus,
+    )
+
+
+def _name(node: Document, key: str) -> str:
+    own = node.get("metadata") if isinstance(node.get("metadata"), dict) else node
+    names = [own[name] for name in NAMES if isinstance(own.get(name), str)] if isinstance(own, dict) else []
+    listed = key if ("image" in node or "componentType" in node or "extraPodSpec" in node) and key not in ("containers", "") else ""
+    return "" if key in ("containers", "mainContainer", "model", "metadata") else (listed or "".join(names[:1]))[:80]
+
+
+def _role(node: Document, key: str) -> str:
+    """Prompts or decoding, by a key, a name, a label or a type that says so."""
+    above = node.get("metadata")
+    held = [part.get("labels") for part in (node, above) if isinstance(part, dict)]
+    said = [v for labels in held if isinstance(labels, dict) for k, v in labels.items() if k.rpartition("/")[2] == "role"]
+    said += [node.get(name) for name in ("subComponentType", "componentType", "type", "role", "name")] + [key]
+    cache_settings = node.get("lmcacheConfig")
+    if isinstance(cache_settings, dict):
+        said.insert(0, {"kv_producer": "prefill", "kv_consumer": "decode"}.get(str(cache_settings.get("kvRole")), ""))
+    found = re.search("prefill|decode", " ".join(x for x in said if isinstance(x, str)), re.I)
+    beside = isinstance(node.get("prefill"), dict) and "decode" not in node  # who has a pool for prompts decodes
+    return found[0].lower() if found else "decode" if beside else ""
+
+
+def _sizes(node: Document) -> dict[str, str]:
+    """Sizes that stand beside a container instead of in its words; in scripts they have names of their own."""
+    known = _TABLE["parallelism"]
+    parts = [part for name in ("parallelism", "workerSpec") if isinstance(part := node.get(name), dict)]
+    sizes = {known[theirs]: str(value).lower() for part in parts for theirs, value in part.items() if theirs in known}
+    return {ours: value for ours, value in sizes.items() if value not in ("", "false")}
+
+
+def _model(node: Document) -> str:
+    """A model's name beside a container, its place on the Hub before any other."""
+    parts = [node, *(node[k] for k in ("model", "modelArtifacts", "model_loading_config") if isinstance(node.get(k), dict))]
+    found = [part[k] for part in parts for k in MODELS if isinstance(part.get(k), str)]
+    hub = [f.partition("://")[2].partition(":")[0] for f in found if f.startswith(("hf://", "huggingface://"))]
+    named = [part["name"] for part in parts[1:] if isinstance(part.get("name"), str)]
+    plain = [f for f in found if "://" not in f]
+    return next(iter([*hub, *plain, *named]), "") if found else ""
+
+
+def _engine(node: Document) -> str:
+    """The engine that a key, or else an image, names."""
+    form = node.get("modelFormat")
+    said = [node.get(k) for k in ("engine", "modelCommand", "backendFramework")]
+    said += [form.get("name")] if isinstance(form, dict) else []
+    named = [_engines("names").get(str(word).lower(), "") for word in said if isinstance(word, str)]
+    keyed = [engine for key, engine in _engines("keys").items() if key in node]
+    return next((engine for engine in (*named, *keyed) if engine), "")
+
+
+def _image(node: Document) -> str:
+    """An image with its tag."""
+    own = node.get("image", node)
+    if isinstance(own, dict):
+        name, tag = own.get("repository", own.get("name", "")), own.get("tag", "")
+        return f"{name}:{tag}" if isinstance(name, str) and isinstance(tag, str) and "repository" in own else ""
+    return own if isinstance(own, str) else ""
+
+
+def _imaged(image: str) -> str:
+    name = image.partition("@")[0].rsplit(":", 1)[0] if ":" in image.rsplit("/", 1)[-1] else image
+    if BESIDE.search(name.rsplit("/", 1)[-1]):
+        return ""
+    return next((engine for part, engine in _engines("images").items() if part in name), "")
+
+
+def _server(node: Document, around: DescribedServer) -> DescribedServer | None:
+    """The server of a container, or None where it starts something else, or nothing that is known."""
+    image = _image(node)
+    own = node.get("image")
+    inner = {**node, **own} if isinstance(own, dict) else node
+    env = around.env
+    sizes = {theirs: around.told[ours] for theirs, ours in _TABLE["sizes"].items() if ours in around.told}
+    hidden = {"LWS_GROUP_SIZE": str(around.hosts), **sizes}
+    if around.gpus:
+        hidden["SKYPILOT_NUM_GPUS_PER_NODE"] = str(around.gpus)
+    known = hidden | {k: substituted(v, hidden | dict(env)) for k, v in env.items()}
+    words = [substituted(w, known) for w in _words(inner)]
+    script, words = script_of(words)
+    if not script and isinstance(node.get("run"), str):
+        script = substituted(node["run"], known)
+    if not words and not script and not _is_settings(inner) and not around.told.get("model"):
+        return None
+    engine = _imaged(image) or ("" if BESIDE.search(f"{node.get('name', '')} {image}") else around.engine)
+    guessed = not engine and _is_settings(inner)
+    engine = programs()[0].key if guessed else engine
+    return replace(around, engine=engine, guessed=guessed, image=image, words=tuple(words), script=script, env=env)
+
+
+def _words(node: Document) -> list[str]:
+    """The words of a container: of its program, of its arguments, of settings that become such."""
+    words: list[str] = []
+    for key in ("entrypoint", "command", "args"):
+        value = node.get(key, "")
+        listed = [w for w in value if isinstance(w, str)] if isinstance(value, list) else []
+        words += split(value) if isinstance(value, str) else listed
+    for settings in (*map(node.get, SETTINGS), node if _is_settings(node) else None):
+        if isinstance(settings, dict):
+            words += _flags(settings)
+    for name, value in assignments(node.get("env")).items():
+        words += split(value) if name in ARGUMENTS else []
+    return words
+
+
+def _flags(settings: Document) -> list[str]:
+    """Settings as flags, known or not; switches that are off are not there."""
+    words: list[str] = []
+    for name, value in settings.items():
+        if name in ("extraArgs", "args") and isinstance(value, list):
+            words += [w for w in value if isinstance(w, str)]
+        elif isinstance(value, str) and name not in NO_FLAGS and value.lower() not in ("false", ""):
+            words += [f"--{dashed(name)}"] if value.lower() == "true" else [f"--{dashed(name)}={value}"]
+    return words
+
+
+def settled(engine: str, around: Mapping[str, str], env: dict[str, str]) -> dict[str, str]:
+    """What is said beside a server's words, by the fields of its engine; variables that set one are taken out."""
+    own, prefixes = flags_of(engine), "|".join(one.variables for one in programs() if one.variables)
+    told = {("mode" if name == "role" and "mode" in own.written else name): value for name, value in around.items()}
+    for name in [n for n, value in env.items() if "$" not in value and value]:
+        field_, kind = own.flags.get(dashed(re.sub(rf"^(?:SM_)?(?:{prefixes})", "", name)), ("", ""))
+        field_ = _TABLE["variables"].get(name) or (field_ if kind in ("int", "count", "share") and "_" in name else "")
+        if field_ in own.written:
+            told.setdefault(field_, env.pop(name))
+    return {name: value for name, value in told.items() if name in own.written}
+
+
+def _number(node: Yaml, name: str) -> int:
+    """A whole number under a key; 0 where there is none."""
+    text = node.get(name, "") if isinstance(node, dict) else ""
+    return int(text) if isinstance(text, str) and re.fullmatch(r"[0-9]{1,6}", text) else 0
+
+
+def _gpus(node: Document) -> int:
+    """GPUs of a host, as resources ask for them."""
+    if count := _number(node, "requestGPU"):
+        return count
+    resources = node.get("resources")
+    if not isinstance(resources, dict) and isinstance(node.get("deploy"), dict):
+        resources = node["deploy"].get("resources")
+    if not isinstance(resources, dict):
+        return 0
+    chips = re.fullmatch(r"[^:]+:([0-9]{1,4})", str(resources.get("accelerators", "")))  # SkyPilot: H100:8
+    asked = [int(chips[1])] if chips else []
+    for part in (resources.get("limits"), resources.get("requests"), resources):
+        asked += [_number(part, k) for k in part if GPUS.fullmatch(k)] if isinstance(part, dict) else []
+    reserved = resources.get("reservations")
+    for device in reserved.get("devices", []) if isinstance(reserved, dict) and isinstance(reserved.get("devices"), list) else []:
+        ids = device.get("device_ids") if isinstance(device, dict) else None
+        asked += [len(",".join(map(str, ids)).split(","))] if isinstance(ids, list) else [_number(device, "count")]
+    return next((n for n in asked if n), 0)

@@ -1,0 +1,201 @@
+"""Megatron-LM's command: degrees of the plan, the model's sizes, and how layers lie on stages."""
+
+import itertools
+import re
+from collections.abc import Mapping
+
+from commtax.cost.schedules import Layout, virtual_layers
+from commtax.launch.flags import FlagReading, flags_of
+from commtax.launch.jobs import Command, LaunchJob, above_one
+from commtax.launch.torchrun import count_ranks, further_axes, global_batch, start
+from commtax.spec import OVERLAPPED, Experts, Mlp, Model, Plan
+from commtax.statement import Refusal
+
+FLAGS = flags_of("megatron")
+SCHEDULES = ("1f1b", "interleaved")
+UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
+MOST_LETTERS = 100_000  # that a layout of stages may spell out
+LAYOUT_TOKEN = re.compile(r"\*[0-9]{1,9}|.", re.DOTALL)
+
+
+def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
+    """Sizes, schedule and optimiser of a Megatron-LM job; the model is told by its sizes."""
+    count_ranks(reading)
+    values, tp = reading.values, reading.number("tp", 1)
+    values["recompute"] = reading.text("recompute") or ("selective" if reading.on("selective") else "")
+    eight = "mxfp8" if reading.text("fp8_recipe") == "mxfp8" else "fp8"
+    values["dtype"] = eight if reading.text("fp8") else "nvfp4" if reading.text("fp4") else ""
+    values["zero"] = 1 if reading.on("zero") else 0
+    chunks = _chunks(reading, reading.number("pp", 1))
+    values.pop("chunks", None)
+    if chunks > 1:
+        values |= {"schedule": "interleaved", "chunks": chunks}
+    if reading.number("expert_tp", tp) != tp:
+        reading.unread.append(f"--expert-tensor-parallel-size {values['expert_tp']}")
+    asked = {axis: reading.on(f"overlap_{axis}") for axis in ("dp", "tp", "ep")}
+    asked |= {"cp": True, "pp": chunks > 1 and not reading.on("waits_pp")}
+    values["async_axes"] = ",".join(axis for axis in OVERLAPPED if asked[axis])
+    if "expert_width" in values:  # beside dense layers, which have a width of their own
+        values["width"] = values["expert_width"]
+
+
+def _chunks(reading: FlagReading, pp: int) -> int:
+    """Chunks a rank, told in one of three ways; a split of layers other than the priced one is said."""
+    layers, chunks, each = reading.number("layers"), reading.number("chunks", 1), reading.number("layers_a_chunk")
+    if each and layers:
+        chunks = max(1, layers // pp // each)
+    asked: list[int] = []
+    if "layout" in reading.values:
+        layout = reading.text("layout")
+        asked = [sum(column) for column in zip(*layout_of(layout, pp), strict=True)]
+        chunks, layers = len(stages(layout)) // pp, layers or sum(asked)
+    elif layers and pp > 1 and any(reading.on(name) for name in UNEVEN):
+        asked = _uneven(reading, layers, pp)
+    priced = [sum(column) for column in zip(*virtual_layers(layers, pp, chunks), strict=True)] if asked else []
+    if sorted(asked) != sorted(priced):
+        theirs, ours = ("+".join(map(str, sizes)) for sizes in (asked, priced))
+        reading.note("stages", f"stages of {theirs} layers are asked for; priced as {ours}")
+    return chunks
+
+
+def stages(text: str) -> list[str]:
+    """What each virtual stage of Megatron's ``--pipeline-model-parallel-layout`` holds, in the order of the model.
+
+    ``E`` is the embedding, ``t`` a layer, ``m`` a layer of multi-token prediction, ``L`` head and loss; ``|`` ends a stage, ``*n``
+    repeats the letter or the group before it, and commas only please the eye.
+
+    >>> stages("Et*3|(tt|)*2L")
+    ['Ettt', 'tt', 'tt', 'L']
+    """
+    letters: list[str] = []
+    group, unit = 0, 0  # where a group began, how many letters a "*n" repeats
+    for token in LAYOUT_TOKEN.findall(text):
+        if token in "EtmL|":
+            letters.append(token)
+            unit = 1
+        elif token == "(":
+            group = len(letters)
+        elif token == ")":
+            unit = len(letters) - group
+        elif token[0] == "*" and unit and len(token) > 1:
+            last, times = letters[len(letters) - unit :], int(token[1:])
+            if len(letters) + unit * times > MOST_LETTERS:
+                raise Refusal(f"from: pipeline-model-parallel-layout spells out more than {MOST_LETTERS:,} letters", "from")
+            letters[len(letters) - unit :] = last * times
+            unit = 0
+        elif token not in ", '\"":
+            raise Refusal(
+                f"from: pipeline-model-parallel-layout '{text:.40}': E, t, m, L, |, (…) and *n are known, not '{token}'", "from"
+            )
+    return "".join(letters).split("|")
+
+
+def layout_of(text: str, pp: int) -> Layout:
+    """Layers of each virtual stage, by chunk and rank."""
+    virtual = stages(text)
+    if len(virtual) % pp:
+        raise Refusal(f"from: pipeline-model-parallel-layout has {len(virtual)} stages, which pp={pp} does not divide", "from")
+    sizes = [stage.count("t") for stage in virtual]
+    return tuple(tuple(sizes[i : i + pp]) for i in range(0, len(sizes), pp))
+
+
+def layout_text(layout: Layout) -> str:
+    """The layout as Megatron reads it, equal stages beside each other in one group.
+
+    >>> layout_text(((3, 4, 4), (4, 4, 3)))
+    'Ettt|(tttt|)*4tttL'
+    """
+    first, *inner, last = ("t" * size for chunk in layout for size in chunk)
+    runs = [(stage, len(list(run))) for stage, run in itertools.groupby(inner)]
+    return "".join([f"E{first}|", *(f"({stage}|)*{n}" if n > 1 else f"{stage}|" for stage, n in runs), f"{last}L"])
+
+
+def _uneven(reading: FlagReading, layers: int, pp: int) -> list[int]:
+    """Layers of each rank where the first or the last stage has a number of its own."""
+    usual = -(-layers // pp) - 1
+    first = reading.number("first_layers") or (usual if reading.on("embedding_counts") else 0)
+    last = reading.number("last_layers") or (usual if reading.on("loss_counts") else 0)
+    inner = pp - bool(first) - bool(last)
+    return [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
+
+
+def write(job: LaunchJob) -> Command:
+    """Megatron-LM: sizes of the plan, then the model's; the data and the learning rate are yours."""
+    plan, q = job.plan, job.question
+    beside = q.what_if.beside(q.engine)
+    if plan.zero > 1:
+        raise Refusal(f"emit 'megatron': its optimiser is ZeRO 0 or 1, not {plan.zero}", "emit")
+    sizes = {"tp": int(plan.tp), "pp": int(plan.pp), **further_axes(plan)}
+    flags = FLAGS.spell(**sizes, sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
+    flags += [*_stages(q.model, plan), *FLAGS.spell(recompute=_granularity(plan))]
+    flags += [f"--recompute-modules {' '.join(plan.remade)}"] * bool(plan.remade)
+    flags += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
+    flags += FLAGS.spell(micro_batch=int(q.micro_batch), global_batch=global_batch(job), context=int(q.context))
+    flags += ["--bf16", *_narrow(plan.weights_dtype)]
+    flags += FLAGS.spell(overlap_dp="dp" in beside)
+    flags += ["--overlap-param-gather"] * ("dp" in beside and plan.zero == 1)
+    flags += FLAGS.spell(overlap_tp="tp" in beside, overlap_ep="ep" in beside)
+    flags += FLAGS.spell(waits_pp=plan.chunks > 1 and "pp" not in beside)
+    unnamed = f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B"
+    named = plan.pp == 1 or plan.schedule in SCHEDULES
+    return Command([start(job), "pretrain_gpt.py", *flags, *_shape(q.model)], warning="" if named else unnamed)
+
+
+def _granularity(plan: Plan) -> str:
+    return "selective" if plan.remade else "" if plan.recompute == "none" else plan.recompute
+
+
+def _narrow(dtype: str) -> list[str]:
+    """The number format of the products, where it is not bf16."""
+    if dtype == "mxfp8":
+        return FLAGS.spell(fp8="e4m3", fp8_recipe="mxfp8")
+    return FLAGS.spell(fp8="hybrid" if dtype == "fp8" else "", fp4="e2m1" if dtype == "nvfp4" else "")
+
+
+def _stages(model: Model, plan: Plan) -> list[str]:
+    """How layers lie on the stages: told one by one where they do not divide, because Megatron refuses to guess."""
+    pp, chunks = int(plan.pp), plan.chunks if plan.schedule == "interleaved" else 1
+    if pp == 1 or model.num_layers % (pp * chunks) == 0:
+        return FLAGS.spell(chunks=above_one(chunks)) if pp > 1 else []
+    return FLAGS.spell(layout=f"'{layout_text(virtual_layers(model.num_layers, pp, chunks))}'")
+
+
+def _shape(model: Model) -> list[str]:
+    """The model as Megatron is told it: its sizes, and what its layers are made of. The base of rotary positions is yours."""
+    flags = [*FLAGS.spell(layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
+    flags += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
+    flags += ["--untie-embeddings-and-output-weights"] * (not model.tied)
+    return [*flags, *FLAGS.spell(vocab=model.vocab, positions=model.max_len)]
+
+
+def _attention(model: Model) -> list[str]:
+    attention = model.attention
+    flags = FLAGS.spell(heads=attention.num_heads)
+    if latent := attention.latent:
+        flags += ["--multi-latent-attention"] + [f"--q-lora-rank {latent.q_rank}"] * (latent.q_rank > 1)
+        flags.append(f"--kv-lora-rank {latent.kv_rank} --qk-head-dim {latent.nope_dim} --qk-pos-emb-head-dim {latent.rope_dim}")
+        flags.append(f"--v-head-dim {attention.v_head_dim}")
+    elif attention.num_kv_heads != attention.num_heads:
+        flags += ["--group-query-attention", *FLAGS.spell(kv_heads=attention.num_kv_heads)]
+    if not latent and attention.head_dim * attention.num_heads != model.hidden:
+        flags.append(f"--kv-channels {attention.head_dim}")
+    flags += ["--qk-layernorm"] * bool(attention.qk_norm or latent)
+    return flags + ["--add-qkv-bias"] * (attention.qkv_bias and not attention.out_bias)
+
+
+def _feed_forward(model: Model) -> list[str]:
+    """Widths of dense layers and of experts, and which layers have which."""
+    kinds = [f for i in model.layers if (f := model.blocks[i].ffn)]
+    dense = next((f for f in kinds if isinstance(f, Mlp)), None)
+    last, experts = kinds[-1], model.experts
+    flags = FLAGS.spell(width=(dense or last).intermediate)
+    if experts:
+        flags += FLAGS.spell(experts=experts.num_experts, top_k=experts.top_k)
+        shared = experts.shared_intermediate
+        flags += [f"--moe-shared-expert-intermediate-size {shared}"] * (shared > 1)
+    if experts and dense:
+        runs = itertools.groupby(isinstance(f, Experts) for f in kinds)
+        freq = "+".join(f"[{int(routed)}]*{len(list(run))}" for routed, run in runs)
+        flags += [*FLAGS.spell(expert_width=experts.intermediate), f"--moe-layer-freq '({freq})'"]
+    bias = last.bias or model.attention.out_bias
+    return flags + ["--swiglu"] * last.gated + ["--disable-bias-linear"] * (not bias)

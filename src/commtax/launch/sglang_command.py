@@ -1,0 +1,88 @@
+"""SGLang's command: ``--tp`` counts all GPUs of a server whose attention is data-parallel."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from commtax.launch.flags import FlagReading, flags_of
+from commtax.launch.jobs import EVERY_HOST, PORT, RANK, Address, Command, LaunchJob, above_one, model_id, server_flags
+from commtax.launch.launched import group_attention
+
+FLAGS = flags_of("sglang")
+DOOR = 8998  # first port where servers for prompts are met
+DEEPEP_MODES = {"deepep_low_latency": "low_latency", "deepep_high_throughput": "normal"}
+
+
+def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
+    """``--tp`` counts all GPUs of a server where attention is data-parallel: dp of them groups of tp / dp."""
+    values, tp = reading.values, reading.number("tp", 1)
+    if reading.text("role") not in ("prefill", "decode"):
+        values.pop("role", None)
+    exchange = reading.text("a2a", "none")
+    if exchange == "deepep" or reading.on("deepep"):
+        low = reading.text("deepep_mode") in ("low_latency", "auto")  # auto: prompts in bulk, decodes with low latency
+        values |= {"ep_backend": "deepep_low_latency" if low else "deepep_high_throughput", "ep": tp}
+    elif exchange != "none":
+        reading.unread.append(f"--moe-a2a-backend {exchange}")
+    if reading.on("expert_parallel"):
+        values.setdefault("ep", tp)
+    values["eager"] = reading.on("eager") or reading.text("graphs").lower() == "disabled"
+    values["tower"] = "data" if reading.on("tower_data") else ""
+    if "spread" in values:
+        _drawn_below(reading)
+    groups = reading.number("dp", 1)
+    for name, parts in (("max_num_seqs", groups), ("max_num_batched_tokens", groups if reading.on("dp_attention") else 1)):
+        if name in values:  # of the whole server: every group gets its part
+            values[name] = max(1, reading.number(name) // max(1, parts))
+    if reading.on("dp_attention"):
+        group_attention(reading, groups)
+
+
+def _drawn_below(reading: FlagReading) -> None:
+    """Lengths are drawn from a share of the stated length up to all of it."""
+    ratio = float(reading.values["spread"])
+    mean = (1 + ratio) / 2
+    if ratio < 1:
+        reading.note(
+            "mean length", f"lengths are drawn from {ratio:.0%} of the stated ones up to all: the mean is {mean:.0%} of them"
+        )
+    for name in ("input_len", "output_len"):
+        if name in reading.values:
+            reading.values[name] = max(1, round(reading.number(name) * mean))
+    reading.values["spread"] = (1 - ratio) / (1 + ratio)
+
+
+def write(job: LaunchJob) -> Command:
+    limits, how, shared = job.question.limits, job.question.what_if, bool(job.plan.ep > job.plan.tp)
+    inner, exchange = job.dp if shared else 1, DEEPEP_MODES.get(how.ep_backend, "")
+    if exchange == "low_latency" and not job.apart:  # prompts go in bulk, as they are priced
+        exchange = "auto"
+    args = ["python -m sglang.launch_server", *FLAGS.spell(model=model_id(job.question.model))]
+    args += server_flags(
+        job,
+        tp=above_one(job.plan.tp * inner),
+        dp_attention=shared,
+        expert_parallel=False,
+        a2a="deepep" if exchange else "",
+        deepep_mode=exchange,
+        max_num_seqs=limits.max_num_seqs * job.dp,  # of the whole server: every group gets its part
+        max_num_batched_tokens=limits.max_num_batched_tokens * inner,
+        eager=False,
+        graphs="disabled --cuda-graph-backend-prefill disabled" if how.eager else "",
+    )
+    if job.hosts == 1:
+        return Command(args)
+    args += [*FLAGS.spell(nnodes=job.hosts), RANK, *FLAGS.spell(address=f"{job.address}:5000")]
+    return Command(args, remark=EVERY_HOST)
+
+
+def join(command: Command, role: str, number: int, _host: str) -> Command:
+    """A server that has either prompts or decodes."""
+    door = [f"--disaggregation-bootstrap-port {DOOR + number}"] * (role == "prefill")
+    return replace(command, args=[*command.args, *FLAGS.spell(role=role), "--disaggregation-transfer-backend nixl", *door])
+
+
+def route(prompts: list[Address], decodes: list[Address]) -> list[str]:
+    """What clients talk to."""
+    doors = [f"--prefill http://{host}:{port} {DOOR + port - PORT}" for host, port in prompts]
+    doors += [f"--decode http://{host}:{port}" for host, port in decodes]
+    return [f"python -m sglang_router.launch_router --pd-disaggregation {' '.join(doors)} --host 0.0.0.0 --port 8000"]

@@ -1,0 +1,193 @@
+"""Words of commands: of scripts with variables and here-documents, of containers with a shell among them, of Python calls."""
+
+import ast
+import operator
+import re
+import shlex
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from commtax.statement import Refusal
+
+SHELLS = ("sh", "bash", "dash", "zsh", "ash")
+VARIABLE = re.compile(r"\$?\$(?:\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*)(?::?[-=]([^{}$]*+))?\}|([A-Za-z_]\w*))")
+SUM = re.compile(r"\$\(\(([\w\s+*/%()$-]{1,99}?)\)\)")
+MAX_SIGNS = 65_536  # of what is pasted, variables put in
+HERE = (  # cat > FILE << END, and turned round
+    re.compile(r"cat\s{0,9}>\s{0,9}(?P<name>\S{1,200}?)\s{0,9}<<-?\s{0,9}['\"]?(?P<end>\w{1,99})['\"]?\r?$"),
+    re.compile(r"cat\s{0,9}<<-?\s{0,9}['\"]?(?P<end>\w{1,99})['\"]?\s{0,9}>\s{0,9}(?P<name>\S{1,200})\r?$"),
+)
+ARRAY = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=\(((?:[^()]|\([^()]*+\))*+)\)")
+ASSIGNED = re.compile(r"^[ \t]*+(?:export[ \t]++)?([A-Za-z_]\w*+)=(\"[^\"]*+\"|'[^']*+'|[^\s;]*+)[ \t]*+;?[ \t]*+$", re.M)
+COMMENT = re.compile(r"""('[^']*+'|"(?:[^"\\]|\\.)*+"|\\.|[^\s'"\\#][^\s'"\\]*+)|(?<!\S)#[^\n]*+""", re.S)
+LINE = re.compile(r"""('[^']*+'|"(?:[^"\\]|\\.)*+"|\\.)|\n""", re.S)  # the end of one, quotes and what is quoted passed over
+USED = re.compile(r"\"?\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?\"?")
+OPERATORS: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def split(text: str) -> list[str]:
+    """The words of one line of shell; where its quotes do not match, what blanks part.
+
+    >>> split("vllm serve 'a b' --x")
+    ['vllm', 'serve', 'a b', '--x']
+    """
+    text = text.replace("\\\n", " ")
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def script_of(words: list[str]) -> tuple[str, list[str]]:
+    """The script that a shell among the words is given, with its own arguments put in, and no words; else "" and the words.
+
+    >>> script_of(["/bin/sh", "-c", "exec vllm serve \\"$@\\"", "--", "x"])
+    ('exec vllm serve x', [])
+    """
+    for at, word in enumerate(words):
+        if word.rsplit("/", 1)[-1] not in SHELLS:
+            continue
+        flag = next((i for i in range(at + 1, len(words)) if re.fullmatch(r"-[a-z]*c", words[i])), -1)
+        if flag > 0 and flag + 1 < len(words) and all(w.startswith("-") for w in words[at + 1 : flag]):
+            script, given = words[flag + 1], shlex.join(words[flag + 3 :])
+            return script.replace('"$@"', given).replace("$@", given), []
+    return "", words
+
+
+def substituted(text: str, values: Mapping[str, str]) -> str:
+    """The text with ``$(NAME)``, ``${NAME:-usual}`` and ``$NAME`` put in where they are known, and sums worked out.
+
+    >>> substituted("-tp $(TP) -dp ${DP:-4} -pp $((A * 2)) $HOME", {"TP": "8", "A": "3"})
+    '-tp 8 -dp 4 -pp 6 $HOME'
+    """
+
+    def put(match: re.Match[str]) -> str:
+        name = match[1] or match[2] or match[4]
+        usual = match[3] if match[2] and match[3] is not None else match[0]
+        return values.get(name) or usual
+
+    for _ in range(3):  # values may hold variables
+        after = SUM.sub(lambda match: _worked_out(match, values), VARIABLE.sub(put, text))
+        if after == text or len(after) > MAX_SIGNS:
+            break
+        text = after
+    return text
+
+
+def _worked_out(match: re.Match[str], values: Mapping[str, str]) -> str:
+    """A sum of the shell, where all of it is known; bare names are variables there."""
+    written = re.sub(r"[A-Za-z_]\w*", lambda name: values.get(name[0], name[0]), match[1])
+    try:
+        return str(_value(ast.parse(written.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, TypeError, KeyError, ZeroDivisionError, RecursionError, MemoryError):
+        return match[0]
+
+
+def _value(node: ast.AST) -> int:
+    if isinstance(node, ast.BinOp):
+        return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    raise ValueError
+
+
+def assignments(part: Any) -> dict[str, str]:
+    """Variables as a list of names and values, a list of ``A=1``, or a mapping; those from elsewhere are not known.
+
+    >>> assignments([{"name": "A", "value": "1"}, "B=2"]), assignments({"C": "3"})
+    ({'A': '1', 'B': '2'}, {'C': '3'})
+    """
+    if isinstance(part, dict):
+        return {str(k): v for k, v in part.items() if isinstance(v, str)}
+    found: dict[str, str] = {}
+    for entry in part if isinstance(part, list) else ():
+        if isinstance(entry, str) and "=" in entry:
+            found |= dict([entry.split("=", 1)])
+        elif isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("value"), str):
+            found[entry["name"]] = entry["value"]
+    return found
+
+
+def keywords(text: str, name: str) -> list[str]:
+    """Keywords of a call such as ``LLM(model=…, tensor_parallel_size=2)`` as flags."""
+    try:
+        calls = [n for n in ast.walk(ast.parse(text.strip())) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == name]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # nested too deep for Python's own reader
+        raise Refusal(f"from: this {name}(…) is not Python that can be read", "from") from None
+    flags: list[str] = []
+    for keyword in calls[0].keywords if calls else ():
+        value = keyword.value.value if isinstance(keyword.value, ast.Constant) else ast.unparse(keyword.value)
+        flags += [f"--{keyword.arg}"] if value is True else [] if value is False else [f"--{keyword.arg}", str(value)]
+    return flags + [str(a.value) for a in (calls[0].args if calls else ()) if isinstance(a, ast.Constant)]
+
+
+def without_files(text: str) -> tuple[str, dict[str, str]]:
+    """The script without its here-documents, and those by the name of the file they are written to."""
+    lines, files, kept, at = text.split("\n"), dict[str, str](), list[str](), 0
+    ends: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        if word := re.match(r"\s*+(\w++)", line):
+            ends.setdefault(word[1], []).append(number)
+    while at < len(lines):
+        opening = next((m for pattern in HERE if (m := pattern.search(lines[at]))), None)
+        later = ends.get(opening["end"], []) if opening else []
+        place = bisect_right(later, at)
+        if opening and place < len(later):
+            files[opening["name"]] = "\n".join(lines[at + 1 : later[place]])
+            kept.append(lines[at][: opening.start()])
+            at = later[place]
+        else:
+            kept.append(lines[at])
+        at += 1
+    return "\n".join(kept), files
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Words of each command, with comments, continuations and the script's own variables resolved."""
+    text = _without_comments(text.replace("\\\n", " ").replace("\r", ""))
+    values = {m[1]: m[2] for m in ARRAY.finditer(text)}
+    text = ARRAY.sub("", text)
+    for m in ASSIGNED.finditer(text):
+        values.setdefault(m[1], m[2].strip("\"'"))
+    for _ in range(3):  # variables may hold variables
+        text = _unfolded(text, values)
+    reader = shlex.shlex(LINE.sub(lambda m: m[1] or " ; ", text), posix=True, punctuation_chars=";&|")
+    reader.whitespace_split, reader.commenters = True, ""
+    try:
+        args = list(reader)
+    except ValueError as error:
+        raise Refusal(f"from: the command's quotes do not match ({error})", "from") from None
+    command: list[str] = []
+    for word in [*args, ";"]:
+        if not set(word) <= set(";&|"):
+            command.append(word)
+        elif command:
+            yield command
+            command = []
+
+
+def _without_comments(text: str) -> str:
+    """A script without what follows a # at the start of a word; inside quotes it is a sign like any other.
+
+    >>> _without_comments("a 'b #c' #d")
+    "a 'b #c' "
+    """
+    return COMMENT.sub(lambda match: match[1] or "", text)
+
+
+def _unfolded(text: str, values: dict[str, str]) -> str:
+    """The text with its variables put in; they may hold each other many times over, so that there is a limit."""
+    pieces, at, size = [], 0, 0
+    for use in USED.finditer(text):
+        pieces += [text[at : use.start()], values.get(use[1], use[0]).replace("\n", " ")]
+        at, size = use.end(), size + len(pieces[-1]) + len(pieces[-2])
+        if size > MAX_SIGNS:
+            raise Refusal(f"from: its variables make more than {MAX_SIGNS:,} signs of it; paste the command alone", "from")
+    return "".join([*pieces, text[at:]])

@@ -1,0 +1,90 @@
+"""torchtitan's command: degrees of the plan, and the step in tokens.
+
+torchtitan counts tokens, not sequences, since 0.5; it has one microbatch in flight unless ``num_pp_microbatches`` says more;
+recomputation is a word at the end since pull request 3674 (June 2026).
+"""
+
+import math
+from collections.abc import Mapping
+
+from commtax.cost.schedules import virtual_layers
+from commtax.launch.flags import FlagReading, flags_of
+from commtax.launch.jobs import Command, LaunchJob, above_one
+from commtax.launch.torchrun import count_ranks, further_axes, global_batch, start
+from commtax.spec import Model, Plan
+from commtax.statement import Refusal
+
+FLAGS = flags_of("torchtitan")
+
+
+def understand(reading: FlagReading, loose: list[str], env: Mapping[str, str]) -> None:
+    """Sizes of a torchtitan job; its model is a flavour of a family."""
+    values = reading.values
+    for name, variable, usual in (("gpus_per_node", "NGPU", "8"), ("flavour", "CONFIG", ""), ("family", "MODULE", "")):
+        values.setdefault(name, env.get(variable, usual))
+    for word in loose:
+        name, _, kind = word.replace("_", "-").partition(":")
+        values |= {"recompute": kind} if name == "activation-checkpoint" else {}
+    count_ranks(reading)
+    values["zero"] = 3
+    if (copies := reading.number("copies", 1)) > 1:
+        values["hsdp"] = reading.number("dp") // copies
+    _batches(reading)
+    values |= {"chunks": 2} if reading.text("schedule") == "interleaved" else {}
+    flavour = reading.text("flavour")
+    name = flavour if "_" in flavour else f"{reading.text('family')}_{flavour}"
+    values["model"] = FLAGS.names["model"].get(name.lower(), "")
+    if flavour and not values["model"]:
+        reading.unread.append(f"--config {flavour}")
+
+
+def _batches(reading: FlagReading) -> None:
+    """Sequences of a microbatch and of a step, told in tokens (from 0.5) or in sequences (before)."""
+    values, length, tokens = reading.values, reading.number("context"), reading.number("micro_tokens")
+    of_a_stage, local, dp = reading.number("micro_batch", 1), reading.number("local_batch"), reading.number("dp")
+    values.pop("micro_batch", None)
+    if length and tokens:
+        values["micro_batch"] = tokens // length
+    elif local:
+        values["micro_batch"] = of_a_stage if reading.number("pp", 1) > 1 else local
+        values.setdefault("global_batch", local * dp)
+    if length and reading.number("step_tokens") > 0:
+        values["global_batch"] = reading.number("step_tokens") // length
+    elif tokens and reading.number("micro_batch"):
+        values["global_batch"] = reading.number("micro_batch") * reading.number("flight", 1) * dp
+
+
+def write(job: LaunchJob) -> Command:
+    """torchtitan under torchrun: degrees of the plan, and the step in tokens."""
+    plan, q, kind = job.plan, job.question, FLAGS.theirs("schedule", job.plan.schedule)
+    if not kind:
+        raise Refusal(f"emit 'torchrun': torchtitan has no schedule {plan.schedule}", "emit")
+    if plan.zero != 3:
+        raise Refusal(f"emit 'torchrun': torchtitan shards with FSDP (zero 3), not {plan.zero}", "emit")
+    flavour = FLAGS.theirs("model", q.model.key)
+    family = flavour.rsplit("_", 1)[0]
+    flags = FLAGS.spell(family=family or "$MODULE", flavour=flavour or "$CONFIG")
+    flags += FLAGS.spell(tp=above_one(plan.tp), pp=above_one(plan.pp), **further_axes(plan))
+    shards = int(plan.num_shards)
+    flags += FLAGS.spell(shards=shards, copies=above_one(int(plan.dp) // shards))
+    if plan.pp > 1:
+        flags += FLAGS.spell(schedule=kind, flight=int(plan.microbatches))
+        flags += _stages(q.model, plan) if plan.chunks > 2 else []  # two are its own choice
+    length, micro = int(q.context), int(q.micro_batch)
+    flags += FLAGS.spell(context=length, micro_tokens=micro * length, step_tokens=global_batch(job) * length)
+    warning = "# float8 is switched on in the configuration, not here" if "fp8" in plan.weights_dtype else ""
+    return Command([start(job), "-m torchtitan.train", *flags, f"activation-checkpoint:{plan.recompute}"], warning=warning)
+
+
+def _stages(model: Model, plan: Plan) -> list[str]:
+    """torchtitan cuts stages of equal depth, with fewer layers on the first and the last."""
+    layout = virtual_layers(model.num_layers, int(plan.pp), plan.chunks)
+    each = max(map(max, layout))
+    less = {"first": each - layout[0][0], "last": each - layout[-1][-1]}
+    if math.ceil((model.num_layers + sum(less.values())) / each) != int(plan.pp) * plan.chunks:
+        raise Refusal(
+            f"emit 'torchrun': torchtitan cuts {model.num_layers} layers on pp={int(plan.pp)} into 2 chunks, not {plan.chunks}",
+            "emit",
+        )
+    ends = [f"--parallelism.pipeline_parallel_{end}_stage_less_layers {count}" for end, count in less.items()]
+    return [*FLAGS.spell(stage_layers=each), *ends]

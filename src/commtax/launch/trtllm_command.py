@@ -1,0 +1,51 @@
+"""TensorRT-LLM's command: attention data parallelism keeps attention whole on each GPU, and much is told in a file of settings."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from commtax.launch.flags import FlagReading, flags_of
+from commtax.launch.jobs import Address, Command, LaunchJob, above_one, model_id, server_flags
+from commtax.launch.launched import group_attention
+
+FLAGS = flags_of("trtllm")
+
+
+def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
+    reading.values["eager"] = reading.text("graphs").lower() in ("null", "none", "~")
+    if reading.text("mode") in ("prefill", "decode"):
+        reading.values["role"] = reading.text("mode")
+    elif reading.on("transceiver"):  # prompts are computed without the overlapping scheduler
+        reading.values["role"] = "prefill" if reading.on("plain_scheduler") else "decode"
+    if reading.on("dp_attention"):
+        group_attention(reading, reading.number("tp", 1))
+
+
+def write(job: LaunchJob) -> Command:
+    args = ["trtllm-serve", model_id(job.question.model)]
+    args += server_flags(job, tp=above_one(job.plan.tp * job.dp), kv_dtype="", graphs="")
+    settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * job.question.what_if.eager
+    if job.plan.lora_rank:
+        settings.append(f"lora_config:\n  max_lora_rank: {job.plan.lora_rank}\n  max_loras: {job.plan.max_loras}")
+    if (experts := job.question.model.experts) and job.plan.redundant:
+        slots = experts.num_experts + int(job.plan.redundant)
+        settings.append(f"moe_config:\n  load_balancer:\n    num_slots: {slots}\n    layer_updates_per_iter: 1")
+    settings += ["kv_cache_config:\n  dtype: fp8"] * (job.plan.kv_dtype == "fp8")
+    if job.hosts > 1:
+        tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
+        args.insert(0, f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch")
+        args += FLAGS.spell(gpus_per_node=job.question.cluster.gpus_per_host)
+    return Command(args, settings=tuple(settings))
+
+
+def join(command: Command, role: str, _number: int, _host: str) -> Command:
+    """A server that has either prompts or decodes."""
+    alone = ["disable_overlap_scheduler: true"] * (role == "prefill")  # prompts are computed without the overlapping scheduler
+    return replace(command, settings=(*command.settings, *alone, "cache_transceiver_config:", "  backend: DEFAULT"))
+
+
+def route(prompts: list[Address], decodes: list[Address]) -> list[str]:
+    """What clients talk to."""
+    lines = ["cat > disagg.yaml <<EOF", "hostname: 0.0.0.0", "port: 8000"]
+    for side, at in (("context", prompts), ("generation", decodes)):
+        lines += [f"{side}_servers:", f"  num_instances: {len(at)}", "  urls:", *(f'    - "{host}:{port}"' for host, port in at)]
+    return [*lines, "EOF", "trtllm-serve disaggregated -c disagg.yaml"]

@@ -1,0 +1,98 @@
+"""vLLM's command: experts go over tp x dp, replicas lie on hosts, prompts are handed on by a connector."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from commtax.files import parse_json
+from commtax.launch.flags import FlagReading, flags_of
+from commtax.launch.jobs import EVERY_HOST, RANK, Address, Command, LaunchJob, model_id, server_flags
+from commtax.launch.launched import AUTO_EP
+
+FLAGS = flags_of("vllm")
+SIDE = 5600  # first port of the side channel between servers
+
+
+def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
+    """Experts go over tp x dp; replicas on several hosts are told by how many of them are local."""
+    values = reading.values
+    if reading.on("expert_parallel"):
+        values["ep"] = AUTO_EP
+    local = reading.number("local_dp")
+    if local and reading.number("dp", 1) > local:
+        values.setdefault("nnodes", -(-reading.number("dp") // local))
+    does = "prefill" if reading.on("prefill_worker") else "decode" if reading.on("decode_worker") else reading.text("mode")
+    does = does if does in ("prefill", "decode") else ""
+    if "kv_transfer" in values:
+        does = _role(reading, does)
+    values["role"] = does
+    if "draft" in values:
+        _drafted(reading)
+
+
+def _role(reading: FlagReading, does: str) -> str:
+    """Prompts or decoding, where a server does one of them: as its connector says, or else what stands around it."""
+    text = reading.text("kv_transfer")
+    try:
+        config = parse_json(text, "kv_transfer")
+        kind, role = config["kv_connector"], FLAGS.names["role"].get(config["kv_role"], "") or does
+    except (ValueError, KeyError, TypeError):
+        kind, role = "", does
+    if kind != "NixlConnector" or not role:
+        reading.unread.append(f"--kv-transfer-config {text}")
+    return role
+
+
+def _drafted(reading: FlagReading) -> None:
+    text = str(reading.values["draft"])
+    reading.values.pop("speculative", None)
+    try:
+        reading.values["speculative"] = int(parse_json(text, "draft")["num_speculative_tokens"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        reading.unread.append(f"--speculative-config {text}")
+
+
+def write(job: LaunchJob) -> Command:
+    copies = int(job.plan.redundant)
+    config = shlex.quote(f'{{"num_redundant_experts":{copies}}}') if copies else ""
+    args = ["vllm serve", model_id(job.question.model), *server_flags(job, redundant_experts=0, eplb_config=config)]
+    command = Command(args) if job.hosts == 1 else _on_hosts(job, args)
+    return replace(command, variables=(*command.variables, *_collectives(job)))
+
+
+def _collectives(job: LaunchJob) -> Iterator[str]:
+    """Variables that ask for other collectives than the engine's own."""
+    wanted = job.question.what_if.library
+    for variable, words in FLAGS.libraries.items():
+        yield from (f"{variable}={word}" for word, library in words.items() if wanted and library == wanted)
+
+
+def _on_hosts(job: LaunchJob, args: list[str]) -> Command:
+    """Ranks of one replica, replicas on each host, or (replicas wider than a host) Ray over all hosts."""
+    remark, ranks = f"{EVERY_HOST}; hosts above 0 add --headless", job.gpus // job.dp
+    if job.dp == 1:
+        return Command([*args, *FLAGS.spell(nnodes=job.hosts), RANK, *FLAGS.spell(address=job.address)], remark=remark)
+    if ranks > job.question.cluster.gpus_per_host:
+        ray = FLAGS.spell(executor="ray", dp_executor="ray")
+        span = ("VLLM_RAY_DP_PACK_STRATEGY=span",)
+        return Command([*args, *ray], span, remark="# once, on the head of a Ray cluster of all hosts")
+    local = job.question.cluster.gpus_per_host // ranks
+    args += [*FLAGS.spell(local_dp=local), f"--data-parallel-start-rank $((NODE_RANK*{local}))"]
+    return Command([*args, f"--data-parallel-address {job.address} --data-parallel-rpc-port 13345"], remark=remark)
+
+
+def join(command: Command, role: str, number: int, host: str) -> Command:
+    """A server that has either prompts or decodes, and that others on other hosts can talk to."""
+    config = shlex.quote(f'{{"kv_connector":"NixlConnector","kv_role":"{FLAGS.theirs("role", role)}"}}')
+    channel = [f"VLLM_NIXL_SIDE_CHANNEL_HOST={host}"] * (host != "localhost") + [f"VLLM_NIXL_SIDE_CHANNEL_PORT={SIDE + number}"]
+    return replace(command, args=[*command.args, *FLAGS.spell(kv_transfer=config)], variables=(*channel, *command.variables))
+
+
+def route(prompts: list[Address], decodes: list[Address]) -> list[str]:
+    """What clients talk to."""
+    sides = " ".join(
+        f"--{side}-hosts {' '.join(host for host, _ in at)} --{side}-ports {' '.join(str(port) for _, port in at)}"
+        for side, at in (("prefiller", prompts), ("decoder", decodes))
+    )
+    proxy = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
+    return ["# the proxy of vLLM's repository, or a router of yours", f"python {proxy} --port 8000 {sides}"]

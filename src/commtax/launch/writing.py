@@ -1,0 +1,173 @@
+"""A plan -> the command that launches it, and the commands that would check it.
+
+Flags are those of November 2026, read in the engines' own parsers and documents; their names stand in the tables by which
+``reading`` reads them back.
+"""
+
+from dataclasses import replace
+
+from commtax import catalog
+from commtax.catalog.programs import programs
+from commtax.cost.placement import span
+from commtax.files import table
+from commtax.launch.flags import command_of, flags_of
+from commtax.launch.jobs import MASTER, PORT, Address, LaunchJob, checkpoint_remark, model_id
+from commtax.ledger import Line
+from commtax.question import Question
+from commtax.spec import Cluster, Plan, Program
+from commtax.statement import Refusal
+from commtax.units import format_bytes
+from commtax.verbs.apart import prompter
+from commtax.verbs.billing import StepBill
+
+RATED = 1000  # requests of a benchmark at a rate, or those of a minute
+
+
+class Seats:
+    """GPUs of a cluster's hosts that servers have not taken yet."""
+
+    def __init__(self, word: str, cluster: Cluster, apart: bool = False) -> None:
+        self.word, self.each = word, cluster.gpus_per_host
+        self.free = [cluster.gpus_per_host] * cluster.num_hosts
+        self.away = apart or cluster.num_hosts > 1
+
+    def seat(self, job: LaunchJob, number: int) -> tuple[str, str]:
+        """The host of a server and the GPUs that it sees there; one of several hosts has them all."""
+        host = next((h for h, room in enumerate(self.free) if room >= job.gpus), None)
+        if host is None:
+            return f"{MASTER}_{number}", ""
+        first = self.each - self.free[host]
+        self.free[host] -= job.gpus
+        seen = ",".join(str(first + i) for i in range(job.gpus))
+        return f"${self.word}_{host}" if self.away else "localhost", f"CUDA_VISIBLE_DEVICES={seen} "
+
+
+def launch_command(question: Question, engine: str, devices: str = "") -> str:
+    """The command that starts a question's plan; several, one a line, where there are replicas of it, servers of their own.
+
+    ``devices`` are the GPUs that it shall see (CUDA_VISIBLE_DEVICES), where they were chosen.
+
+    >>> from commtax.verbs.asking import ask
+    >>> print(launch_command(ask("llama-3.1-8b", "8xh100-sxm", tp=2), "vllm"))
+    vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2
+    """
+    plan, cluster, made_by = question.plan, question.cluster, _emitted(engine)
+    if plan.cp > 1 and not made_by.trains:
+        raise Refusal(f"emit '{engine}': context parallelism is trained with, not served", "emit")
+    if plan.all_gpus > cluster.num_gpus:
+        raise Refusal(f"emit: the plan has {plan.all_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}", "emit")
+    inner = int(plan.dp) if made_by.trains else _together(plan, made_by, cluster)
+    job = LaunchJob(made_by.key, question, inner, int(plan.dp) // inner * int(plan.replicas))
+    command = command_of(job.engine).write(job)
+    if made_by.trains:
+        return "\n".join([*[command.warning] * bool(command.warning), command.line("")])
+    seen = f"CUDA_VISIBLE_DEVICES={devices} " if devices else ""
+    lines = [seen + command.line("llm")] if job.servers == 1 else _replicas(job, devices, made_by.port)
+    remark = [command.remark] if command.remark else []
+    return "\n".join([*checkpoint_remark(job), *command.written("llm"), *lines, *remark])
+
+
+def _emitted(name: str) -> Program:
+    """The program that ``--emit`` calls so."""
+    known = {one.emitted_as: one for one in programs()}
+    if name not in known:
+        raise Refusal(f"emit '{name}': one of {', '.join(known)}", "emit")
+    return known[name]
+
+
+def _together(plan: Plan, made_by: Program, cluster: Cluster) -> int:
+    """Data-parallel groups that one server holds: those that share experts, or all where the engine starts replicas itself."""
+    tp, dp, ep, pp = int(plan.tp), int(plan.dp), int(plan.ep), int(plan.pp)
+    sharing = ep // tp if ep > tp else 1
+    if dp % sharing or (ep > tp and ep % tp):
+        raise Refusal(f"emit '{made_by.key}': experts over {ep} ranks do not make whole groups of tp={tp} and dp={dp}", "emit")
+    if sharing > 1 and tp > 1 and catalog.engine(made_by.key).sends.attention_dp_whole:  # a plan of another engine
+        rule = f"its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}"
+        raise Refusal(f"emit '{made_by.key}': {rule}", "emit")
+    if sharing > 1 or ep > 1 or not made_by.replicas:
+        return sharing
+    # Experts of a mixture are then cut over all of the replicas, which is what a bill prices.
+    return dp if made_by.replicas == "all" or tp * pp * dp <= cluster.gpus_per_host else 1
+
+
+def _replicas(job: LaunchJob, devices: str, port: int) -> list[str]:
+    """One line a server: its GPUs and port, or its own first host."""
+    lines, each, write = [], job.gpus, command_of(job.engine).write
+    order = devices.split(",") if devices else [str(i) for i in range(job.question.cluster.gpus_per_host)]
+    per_host = max(1, len(order) // each)
+    for i in range(job.servers):
+        start = i % per_host * each
+        show = f"CUDA_VISIBLE_DEVICES={','.join(order[start : start + each])} " if job.hosts == 1 else ""
+        one = write(replace(job, address=f"{MASTER}_{i}")).line("llm")
+        host = f"  # host {i // per_host}" if job.hosts == 1 and job.servers > per_host else ""
+        lines.append(f"{show}{one} --port {port + i % per_host} &{host}")
+    return [*lines, f"# {job.servers} servers: put a router or load balancer in front"]
+
+
+def apart_command(question: Question, engine: str) -> str:
+    """The commands of a plan with servers of their own for prompts, as many of both kinds as it has workers, and what joins them.
+
+    One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
+    """
+    workers, cluster, made_by = question.requests, question.cluster, _emitted(engine)
+    own = command_of(made_by.key)
+    prompts = prompter(question).but(max_num_seqs=0)  # that counts requests that decode
+    counts = {"prefill": (prompts, workers.prefill_workers), "decode": (question, workers.decode_workers)}
+    jobs = {
+        role: LaunchJob(made_by.key, q, _together(q.plan, made_by, q.cluster), count or 1, apart=True)
+        for role, (q, count) in counts.items()
+    }
+    free = dict.fromkeys(jobs, Seats("HOST", cluster))
+    if workers.prefill_cluster:
+        free = {"prefill": Seats("PREFILL_HOST", prompts.cluster, apart=True), "decode": Seats("DECODE_HOST", cluster, apart=True)}
+    files, lines, at = list[str](), list[str](), dict[str, list[Address]]({"prefill": [], "decode": []})
+    remarks = list[str]()
+    for role, job in sorted(jobs.items(), key=lambda pair: -pair[1].gpus):
+        for number in range(len(lines), len(lines) + job.servers):
+            name, devices = free[role].seat(job, number)
+            command = own.join(own.write(replace(job, address=name)), role, number, name)
+            files += command.written(role) if not at[role] else []
+            away = " --host 0.0.0.0" if name != "localhost" and not made_by.listens else ""
+            lines.append(f"{devices}{command.line(role)}{away} --port {PORT + number} &  # {role}, on {name}")
+            at[role].append((name, PORT + number))
+            remarks += [command.remark.replace("it on every host", "lines that say NODE_RANK on all hosts of their server")]
+    remarks = [remark for remark in dict.fromkeys(remarks) if remark]
+    return "\n".join([*checkpoint_remark(jobs["decode"]), *files, *lines, *remarks, *own.route(at["prefill"], at["decode"])])
+
+
+def benchmark_command(question: Question, engine: str) -> str:
+    """The benchmark of the engine's tool that ``commtax simulate`` predicts and ``commtax audit`` reads: clients, or a rate.
+
+    vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
+    """
+    name, requests = model_id(question.model), question.requests
+    able = {one.emitted_as: one for one in programs() if one.benchmark}
+    if engine not in able:
+        raise Refusal(f"emit '{engine}': {', '.join(able)} have a serving benchmark; training is checked with its own log", "emit")
+    (tool, exact, kept), spell = able[engine].benchmark, flags_of(able[engine].key).spell
+    spread, clients = requests.spread, int(requests.concurrency)
+    top, ratio = (1 + spread, (1 - spread) / (1 + spread)) if able[engine].range_from_longest else (1.0, spread)
+    stated = {name: round(getattr(requests, name) * top) for name in ("input_len", "output_len")}
+    lengths = spell(**stated, range_ratio=f"{ratio:.4g}")
+    load = [*spell(concurrency=clients), f"--num-prompts {10 * clients}"]
+    if rate := question.offered.request_rate:
+        load = [f"--request-rate {rate:g}", f"--num-prompts {max(RATED, int(60 * rate))}"]
+    return " ".join([tool, f"--model {name} --dataset-name random", *lengths, *([exact] if exact else []), *load, kept])
+
+
+def nccl_command(priced: StepBill, line: Line | None = None) -> tuple[str, str]:
+    """nccl-tests on one collective of a bill, the one that costs most unless told, and what it is; "" where nothing is sent."""
+    lines = [x for x in priced.items if x.kind == "comm" and float(x.exposed_s) > 0]
+    if not lines:
+        return "", ""
+    top = line or max(lines, key=lambda x: float(x.exposed_s))
+    ranks, size = int(top.item.ranks), max(4, int(top.item.nbytes))
+    cluster, crosses = priced.question.cluster, str(top.link) == priced.question.cluster.inter.key
+    programs_of = {op: f"{name}_perf" for name, op in table("evidence/collective_names.toml")["programs"].items()}
+    tool, sizes = programs_of[top.item.op], f"-b {size} -e {size} -n 100 -w 20"
+    remark = f"# {top.item.what}: {top.item.op} of {format_bytes(float(top.item.nbytes))} over {ranks} ranks"
+    if not crosses and ranks <= cluster.gpus_per_host:
+        return f"{tool} {sizes} -g {ranks}", remark
+    lies = span(top.item.axis, priced.question.plan, cluster, priced.question.engine)
+    per = max(1, min(cluster.gpus_per_host, ranks, int(lies.ranks_per_domain)))
+    return f"mpirun -np {ranks} -N {per} {tool} {sizes} -g 1", remark

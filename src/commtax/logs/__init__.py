@@ -1,0 +1,1 @@
+"""What programs print and leave when they end: engines, NCCL, trainers, crashes, flight recorders; each with its audit."""

@@ -1,0 +1,325 @@
+"""A start-up log against what fits: the engine's own account of its sharding, checked line by line."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from commtax import catalog
+from commtax.cost.memory import weights
+from commtax.evidence.finding import DISAGREE, Claim, Finding, Section
+from commtax.evidence.identity import differing
+from commtax.evidence.thresholds import levels
+from commtax.logs.started import (
+    ALL_WEIGHTS,
+    AXES,
+    ENGINES,
+    FULL_LENGTH,
+    besides,
+    broken,
+    causes,
+    facts,
+    intro,
+    narrow,
+    node_bytes,
+    replicated,
+    seen,
+    stopped,
+    told,
+    typical,
+)
+from commtax.logs.startup import StartupLog, axes_of
+from commtax.question import Question
+from commtax.spec import Attention
+from commtax.statement import Note
+from commtax.units import GiB, format_seconds, plural
+from commtax.verbs.asking import laid, settled
+from commtax.verbs.fitting import Fit, holds
+
+LEVEL = levels(__name__)
+OTHER_VERSIONS = {"vllm": 0.025}  # versions that count their peak otherwise than the one that the memory model was made for
+OLDER_SHARE = {"vllm": 0.90}  # of memory that versions before the one of the catalogue take by themselves
+UNSAID = ("vllm",)  # engines whose share is of all memory
+PRINTED_GIB, PRINTED_TIMES = 0.006 * GiB, 0.006  # half of the last digit of memory and of concurrency, in their own units
+LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size")
+SILENT = "the log does not say"
+SHARES = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static", "trtllm": "free_gpu_memory_fraction"}
+"""What sets the share of memory that each engine takes."""
+OTHER_LIMITS = "memory of other processes, or limits that are not in the log ({}, --max-num-seqs)"
+OTHER_SHARE = "memory of other processes, or another share of it (older versions of vLLM take 0.90: {})"
+OTHER_CACHE = "KV heads, their type or their split over ranks are not as said"
+UNNAMED = "the log names neither its model nor its version: other types of embeddings, routers and scales make as much"
+NO_ROOM = "weights as said leave no room for such a cache: not counted"
+ALL_FULL = (
+    "as without windows: a version of the model that has none, an engine that keeps all tokens for them, or windows that are off"
+)
+FREE_BYTES = {"sglang": 0.5 * GiB}
+"""What an engine that reads its weights off the free memory counts besides: workspaces, and blocks that are not full."""
+
+
+def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Section:
+    """Layout, weights, KV memory, tokens and concurrency; what costs time is priced where somebody says what ran."""
+    if claim is None or log.engine not in SHARES:  # of an engine that is not modelled a layout that it prints is judged
+        layout = tuple(_layout(log, claim)) if claim and log.tp else ()
+        findings = (*broken(log), *layout, *(f for f in told(log) if f.item not in {g.item for g in layout}))
+        return Section(
+            "log",
+            (name,),
+            findings,
+            (intro(log), *stopped(log), *_notes(log, None)),
+            causes=tuple(causes(log, None)),
+            facts=facts(log),
+        )
+    notes = [] if _started(log, claim) else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
+    claim = claim if not notes else replace(claim, question=claim.question.but(engine=catalog.engine(log.engine)))
+    asked, own = settled(claim.question), claim.question.limits
+    logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(own, n)}  # the user's own count first
+    if log.prefix_caching == "False" and not own.state_slots:
+        logged["state_slots"] = 1  # a request has its own states alone
+    held = claim.question.but(**logged, kv_dtype="fp8" if narrow(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype)
+    words, failed, more, usual = (intro(log), *stopped(log)), tuple(broken(log)), tuple(besides(log)), typical(log)
+    own_facts, own_causes = facts(log), tuple(causes(log, claim))
+    findings = (
+        *failed,
+        *_layout(log, claim),
+        *differing(claim, log.model, degrees={"ep": log.ep}),
+        *_weights(log, claim.question),
+        *_memory(log, held),
+        *_allreduce(log, claim),
+        *_served(usual, claim),
+        *more,
+    )
+    notes += (*words, *_notes(log, asked))
+    return Section("log", (name,), findings, tuple(notes), causes=own_causes, facts=own_facts)
+
+
+def _started(log: StartupLog, claim: Claim) -> bool:
+    """Whether the engine that was said, or its kin, wrote the log."""
+    return claim.question.engine.key.startswith(log.engine)
+
+
+def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
+    for axis in ("tp", "pp", "dp"):
+        name, wanted, measured = AXES[axis], int(getattr(claim.plan, axis)), getattr(log, axis) or seen(log, axis)
+        if axis == "tp" or wanted > 1 or measured > 1:
+            reason = f"the engine was started with {axis} {measured}" if measured else SILENT
+            yield Finding(name, wanted, measured or None, reason=reason).judged()
+    if world := log.world_size:
+        one = claim.tp * int(claim.plan.pp)
+        wanted = world if world == one * int(claim.plan.dp) else one
+        yield Finding("ranks in a world", wanted, world, reason="more or fewer processes than the plan has").judged()
+
+
+def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
+    """Loaded weights of each worker against its stage; workers of one stage that loaded the same share a line."""
+    asked, slack = settled(question), PRINTED_GIB + FREE_BYTES.get(log.engine, 0.0)
+    if not log.weights_bytes:
+        yield Finding("weights per rank", _stage_bytes(asked, 0), None, "bytes", LEVEL.weights_tolerance, reason=SILENT)
+    stages: dict[tuple[int, float], list[str]] = {}
+    for worker, nbytes in log.weights_bytes:
+        stages.setdefault((axes_of(worker).get("pp", 0), round(nbytes / GiB, 3) * GiB), []).append(worker)
+    total = 0.0
+    for (stage, nbytes), workers in stages.items():
+        predicted = _stage_bytes(asked, min(stage, int(asked.plan.pp) - 1))
+        total += predicted * len(workers)
+        label = workers[0] if len(workers) == 1 else f"{plural(len(workers), 'rank')} alike"
+        tolerance = LEVEL.weights_tolerance + slack / predicted
+        item = Note("weights", f"weights ({label})")
+        finding = Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question), evidence=True).judged()
+        near = not (log.model or log.version) and abs(finding.difference or 0.0) <= LEVEL.near_weights
+        yield finding.unsure(UNNAMED) if near and finding.verdict == DISAGREE else finding
+    ranks = int(asked.plan.tp) * int(asked.plan.pp) * int(asked.plan.dp)
+    if 1 < len(log.weights_bytes) == ranks:
+        loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), _whole_bytes(question) * int(asked.plan.dp)
+        finding = Finding(
+            ALL_WEIGHTS, total, loaded, "bytes", LEVEL.weights_tolerance + slack * ranks / total, replicated(loaded, whole)
+        )
+        yield replace(finding, evidence=True).judged()
+
+
+def _whole_bytes(question: Question) -> float:
+    """One copy of the model, on one rank."""
+    return _stage_bytes(settled(laid(question, tp=1, pp=1, dp=1, ep=1)), 0)
+
+
+def _stage_bytes(asked: Question, stage: int) -> float:
+    lines = weights(asked.model, asked.plan, asked.engine, stage, int(asked.plan.pp))
+    return float(sum(w.nbytes for w in lines))
+
+
+def _likely(measured: float, question: Question) -> str:
+    """The first simple change of the plan under which the weights would be as logged."""
+    tries: list[tuple[str, str | int]] = [("tp", t) for t in (1, 2, 4, 8, 16) if t != question.plan.tp]
+    for name, value in [*tries, *(("weights_dtype", d) for d in ("fp8", "int4", "bf16", "fp32"))]:
+        try:
+            nbytes = _stage_bytes(settled(question.but(**{name: value})), 0)
+        except ValueError:
+            continue
+        if abs(measured / nbytes - 1) <= LEVEL.weights_tolerance:
+            return f"as at {name.removeprefix('weights_')} {value}"
+    return "another model, quantisation or split than was said"
+
+
+def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
+    """KV tokens that the logged memory must hold (exact), and the memory that should have been left (a model).
+
+    What is left is a difference of large figures, so it is judged on the memory that it is left of.
+    """
+    judged, said = holds(asked), bool(asked.limits.gpu_memory_utilization or log.model or log.tp)
+    told = bool(asked.limits.gpu_memory_utilization)
+    share, limits = (words.format(SHARES[log.engine]) for words in (OTHER_SHARE, OTHER_LIMITS))
+    if taken := log.settings.get("activations"):
+        share = f"the engine counted {taken} for activations; else {share}"
+    whole, left = judged.question.cluster.chip.visible_bytes, log.available_kv_bytes
+    tokens = log.kv_tokens or (log.kv_blocks * judged.block_size if log.kv_blocks else None)
+    if left is None:
+        why, base = limits if tokens else SILENT, whole / judged.kv_bytes_per_token
+        found = Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEVEL.left_tolerance, why, base)
+        yield _as_counted(_left(found, log, judged, said))
+        if judged.needed_kv_bytes > 0:
+            each, base = log.max_concurrency, whole / judged.needed_kv_bytes
+            found = Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEVEL.left_tolerance, limits, base)
+            yield _as_counted(_left(found, log, judged, said))
+        return
+    if not log.kv_fixed and (node := node_bytes(log)):
+        yield _of_node(log, judged, node)
+    elif not log.kv_fixed:
+        item = "KV memory left, of all memory"
+        room = judged.kv_bytes + _lighter(log, judged)
+        yield _left(Finding(item, room, left, "bytes", LEVEL.left_tolerance, share, whole), log, judged, said, told)
+    if left > 0:  # else it did not fit: there is nothing to count
+        yield from _counted(log, asked, judged, left, tokens)
+
+
+def _lighter(log: StartupLog, judged: Fit) -> float:
+    """What other weights than were said leave more: they are judged in their own line, and not once more in what they leave."""
+    loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
+    return judged.weights_bytes - loaded if abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance else 0.0
+
+
+def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens: int | None) -> Iterator[Finding]:
+    """Tokens, and requests of full length, in the memory that the log has for them."""
+    inside = holds(asked.but(kv_cache_memory_bytes=left))
+    printed = PRINTED_GIB * (2 if log.engine == "sglang" else 1)  # keys and values are printed apart
+    rounding = printed / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
+    plan, why = asked.plan, OTHER_CACHE if tokens else SILENT
+    several = int(plan.tp) * int(plan.pp) * int(plan.dp) > 1  # the line of one may be all that an excerpt has
+    rounding = max(rounding, LEVEL.cache_tolerance) if several else rounding
+    apart = log.engine == "sglang" and judged.state_bytes_per_sequence  # states have a pool of their own, and are not in the size
+    wanted = int(left / judged.kv_bytes_per_token) if apart else _tokens(log, inside)
+    found = [Finding("KV tokens in that memory", wanted, tokens, "tokens", rounding, why, evidence=True).judged()]
+    rounding += PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
+    if log.engine == "vllm":  # the others do not count them
+        found.append(Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, OTHER_CACHE).judged())
+    excuse = _excuse(log, asked, wanted, tokens, left) if any(f.verdict == DISAGREE for f in found) else ""
+    yield from (f.unsure(excuse) if excuse and f.verdict == DISAGREE else f for f in found)
+
+
+def _excuse(log: StartupLog, asked: Question, wanted: int, tokens: int | None, left: float) -> str:
+    """Why other tokens than were counted are no fault: none were counted, or they are as without windows; "" where they are."""
+    if not wanted:
+        return NO_ROOM
+    if not tokens or not any(asked.model.windows):
+        return ""
+    blocks = tuple(
+        replace(b, mixer=replace(b.mixer, window=0)) if isinstance(b.mixer, Attention) else b for b in asked.model.blocks
+    )
+    full = holds(replace(asked, model=replace(asked.model, blocks=blocks)).but(kv_cache_memory_bytes=left))
+    counted = _tokens(log, full)
+    return ALL_FULL if counted and abs(tokens / counted - 1) <= LEVEL.cache_tolerance else ""
+
+
+def _of_node(log: StartupLog, judged: Fit, node: float) -> Finding:
+    """What a CPU worker leaves of its node for the cache: each of them takes its share of all of it, whatever the others do."""
+    share = judged.question.limits.gpu_memory_utilization
+    left, why = share * node - judged.weights_bytes, f"another {SHARES[log.engine]} than {share:g}, or other weights"
+    found = Finding(
+        "KV memory left, of the node's memory",
+        left,
+        log.available_kv_bytes,
+        "bytes",
+        LEVEL.node_tolerance,
+        why,
+        node,
+        evidence=True,
+    )
+    taken = min(claim.nbytes for claim in log.claims) / node
+    return (
+        found.judged() if abs(taken - share) < LEVEL.printed_share else found.undecided(f"its worker takes {taken:.2f} of the node")
+    )
+
+
+def _tokens(log: StartupLog, judged: Fit) -> int:
+    """KV tokens as the log counts them: whole blocks, or (newer vLLM) full-length requests times that length.
+
+    The two differ where a length is no multiple of a block, and where windows or states let some layers keep less.
+    """
+    logged, length = log.kv_tokens, log.max_model_len
+    counted = (log.max_concurrency or 0.0) * length
+    if logged and counted and abs(logged - counted) <= PRINTED_TIMES * length + 1:
+        return int(judged.max_concurrency * judged.question.limits.max_model_len)
+    states = judged.state_bytes_per_sequence and judged.question.engine.states.state_pool == "blocks"
+    return int(judged.pool.shared_tokens(judged.kv_blocks)) if states else judged.kv_tokens
+
+
+def _left(finding: Finding, log: StartupLog, judged: Fit, said: bool, told: bool = True) -> Finding:
+    """Memory that is left is no disagreement where another version may have counted its peak otherwise, or took another share."""
+    made_for, difference, finding = judged.question.engine.version, finding.difference, replace(finding, evidence=True).judged()
+    most = OTHER_VERSIONS.get(log.engine, LEVEL.other_engines)
+    if finding.verdict == DISAGREE and not said and (share := _likely_share(log, judged, difference or 0.0)):
+        return finding.undecided(f"the log does not say its share of memory: as at {SHARES[log.engine]} {share:.2f}")
+    if finding.verdict != DISAGREE or difference is None or log.version.startswith(made_for):
+        return finding
+    older = OLDER_SHARE.get(log.engine, 1.0) - judged.question.limits.gpu_memory_utilization if log.version and not told else 0.0
+    if abs(difference) > most and (older >= 0 or abs(difference - older) > most):
+        return finding
+    which = f"{ENGINES[log.engine]} {log.version}" if log.version else "a version that the log does not say"
+    return finding.undecided(f"{which} may count otherwise than {made_for}, for which the memory model was made")
+
+
+def _as_counted(finding: Finding) -> Finding:
+    """What was judged on all memory, with its difference and tolerance as shares of the count itself."""
+    if not finding.predicted or not finding.base:
+        return finding
+    return replace(finding, tolerance=finding.tolerance * finding.base / finding.predicted, base=None)
+
+
+def _likely_share(log: StartupLog, judged: Fit, difference: float) -> float:
+    """The share of memory that would explain what is left, where nobody says it; 0 where none does."""
+    share = judged.question.limits.gpu_memory_utilization + difference
+    return min(1.0, share) if log.engine in UNSAID and LEVEL.least_share <= share <= 1 + OTHER_VERSIONS[log.engine] else 0.0
+
+
+def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
+    """What the step costs when NCCL does the work of the custom all-reduce that the log says is off."""
+    if not log.custom_allreduce_disabled or claim.tp == 1:
+        return
+    batch, context = claim.batch or 1, claim.context or 1024
+    custom = float(claim.bill(batch=batch, context=context).step_s)
+    fallback = float(claim.bill(batch=batch, context=context, library="nccl").step_s)
+    item = Note("custom all-reduce", f"decode step, custom all-reduce off ({log.custom_allreduce_disabled})")
+    finding, cost = Finding(item, custom, fallback, "s", LEVEL.dispatch_tolerance).judged(), fallback - custom
+    reason = f"NCCL instead costs {format_seconds(cost)} a step ({cost / custom:+.1%}) at batch {batch}; both figures are priced"
+    yield finding.undecided(f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
+
+
+def _served(usual: tuple[int, float, int] | None, claim: Claim) -> Iterator[Finding]:
+    """Tokens a second while requests were served, against decode steps of as many; prompts between them make it less."""
+    if not usual:
+        return
+    running, rate, cached = usual
+    step = float(claim.bill(batch=running, context=claim.context or cached or 1024).step_s)
+    item = Note("served", f"a decode step, {plural(running, 'request')} running")
+    yield claim.seconds(item, step, running / rate, "prompts between the steps, speculation, or a slower engine")
+
+
+def _notes(log: StartupLog, asked: Question | None) -> Iterator[Note]:
+    """What to know before a start is compared."""
+    made_for, quantization = asked.engine.version if asked else "", log.quantization
+    if asked and log.version and not log.version.startswith(made_for):
+        yield Note("version", f"the log is of {ENGINES[log.engine]} {log.version}; the memory model was made for {made_for}")
+    if log.allreduce_backends:
+        yield Note("dispatch", f"all-reduce backends in dispatch order: {', '.join(log.allreduce_backends)}")
+    if log.backend or log.nccl_version:
+        yield Note("backend", f"collectives over {log.backend or 'nccl'} {log.nccl_version}".strip())
+    if asked and quantization and asked.model.quant is None and not asked.plan.weights_dtype:
+        advice = f"the log says quantization={quantization}: give --dtype, or a model folder with that config"
+        yield Note("quantization", advice)

@@ -1,0 +1,263 @@
+"""A training log: how steady its steps were, and why its MFU is what it is where model and GPUs are known."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from commtax.evidence.finding import Cause, Claim, Finding, Section, assumed
+from commtax.evidence.identity import differing
+from commtax.evidence.thresholds import levels, thresholds
+from commtax.logs.pace import Pace, pace
+from commtax.logs.taxes import as_causes, in_words, taxes
+from commtax.logs.training_log import TrainingLog
+from commtax.logs.training_plan import Told, told_by
+from commtax.question import PHASES, Question
+from commtax.spec import AXES, PARALLEL, SIZES
+from commtax.statement import Note, Refusal
+from commtax.units import format_seconds, plural
+from commtax.verbs.asking import unsettled
+from commtax.verbs.billing import StepBill, price
+
+OTHER_RUN = "other hardware, software or options than was said; the taxes say where the time goes"
+COMPARED = ("params_dtype", "transformer_impl", "optimizer")
+"""Arguments that two runs may differ in beside their plans."""
+BATCH_NAMES = ("global_batch_size", "train_batch_size")  # Megatron's and DeepSpeed's
+COUNT, LEVEL = thresholds(__name__)
+MEMORY_MODEL = "a model of what is allocated: allocators and libraries take more"
+
+
+def audit_training(log: TrainingLog, claim: Claim | None, name: str = "log") -> Section:
+    """What happened step by step; with a claim (or where the log itself tells enough) whether it should have."""
+    told, went = told_by(log), pace(log.steps)
+    priced, why = _priced(log, told, claim)
+    notes = [*log.notes, *told.notes, *_notes(log, went)]
+    findings, causes = list(_figures(log, went, priced, claim)), list(_happened(log, went))
+    if priced is not None and (measured := _step_s(log, went, priced)):
+        found, mfu = taxes(priced, measured), _mfu(priced, measured)
+        notes.append(Note("taxes", in_words(found, measured, mfu)))
+        notes.append(Note("mfu", f"MFU counts {priced.mfu_definition}"))
+        causes += as_causes(priced, found, measured, mfu)
+    elif why:
+        notes.append(Note("not-priced", why))
+    plan = list(_plan(log, told, claim)) if claim else []
+    causes.sort(key=lambda c: -(c.share or 0.0))
+    return Section("training", (name,), (*plan, *findings), tuple(notes), causes=tuple(causes), facts=_facts(log, told))
+
+
+def _priced(log: TrainingLog, told: Told, claim: Claim | None) -> tuple[StepBill | None, str]:
+    """The step of the run, or why it has no price."""
+    model = claim.question.model if claim else told.model
+    cluster = claim.question.cluster if claim else told.cluster
+    if model is None or not cluster:
+        lacks = " and ".join(
+            what for what, there in (("the model (--model)", model), ("the GPUs (--cluster)", cluster)) if not there
+        )
+        return None, f"the log does not tell {lacks}: the MFU is not explained"
+    options = _options(log, told, claim)
+    if "batch" not in options or "context" not in options:
+        return None, "the log does not tell the batch and the length of its sequences: say --global-batch and --context"
+    try:
+        return price(unsettled(model, cluster, options)), ""
+    except Refusal as refusal:
+        return None, f"the logged plan has no price here: {refusal}"
+
+
+def _options(log: TrainingLog, told: Told, claim: Claim | None) -> dict[str, Any]:
+    """The options of the training question: what the user says, else what the log says."""
+    options: dict[str, Any] = {k: v for k, v in told.options.items() if v is not None}
+    asked = claim.question if claim else None
+    options |= _said(asked) if asked else {}
+    if claim and claim.context:
+        options["context"] = claim.context
+    sizes: dict[str, int] = {axis: int(options.get(axis, 1)) for axis in SIZES}
+    if "dp" not in options and asked:  # replicas that nobody counts follow from the GPUs
+        inner = math.prod(sizes[axis] for axis in AXES if axis != "dp")
+        sizes["dp"] = max(1, (told.gpus or asked.cluster.num_gpus) // inner)
+    over_all = options.pop("global_batch", 0) or (asked.goal.global_batch if asked else 0) or _batch(log)
+    if over_all:
+        options["batch"] = max(1, int(over_all) // sizes["dp"])
+        options["micro_batch"] = min(options.get("micro_batch", 1), options["batch"])
+    elif claim and claim.batch:
+        options["batch"] = claim.batch
+    engine = asked.engine.key if asked and asked.trains and asked.engine.key != PHASES["train"].engine else told.engine
+    return {**options, **sizes, "phase": "train", "engine": engine, "profile": asked.profile if asked else None}
+
+
+def _said(asked: Question) -> dict[str, Any]:
+    """What of the question is not as it is when nobody says anything."""
+    plain = Question(asked.model, asked.cluster, asked.engine)
+    said: dict[str, Any] = {axis: getattr(asked.plan, axis) for axis in SIZES if getattr(asked.plan, axis) != 1}
+    said |= {
+        n: getattr(asked.plan, n) for n in ("recompute", "schedule", "chunks") if getattr(asked.plan, n) != getattr(plain.plan, n)
+    }
+    said |= {"dtype": asked.plan.weights_dtype} if asked.plan.weights_dtype else {}
+    said |= {"sequence_parallel": True} if asked.plan.sequence_parallel and not asked.engine.trains.sequence_parallel else {}
+    said |= {"micro_batch": asked.micro_batch} if asked.micro_batch != 1 else {}
+    said |= {"global_batch": asked.goal.global_batch} if asked.goal.global_batch else {}
+    said |= {"zero": asked.plan.zero} if asked.plan.zero != asked.engine.trains.zero else {}
+    return said | ({"eager": True} if asked.what_if.eager else {})
+
+
+def _batch(log: TrainingLog) -> float:
+    batches = [s.batch for s in log.steps if s.batch]
+    return median(batches) if batches else 0.0
+
+
+def _told_batch(log: TrainingLog) -> float:
+    """The global batch of the arguments, where no step's line has it."""
+    said = next((log.arguments[name] for name in BATCH_NAMES if name in log.arguments), "")
+    return float(said) if said.isdecimal() and len(said) < 16 else 0.0
+
+
+def _mfu(priced: StepBill, measured_s: float) -> float:
+    """The MFU of the measured step, by the FLOPs that the price counts."""
+    return float(priced.mfu) * float(priced.step_s) / measured_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """Medians over the steps that count; None where no line says."""
+
+    tokens_per_s: float | None
+    flops_per_s: float | None
+    mfu: float | None
+    samples_per_s: float | None
+
+
+def _rates(log: TrainingLog, went: Pace | None) -> _Rates:
+    warm = {s.index for s in went.warm_up} if went else set[int]()
+    steps = [s for s in log.steps if s.index not in warm and (s.step_s or went is None)]
+
+    def usual(figure: str) -> float | None:
+        values = [v for s in steps if (v := getattr(s, figure))]
+        return median(values) if values else None
+
+    return _Rates(*(usual(f) for f in ("tokens_per_s", "flops_per_s", "mfu", "samples_per_s")))
+
+
+def _step_s(log: TrainingLog, went: Pace | None, priced: StepBill | None) -> float | None:
+    """Seconds of the usual step: as logged, else as the tokens of a second tell them for the batch that is priced."""
+    if went:
+        return went.usual_s
+    rate = _rates(log, went).tokens_per_s
+    return float(priced.tokens) / float(priced.num_gpus) / rate if priced and rate else None
+
+
+def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim: Claim | None) -> Iterator[Finding]:
+    """Step time, rates, utilisation and memory, beside their prices where there are any."""
+    tolerance = claim.tolerance if claim else levels("evidence.finding").seconds_tolerance
+    step_s, measured, rates = float(priced.step_s) if priced else None, _step_s(log, went, priced), _rates(log, went)
+    if went and went.counted > 1:
+        yield Finding("spread of steps", None, went.deviation, "share", reason=f"over {plural(went.counted, 'logged step')}")
+    if measured:
+        step = Finding("step", step_s, measured, "s", tolerance, OTHER_RUN if priced else "", evidence=bool(priced))
+        yield _seconds(step, priced)
+    if priced and measured:
+        tokens = float(priced.tokens) / float(priced.num_gpus)
+        yield Finding("tokens/s per GPU", tokens / float(priced.step_s), rates.tokens_per_s or tokens / measured, "", tolerance)
+        why = "by the FLOPs that the price counts"
+        yield Finding("MFU", float(priced.mfu), _mfu(priced, measured), "share", tolerance, why)
+    elif rates.tokens_per_s:
+        yield Finding("tokens/s per GPU", None, rates.tokens_per_s)
+    if batch := _batch(log) or _told_batch(log):
+        yield Finding("global batch, sequences", None, batch)
+    if rates.samples_per_s:
+        yield Finding("samples/s", None, rates.samples_per_s)
+    if rates.flops_per_s:
+        ours = rates.flops_per_s * measured / step_s / 1e12 if step_s and measured else None
+        yield Finding("TFLOP/s per GPU", ours, rates.flops_per_s / 1e12, "", tolerance, "as the program counts them")
+    if rates.mfu:
+        yield Finding("logged MFU", None, rates.mfu, "share", reason="as the program counts it")
+    yield from _clocks(log, measured)
+    held = [*log.memory_bytes.values(), *(s.memory_bytes for s in log.steps if s.memory_bytes)]
+    if held:
+        ours = float(priced.memory_bytes_per_rank) if priced else None
+        yield Finding("memory of the fullest rank", ours, max(held), "bytes", tolerance, MEMORY_MODEL if priced else "")
+
+
+def _clocks(log: TrainingLog, step_s: float | None) -> Iterator[Finding]:
+    """The program's own clocks that take a part of the step, the longest first; some are inside of others."""
+    told = [t for t in log.timers if not step_s or LEVEL.small * step_s <= t.high_s <= step_s * (1 + LEVEL.uneven)]
+    again = {t.name.removesuffix("_microstep") for t in told if t.name.endswith("_microstep")}  # the same over a whole step
+    for timer in sorted((t for t in told if t.name not in again), key=lambda t: -t.high_s)[: COUNT.most_clocks]:
+        share = f"{timer.high_s / step_s:.1%} of the step" if step_s else ""
+        yield Finding(Note("clock", f"clock {timer.name}"), None, timer.high_s, "s", reason=share, of=timer.name)
+
+
+def _seconds(finding: Finding, priced: StepBill | None) -> Finding:
+    """Decided only where the price rests on measurements."""
+    why = assumed(priced) if priced else ""
+    return finding.unsure(why) if why else finding.judged()
+
+
+def _plan(log: TrainingLog, told: Told, claim: Claim) -> Iterator[Finding]:
+    """Model, chip and sizes that the user says against those that the log says."""
+    yield from differing(claim, told.model.key if told.model else "", " ".join(log.facts.get("device", ())))
+    for axis in SIZES:
+        said, logged = int(getattr(claim.plan, axis)), told.options.get(axis)
+        if said != 1 and logged is not None:
+            yield Finding(PARALLEL[axis].title, said, int(logged), reason=f"the run was started with {axis} {logged}").judged()
+
+
+def _happened(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
+    """What the steps themselves show."""
+    if went and (shift := went.shift):
+        now, then = format_seconds(shift.after_s), format_seconds(shift.before_s)
+        said = f"since iteration {shift.since:,} a step takes {now} instead of {then}"
+        cost = shift.after_s - shift.before_s
+        what = "look at what changed then: clocks, a host, the data, the checkpoint's disk"
+        yield Cause("slower-since", f"{said} ({shift.factor - 1:+.0%})", cost, cost / shift.after_s, what)
+    if went and went.slow:
+        some = ", ".join(f"{i:,}" for i, _ in went.slow[:5])
+        worst = max(s for _, s in went.slow)
+        often = f", every {went.period:,} iterations" if went.period else ""
+        said = f"{plural(len(went.slow), 'step')} took up to {format_seconds(worst)} (iterations {some}{often})"
+        what = "checkpoints or evaluation: write them beside training" if went.period else "a late rank, the data or a retry"
+        yield Cause("slow-steps", f"{said}: {went.slow_share:.1%} of the time", None, went.slow_share, what)
+    for code, what in (("skipped", "skipped (its loss scale was too high)"), ("nan", "lost to values that are no numbers")):
+        lost = sum(getattr(s, code) or 0.0 for s in log.steps)
+        if lost:
+            yield Cause(code, f"{plural(lost, 'iteration')} {what}")
+    yield from _uneven(log, went)
+
+
+def _uneven(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
+    """Clocks of the program that ranks disagree on."""
+    if went is None:
+        return
+    for timer in sorted(log.timers, key=lambda t: t.low_s - t.high_s):
+        apart = timer.high_s - timer.low_s
+        if apart >= LEVEL.uneven * went.usual_s and not timer.name.endswith("setup"):
+            said = (
+                f"{timer.name}: {format_seconds(timer.low_s)} on the quickest rank, {format_seconds(timer.high_s)} on the slowest"
+            )
+            what = "stages of unequal work, or a slow rank: compare ranks of one stage"
+            yield Cause("uneven-ranks", said, apart, apart / went.usual_s, what)
+            return
+
+
+def _notes(log: TrainingLog, went: Pace | None) -> Iterator[Note]:
+    first, last = (log.steps[0].index, log.steps[-1].index) if log.steps else (0, 0)
+    of = f" of {log.last:,}" if log.last else ""
+    yield Note("steps", f"{plural(len(log.steps), 'logged step')}, iterations {first:,} to {last:,}{of}")
+    if log.program == "deepspeed clocks":
+        yield Note("micro-steps", "a step is one micro-batch of a rank here, as DeepSpeed's clocks sum up")
+    if went and went.warm_up:
+        took = format_seconds(max(s.step_s or 0.0 for s in went.warm_up))
+        yield Note("warm-up", f"{plural(len(went.warm_up), 'first step')} left out as warm-up (up to {took})")
+    if log.last and last < log.last:
+        yield Note("partial", f"the log ends at iteration {last:,} of {log.last:,}")
+    if log.restarts:
+        yield Note("restarts", f"the run started again {plural(log.restarts, 'time')}; its longest part is told")
+
+
+def _facts(log: TrainingLog, told: Told) -> dict[str, str]:
+    """What two runs may differ in."""
+    facts = {"program": log.program, "engine": told.engine}
+    facts |= {name: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for name, v in told.options.items()}
+    facts |= {"model": told.model.key} if told.model else {}
+    facts |= {name: " ".join(words) for name, words in log.facts.items() if name in ("device", "model", "sharded", "peak")}
+    facts |= {"gpus": str(told.gpus)} if told.gpus else {}
+    return facts | {name: log.arguments[name] for name in COMPARED if name in log.arguments}

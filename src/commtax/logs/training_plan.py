@@ -1,0 +1,195 @@
+"""What a training log says of its plan, its model and its GPUs: an argument dump is read as the command that it came from."""
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from commtax import catalog
+from commtax.catalog.foreign_names import device_named, model_key
+from commtax.catalog.hf import from_config
+from commtax.evidence.thresholds import thresholds
+from commtax.launch.flags import flags_of
+from commtax.launch.reading import parse
+from commtax.launch.shapes import model_with
+from commtax.logs.training_log import TrainingLog, mesh
+from commtax.spec import AXES, Model
+from commtax.statement import Note, Refusal
+from commtax.units import GiB, parse_count
+
+UNSET = ("", "None", "False", "none")
+RENAMED = {
+    "model_parallel_size": "tensor_model_parallel_size",
+    "pipe_parallel_size": "pipeline_model_parallel_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "train_batch_size": "global_batch_size",
+    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "fp8": "fp8_format",
+    "fp4": "fp4_format",
+}
+"""Arguments of older programs, and those that a dump spells otherwise than the command."""
+RECOMPUTED = {"full": "full", "fullac": "full", "selective": "selective", "selectiveac": "selective"}
+ENGINES = {"torchtitan": "torchtitan", "composer": "llm-foundry", "deepspeed": "deepspeed", "trainer": "fsdp"}
+ENGINES |= {"deepspeed clocks": "deepspeed", "bridge": "megatron-bridge"}
+COUNT, LEVEL = thresholds(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """``options`` are those of a training question; "", 0 and None where the log does not say."""
+
+    engine: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    model: Model | None = None
+    chip: str = ""
+    gpus: int = 0
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def cluster(self) -> str:
+        """As many hosts of the chip as the run has GPUs; "" where either is not told."""
+        if not self.chip or not self.gpus:
+            return ""
+        each = catalog.chip(self.chip).gpus_per_host
+        hosts = -(-self.gpus // each)
+        return f"{hosts}x{each}x{self.chip}" if hosts > 1 else f"{self.gpus}x{self.chip}"
+
+
+def told_by(log: TrainingLog) -> Told:
+    """The plan, the model and the chip of a log."""
+    return _by_mesh(log) if log.program == "torchtitan" else _by_arguments(log)
+
+
+def _by_mesh(log: TrainingLog) -> Told:
+    """torchtitan says its mesh, its batches, its model's name and its device."""
+    facts, sizes = log.facts, mesh(log.facts)
+    options: dict[str, Any] = dict(sizes)
+    if batch := facts.get("batch"):
+        local, over_all, length = map(int, batch)
+        options |= {"global_batch": over_all, "context": length, "micro_batch": local}
+        if sizes.get("pp", 1) > 1:  # which cuts a replica's batch into as many microbatches as it has stages
+            options["micro_batch"] = max(1, over_all // sizes.get("dp", 1) // sizes["pp"])
+    if log.steps and "recompute" in facts:
+        options["recompute"] = RECOMPUTED.get(facts["recompute"][0].lower(), "none")
+    if facts and "compiled" not in facts:
+        options["eager"] = True
+    if facts.get("sharded", ("",))[0] == "DDP":
+        options["zero"] = 0
+    key = model_key(facts["model"][0]) if "model" in facts else ""
+    gpus = math.prod(sizes.get(axis, 1) for axis in AXES)
+    return Told("torchtitan", options, catalog.model(key) if key else None, _chip(log), gpus if sizes else 0)
+
+
+def _chip(log: TrainingLog) -> str:
+    """The chip of the device's name whose memory is the one that was reported."""
+    if "device" not in log.facts:
+        return ""
+    name, reported = log.facts["device"][0], float(log.facts["device"][1]) * GiB
+    key = device_named(name)
+    if not key:
+        return ""
+    first = key.partition("-")[0]
+    alike = [key, *(other for other in catalog.keys("chips") if other.partition("-")[0] == first)]
+    near = [other for other in alike if abs(catalog.chip(other).visible_bytes / reported - 1) <= LEVEL.memory_tolerance]
+    return min(near, key=lambda other: abs(catalog.chip(other).visible_bytes / reported - 1)) if near else key
+
+
+def _by_arguments(log: TrainingLog) -> Told:
+    """Megatron's dump is its command line, every argument spelled out; DeepSpeed's config has the batches."""
+    arguments = _spelled(log.arguments)
+    engine = _engine(log)
+    if not arguments:
+        return Told(engine)
+    known = flags_of("megatron").flags
+    words = [
+        f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in arguments.items() if name in known
+    ]
+    world = arguments.get("world-size", "")
+    inner = 1
+    for axis in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"):
+        inner *= _count(arguments.get(axis, ""), 1)
+    gpus = _count(world) or inner * _count(arguments.get("data-parallel-size", ""), 1)
+    try:
+        launch = parse(f"torchrun --nproc-per-node={gpus} pretrain_gpt.py {' '.join(words)}")
+    except Refusal as refusal:
+        return Told(engine, notes=(Note("arguments", f"the logged arguments make no plan: {refusal}"),))
+    options: dict[str, Any] = dict(launch.options)
+    if chunks := launch.chunks_of(_count(arguments.get("num-layers", ""))):
+        options["chunks"] = chunks
+    options["async_axes"] = tuple(axis for axis in str(options.get("async_axes", "")).split(",") if axis)
+    told_all = "world-size" in arguments or "data-parallel-size" in arguments
+    if not told_all:
+        options.pop("dp", None)
+    try:
+        model = _model(dict(launch.shape), arguments, log)
+    except Refusal as refusal:
+        return Told(engine, options, None, "", gpus if told_all else 0, (Note("arguments", f"no model: {refusal}"),))
+    return Told(engine, options, model, "", gpus if told_all else 0)
+
+
+def _engine(log: TrainingLog) -> str:
+    if log.program != "megatron":
+        return ENGINES.get(log.program, "megatron")
+    if log.arguments.get("deepspeed") == "True" or "train_micro_batch_size_per_gpu" in log.arguments:
+        return "megatron-deepspeed"
+    return "megatron-bridge" if "bridge" in log.facts else "megatron"
+
+
+def _spelled(arguments: Mapping[str, str]) -> dict[str, str]:
+    """Arguments by the names of flags, those that are set; what belongs to features that are off is left out."""
+    made: dict[str, str] = {}
+    for name, value in arguments.items():
+        if value not in UNSET:
+            made.setdefault(RENAMED.get(name, name).replace("_", "-"), value)
+    if not _count(made.get("num-experts", "").strip("[]")) > 1:
+        made = {name: value for name, value in made.items() if not name.startswith("moe-") and name != "num-experts"}
+    if made.get("group-query-attention") != "True" and "num-attention-heads" in made:
+        made["num-query-groups"] = made["num-attention-heads"]
+    if "checkpoint-activations" in made:  # before there were kinds of it
+        made.setdefault("recompute-granularity", "full")
+    if "num-virtual-stages-per-pipeline-rank" in made:
+        made.pop("num-layers-per-virtual-pipeline-stage", None)
+    return made
+
+
+def _count(text: str, usual: int = 0) -> int:
+    try:
+        return parse_count(text, "argument")
+    except ValueError:
+        return usual
+
+
+def _model(shape: dict[str, int], arguments: Mapping[str, str], log: TrainingLog) -> Model | None:
+    """The bundled model of these sizes, or one made of them; None where sizes are missing."""
+    if not {"layers", "hidden", "heads"} <= shape.keys():
+        return None
+    vocab = int(log.facts["vocab"][0]) if "vocab" in log.facts else _count(arguments.get("padded-vocab-size", ""))
+    if "vocab" in log.facts:
+        shape = {**shape, "vocab": vocab}
+    if key := model_with(shape.items()):
+        return catalog.model(key)
+    vocab = shape.get("vocab", vocab)
+    if not vocab:
+        return None
+    gated, hidden, heads = "swiglu" in arguments, shape["hidden"], shape["heads"]
+    config: dict[str, object] = {
+        "hidden_size": hidden,
+        "num_hidden_layers": shape["layers"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": shape.get("kv_heads", heads),
+        "head_dim": _count(arguments.get("kv-channels", ""), hidden // heads),
+        "intermediate_size": shape.get("width", 4 * hidden),
+        "vocab_size": vocab,
+        "max_position_embeddings": _count(arguments.get("max-position-embeddings", ""), COUNT.usual_length),
+        "tie_word_embeddings": "untie-embeddings-and-output-weights" not in arguments,
+        "torch_dtype": "float16" if "fp16" in arguments else "bfloat16",
+    }
+    if "experts" in shape:
+        config |= {"num_local_experts": shape["experts"], "num_experts_per_tok": shape.get("top_k", 2)}
+        return from_config({**config, "architectures": ["MixtralForCausalLM"]}, "logged")
+    if gated:
+        return from_config({**config, "architectures": ["LlamaForCausalLM"]}, "logged")
+    own = {"n_embd": hidden, "n_layer": shape["layers"], "n_head": heads, "n_inner": config["intermediate_size"]}
+    own |= {"n_positions": config["max_position_embeddings"], "vocab_size": vocab, "tie_word_embeddings": True}
+    return from_config({**own, "architectures": ["GPT2LMHeadModel"], "torch_dtype": config["torch_dtype"]}, "logged")

@@ -1,0 +1,173 @@
+"""States of GPUs in other forms than ``nvidia-smi -q``: its table, ``--query-gpu`` and XML; ``amd-smi`` and ``rocm-smi``.
+
+Each gives what ``-q`` would have said, under the same names, so that one judge serves all of them.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from commtax.evidence.short_lines import short_lines
+from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
+from commtax.files import table
+
+COUNT = counts(__name__)
+_FIELDS: Mapping[str, Mapping[str, str]] = table("machines/smi_fields.toml")
+Sample = tuple[str, dict[str, str]]
+"""A GPU as it is called, and what is said of it."""
+LOST = "Readings/Lost"  # where the driver prints ERR! instead of a figure
+SAYS = patterns(__name__)
+
+
+def looks_like(text: str) -> bool:
+    """Whether one of them stands in a text."""
+    return next(samples(text), None) is not None
+
+
+def samples(text: str) -> Iterator[Sample]:
+    """Every GPU of every table, as often as it was printed."""
+    for signs, reader in READERS:
+        if any(sign in text for sign in signs):
+            yield from reader(text)
+
+
+def _said(**found: str) -> dict[str, str]:
+    """What was printed, but for what is not available."""
+    return {path: words for path, words in found.items() if words and words not in ("N/A", "Off", "[N/A]", "[Not Supported]")}
+
+
+def _boxes(text: str) -> Iterator[Sample]:
+    """The table of nvidia-smi: two lines a GPU."""
+    first: re.Match[str] | None = None
+    for line in short_lines(text, COUNT.line_chars):
+        if found := SAYS.box.match(line):
+            if first:
+                yield first[1], _boxed(first, None)
+            first = found
+        elif first and (found := SAYS.used.match(line)):
+            yield first[1], _boxed(first, found)
+            first = None
+    if first:
+        yield first[1], _boxed(first, None)
+
+
+def _boxed(first: re.Match[str], second: re.Match[str] | None) -> dict[str, str]:
+    said = {"Product Name": first[2], "PCI/Bus Id": first[3], "ECC Errors/Volatile/Uncorrectable": first[4]}
+    if second:
+        heat, state, watts, limit, used, total, load = second.groups()
+        said |= {"Temperature/GPU Current Temp": heat.rstrip("C"), "Performance State": state, "Utilization/Gpu": load}
+        said |= {"GPU Power Readings/Power Draw": watts, "GPU Power Readings/Current Power Limit": limit}
+        said |= {"FB Memory Usage/Used": f"{used} MiB", "FB Memory Usage/Total": f"{total} MiB"}
+    if "ERR!" in said.values():
+        said = {path: words for path, words in said.items() if words != "ERR!"} | {LOST: "Yes"}
+    return _said(**said)
+
+
+def _amd_boxes(text: str) -> Iterator[Sample]:
+    """The table of amd-smi: two lines a GPU."""
+    first: re.Match[str] | None = None
+    for line in short_lines(text, COUNT.line_chars):
+        if found := SAYS.amd.match(line):
+            first = found
+        elif first and (found := SAYS.amd_used.match(line)):
+            bus, name, heat, wrong, watts, limit = first.groups()
+            said = {"Product Name": name.lstrip("."), "PCI/Bus Id": bus, "Temperature/GPU Current Temp": heat or ""}
+            said |= {
+                "ECC Errors/Volatile/Uncorrectable": wrong,
+                "GPU Power Readings/Power Draw": watts,
+                "Utilization/Gpu": found[2] or "",
+            }
+            said |= {"FB Memory Usage/Used": f"{found[3]} MB", "FB Memory Usage/Total": f"{found[4]} MB"}
+            yield found[1], _said(**said, **{"GPU Power Readings/Current Power Limit": limit})
+            first = None
+
+
+def _concise(text: str) -> Iterator[Sample]:
+    """The table of rocm-smi, whose columns differ between versions: its figures by their units."""
+    headed = False
+    for line in short_lines(text, COUNT.line_chars):
+        headed = headed or "GPU%" in line
+        if not headed or not (row := SAYS.concise_row.match(line)):
+            continue
+        heat = re.search(r"(\d{1,4}(?:\.\d)?) ?°?[cC]\b", line)
+        watts, clocks = re.findall(r"(\d{1,6}(?:\.\d{1,6})?)W\b", line), re.findall(r"(\d{1,6})Mhz", line, re.I)
+        shares = re.findall(r"(\d{1,3})%", line)
+        said = {"Temperature/GPU Current Temp": heat[1] if heat else "", "Utilization/Gpu": shares[-1] if shares else ""}
+        said |= {"Clocks/SM": clocks[0] if clocks else "", "GPU Power Readings/Power Draw": watts[0] if watts else ""}
+        said |= {"GPU Power Readings/Current Power Limit": watts[1] if len(watts) > 1 else ""}
+        yield row[1], _said(**said)
+
+
+def _monitor(text: str) -> Iterator[Sample]:
+    """amd-smi monitor: a row a GPU, figures with their units behind them."""
+    names: list[str] = []
+    for line in short_lines(text, COUNT.line_chars):
+        if SAYS.monitor.match(line):
+            names = line.split()
+        elif names and len(figures := SAYS.figure.findall(line)) == len(names):
+            row = dict(zip(names, figures, strict=True))
+            said = {path: row[name] for name, path in _FIELDS["monitor"].items() if name in row}
+            memory = {path: f"{words} MB" for path, words in said.items() if path.startswith("FB") and words != "N/A"}
+            yield row["GPU"], _said(**(said | memory))
+
+
+def _query(text: str) -> Iterator[Sample]:
+    """``--query-gpu=… --format=csv``: fields by their names; a row without an index is that GPU's whose turn it is."""
+    fields: list[str] = []
+    count = 0
+    for line in short_lines(text, COUNT.line_chars):
+        cells = [cell.strip() for cell in line.lstrip("# ").split(",")]
+        if SAYS.query.match(line) and "--" not in line and all(re.fullmatch(r"[\w.]+(?: \[[^]]{1,9}\])?", cell) for cell in cells):
+            fields, count = [cell.split()[0].lower() for cell in cells], 0
+        elif fields and len(cells) == len(fields):
+            row = dict(zip(fields, cells, strict=True))
+            turn = "0" if "timestamp" in row else str(count)
+            yield next((row[key] for key in ("index", "uuid", "gpu_uuid", "pci.bus_id") if key in row), turn), _queried(row)
+            count += 1
+
+
+def _queried(row: Mapping[str, str]) -> dict[str, str]:
+    said = {path: row[name] for name, path in _FIELDS["query"].items() if name in row}
+    for name, words in row.items():
+        kind, _, reason = name.rpartition(".")
+        if kind in ("clocks_event_reasons", "clocks_throttle_reasons") and reason in _FIELDS["reasons"]:
+            said[f"Clocks Event Reasons/{_FIELDS['reasons'][reason]}"] = words
+    return _said(**said)
+
+
+def _xml(text: str) -> Iterator[Sample]:
+    """``nvidia-smi -q -x``: elements by the last two names of their paths."""
+    above: list[str] = []
+    said: dict[str, str] = {}
+    number = -1
+    for match in SAYS.xml.finditer(text):
+        closes, name, words = match[1], match[2], match[3].strip()
+        if closes:
+            if name == "gpu" and number >= 0:
+                yield str(number), _said(**said)
+            above = above[: above.index(name)] if name in above else above
+            continue
+        if name == "gpu" and "id=" in match[0]:
+            number, said, above = number + 1, {}, []
+        if words:
+            said |= _element(above[-1] if above else "", name, words)
+        above = [*above[-16:], name]
+
+
+def _element(above: str, name: str, words: str) -> dict[str, str]:
+    reason = re.sub(r"^clocks_(?:event|throttle)_reason_", "", name)
+    if reason != name and reason in _FIELDS["reasons"]:
+        return {f"Clocks Event Reasons/{_FIELDS['reasons'][reason]}": words}
+    path = _FIELDS["xml"].get(f"{above}/{name}") or _FIELDS["xml"].get(name)
+    return {path: words} if path else {}
+
+
+READERS: tuple[tuple[tuple[str, ...], Callable[[str], Iterator[Sample]]], ...] = (
+    (("MiB /",), _boxes),
+    ((" W |",), _amd_boxes),
+    (("GPU%",), _concise),
+    (("GPU_T", "GFX_", "VRAM_"), _monitor),
+    (("utilization.gpu", "memory.used", "temperature.gpu", "power.draw", "clocks_", "clocks."), _query),
+    (("<nvidia_smi_log", "<gpu id="), _xml),
+)
+"""By words of which one stands in each such text, its reader."""

@@ -1,0 +1,176 @@
+"""The search for the best fleets on one cluster, and what makes one better than another.
+
+Layouts are tried in rounds of equal size whoever does them, those first that the closed form thinks best, so that the answer is
+the same on one core and on many. A layout that cannot reach what is listed already, nor come near the best, is left out.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf, isnan
+
+import numpy as np
+
+from commtax.planner.choosing import complexity_of, margin, simplest
+from commtax.planner.columns import Rejected, ground
+from commtax.planner.crew import Crew
+from commtax.planner.fleet_trials import Task, Trial, all_requests, examined, grown, least, ranged, rate_of, saturated
+from commtax.planner.layouts import SLACK, Layout, candidates
+from commtax.question import Question
+from commtax.spec import Plan
+from commtax.statement import Refusal
+
+ROUND = 4  # layouts that are tried before it is looked again which ones may still be listed
+WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
+DETAILED = 5  # fleets, best first, whose growth and ranges are looked for
+NEAREST = 5  # fleets that come nearest to the limits where none holds
+Progress = Callable[[int, int, Trial | None], None]
+"""Told how many of how many layouts are done, and the best so far."""
+
+
+def burden(trial: Trial) -> float:
+    """What the objective counts, smaller is better: GPUs, dollars an hour, or GPUs for each token/s that may be sustained."""
+    goal = trial.layout.question.goal
+    if goal.objective == "tokens":
+        return trial.gpus / sustained(trial)
+    return trial.gpus * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
+
+
+def sustained(trial: Trial) -> float:
+    """Output tokens/s at the highest rate that holds."""
+    q = trial.layout.question
+    return q.offered.request_rate * (1 + max(0.0, trial.growth)) * float(q.requests.output_len)
+
+
+def order(trial: Trial) -> tuple[float, bool, float, int]:
+    """Fewest first; of as many, those whose rate may grow most, and behind them, where nobody has looked, by the closed form."""
+    unknown = trial.growth < 0
+    return round(burden(trial), 9), unknown, -(trial.layout.throughput(*trial.size) if unknown else trial.growth), trial.gpus
+
+
+def recommended(ranking: Sequence[Trial]) -> int:
+    """The place of the simplest fleet that the best, the first, beats by no more than the margin."""
+    effort = np.array([_effort(trial) for trial in ranking])
+    worth = np.array([1 / burden(trial) if burden(trial) else 0.0 for trial in ranking])  # without a price there is no saying
+    return simplest(effort, worth, margin(ranking[0].layout.question))
+
+
+def _effort(trial: Trial) -> float:
+    """What there is to set up for a fleet."""
+    layout, plan = trial.layout, trial.layout.question.plan
+    return complexity_of(plan, Plan(tp=layout.prefill_tp) if layout.apart else None, layout.question.cluster)
+
+
+class Search:
+    """The search on one cluster. What it has so far is an answer at any time."""
+
+    def __init__(self, put: Question, workers: Crew, top: int, progress: Progress | None) -> None:
+        self.question = replace(ground(put), plan=put.plan)
+        self.workers, self.top, self.progress = workers, top, progress
+        self.held: list[Trial] = []
+        self.broken: list[Trial] = []
+        self.rejected: tuple[Rejected, ...] = ()
+        self.count = self.total = self.done = self.left_out = 0
+        self.complete = False
+
+    def run(self) -> bool:
+        """Whether it came to its end; an interrupt leaves what there is."""
+        try:
+            stream = all_requests(self.question)
+            longest = int(np.max(stream.input_len + stream.output_len))
+            if longest > self.question.model.max_len:
+                rule = f"more than the {self.question.model.max_len:,} positions of {self.question.model.key}"
+                raise Refusal(f"input_len + output_len: the longest request has {longest:,} tokens, {rule}", "input_len")
+            able = candidates(self.question, stream)
+            self.rejected, self.count, self.total = able.rejected, able.count, len(able.layouts)
+            for kind in range(3):
+                # what is quickly simulated comes first, and says what the others have to beat
+                self._rounds([x for x in able.layouts if (2 if x.question.plan.pp > 1 else int(x.apart)) == kind], kind == 1)
+            if not self.held:
+                self._examine()
+            self._detail()
+            self.complete = True
+        except KeyboardInterrupt:
+            self.held.sort(key=order)
+        return self.complete
+
+    def _rounds(self, layouts: list[Layout], beating: bool) -> None:
+        layouts.sort(key=self._expected)
+        for first in range(0, len(layouts), ROUND):
+            bar = self._bar(beating)
+            part = [x for x in layouts[first : first + ROUND] if self._bound(x) <= bar]
+            self.left_out += len(layouts[first : first + ROUND]) - len(part)
+            tasks = [Task(x, self._most_gpus(bar), self.question.goal.objective == "tokens") for x in part]
+            results = dict[int, Trial]()
+            try:
+                for place, trial in self.workers.each(least, tasks):
+                    results[place] = trial
+                    self._tell()
+            finally:
+                for place in sorted(results):  # in their order, whoever was first
+                    (self.held if results[place].holds else self.broken).append(results[place])
+                self.done += len(layouts[first : first + ROUND])
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.progress:
+            self.progress(min(self.done, self.total), self.total, min(self.held, key=order, default=None))
+
+    def _expected(self, layout: Layout) -> tuple[float, int]:
+        """What the objective is likely to count."""
+        return self._bound(layout, 1.0), layout.group
+
+    def _bound(self, layout: Layout, slack: float = SLACK) -> float:
+        """What the objective counts at the least."""
+        goal, rate = self.question.goal, rate_of(self.question)
+        if goal.objective == "tokens":
+            each = layout.group / layout.answers + (layout.prefill_tp / layout.prompt_answers if layout.apart else 0)
+            return each / slack / float(self.question.requests.output_len)
+        return layout.least_gpus(rate, slack) * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
+
+    def _bar(self, beating: bool) -> float:
+        """What a layout must not exceed to be listed; one with workers of their own for prompts is listed where it beats others."""
+        ranked = sorted(burden(trial) for trial in self.held)
+        if not ranked:
+            return inf
+        listed = ranked[self.top - 1] if len(ranked) >= self.top else inf
+        near = ranked[0] * (1 + margin(self.question))  # a simpler one may be recommended
+        return ranked[0] if beating else max(near, min(WORSE * ranked[0], listed))
+
+    def _most_gpus(self, bar: float) -> int:
+        goal, whole = self.question.goal, self.question.cluster.num_gpus
+        if goal.objective == "tokens" or bar == inf:
+            return whole
+        return min(whole, int(bar / (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0) + 1e-9))
+
+    def _examine(self) -> None:
+        """Where nothing holds, the nearest that were never run are tried after all, if more than the closed form thought; then
+        those that are the nearest instead."""
+        while True:
+            self.broken.sort(key=lambda trial: trial.over)
+            unseen = [place for place, trial in enumerate(self.broken[:NEAREST]) if isnan(trial.capacity)]
+            if self.held or not unseen:
+                return
+            known = dict(self.workers.each(examined, [self.broken[place] for place in unseen]))
+            for at, place in enumerate(unseen):
+                self.broken[place] = known[at]
+            self.held = [trial for trial in self.broken if trial.holds]
+            self.broken = [trial for trial in self.broken if not trial.holds]
+
+    def _detail(self) -> None:
+        """Growth and ranges of those that are listed first and of all that are as good as the best; capacity of all listed."""
+        self.held.sort(key=order)
+        if self.held and (chosen := recommended(self.held)) >= self.top:  # it is listed too
+            self.held.insert(self.top - 1, self.held.pop(chosen))
+        ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
+        first = self.held[: max(ties, min(self.top, DETAILED))]
+        known = dict(self.workers.each(_detailed, first))
+        self.held[: len(first)] = [known[place] for place in range(len(first))]
+        self.held.sort(key=order)
+        listed = self.held[: self.top]
+        capacities = dict(self.workers.each(saturated, listed))
+        self.held[: len(listed)] = [capacities[place] for place in range(len(listed))]
+
+
+def _detailed(trial: Trial) -> Trial:
+    """With its growth and its ranges, by one worker, which has priced its steps."""
+    return replace(grown(trial), ranges=ranged(trial).ranges)

@@ -1,0 +1,413 @@
+"""One layout under a rate, by simulation of the whole fleet: how many copies hold the limits, and how far the rate may grow.
+
+All fleets of a question see the same requests: the first ones of a single stream, at the rate exactly. A run is long enough
+that a percentile means something: ``COUNTED`` requests, and ``EACH`` for every copy, count after a warm-up of as many as are
+under way at once.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
+from math import ceil, inf, isfinite, isnan, nan
+
+import numpy as np
+
+from commtax.arrays import a_few_remembered, remembered
+from commtax.ledger import Z80
+from commtax.planner.layouts import ALONE, SLACK, Layout
+from commtax.planner.money import Money, counted_tokens
+from commtax.planner.space import beside
+from commtax.question import EVEN, Question
+from commtax.records import dataclass
+from commtax.sim.serving.running import Fleet, run
+from commtax.spec import Plan
+from commtax.spec.stream import Stream
+from commtax.verbs.asking import settled
+from commtax.verbs.confidence import Estimate, through
+from commtax.verbs.loads import first
+from commtax.verbs.requests import RANGED, Outcome, capacity_of, fleet_of, longest_of, range_between, stream_of
+
+COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
+MOST = 20_000  # requests of a run
+TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
+LOOKS = ((60, 3.0), (300, 1.5))  # requests that count in first, short runs, and how far beyond a limit one must be to be believed
+KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
+SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that were simulated answered up to 1.04 times it
+HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known
+SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
+Size = tuple[int, int]
+"""Copies, and workers of prompts beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A layout, the GPUs that a fleet of it may have, and whether the growth is wanted at once."""
+
+    layout: Layout
+    most_gpus: int
+    grows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The least fleet of a layout that holds, else the nearest to it; ``over`` is its worst time over that time's limit.
+
+    A limit is kept with a confidence where it is kept with steps as long as they are with that probability: no statistic is
+    shorter when all steps are longer, so its quantile is the statistic at the quantile of the steps.
+    """
+
+    layout: Layout
+    size: Size
+    over: float  # at most 1: it holds, as surely as is wanted
+    capacity: float  # requests/s of the fleet; not a number where nobody has looked
+    figures: Mapping[str, float]  # statistics at the rate, in seconds
+    simulated: int  # fleets
+    stretch: float = 1.0  # steps are that much longer than predicted, at most, with the confidence that is wanted …
+    sure: Mapping[str, float] = field(default_factory=dict)  # … and what is limited is then so long
+    growth: float = -1.0  # share by which the rate may grow until a limit breaks; below 0: not looked for
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    sigma: float = 0.0  # of the logarithm of a step's length, where it holds
+
+    @property
+    def holds(self) -> bool:
+        return self.over <= 1
+
+    @property
+    def gpus(self) -> int:
+        return self.layout.gpus(*self.size)
+
+    @property
+    def full_rate(self) -> float:
+        """Requests/s that it answers within the limits, at most; not a number where nobody has looked."""
+        if not self.layout.question.goal.slo:
+            return self.capacity
+        return self.layout.question.offered.request_rate * (1 + self.growth) if self.growth >= 0 else nan
+
+    @property
+    def money(self) -> Money:
+        """What it costs as asked, and with as many requests as it answers. Overloaded, it answers fewer than are asked."""
+        q, known = self.layout.question, not isnan(self.capacity)
+        asked, tokens = q.offered.request_rate, float(counted_tokens(q))
+        answered = min(asked, self.capacity) if known else asked
+        used = asked / self.capacity if known else None
+        return Money(self.gpus, q.goal.usd_per_gpu_hour, answered * tokens, self.full_rate * tokens, used)
+
+    @property
+    def kept(self) -> float | None:
+        """The probability that all limits are kept at the rate, that of the least sure one; None where nobody has looked."""
+        goal, known = self.layout.question.goal, list[float]()
+        for name, limit in goal.slo:
+            value = self.figures.get(name, nan)
+            if self.sure.get(name, nan) > 0:
+                known.append(through(value, self.sure[name], goal.confidence).kept(limit))
+            elif name in self.ranges:
+                known.append(Estimate(value, *self.ranges[name]).kept(limit))
+        return min(known, default=None)
+
+
+def rate_of(q: Question) -> float:
+    """Requests/s that a fleet must hold: those that are asked, and the growth that is wanted."""
+    return q.offered.request_rate * (1 + q.goal.growth)
+
+
+def under_way(q: Question) -> int:
+    """Requests under way at once where tokens take as long as they may (Little's law): the warm-up."""
+    limits = [limit for name, limit in q.goal.slo if name.split("_")[0] in ("itl", "tpot")]
+    outputs = q.offered.outputs.mean if q.offered.outputs else float(q.requests.output_len)
+    return ceil(q.offered.request_rate * outputs * min([*limits, TOKEN_S]))
+
+
+def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
+    """Requests of a run, and how many of them are warm-up."""
+    if isfinite(q.requests.num_prompts):
+        count = int(q.requests.num_prompts)
+        return count, min(under_way(q), count // 5)
+    counted = max(COUNTED, EACH * copies)
+    warmup = min(under_way(q), MOST - min(counted, MOST // 2))
+    return min(MOST, warmup + counted), warmup
+
+
+def stream_of_run(q: Question, rate: float, length: tuple[int, int]) -> Stream:
+    """The first requests of the question's stream, at a rate."""
+    part = first(all_requests(q), length[0])
+    return replace(part, arrival_s=part.arrival_s * (len(part) / rate / part.arrival_s[-1]))
+
+
+def all_requests(q: Question) -> Stream:
+    """The longest stream that any fleet of a question sees."""
+    count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
+    alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
+    return _drawn(replace(q, plan=Plan(), requests=alike))
+
+
+@a_few_remembered
+def _drawn(q: Question) -> Stream:
+    return stream_of(q)
+
+
+def least(task: Task) -> Trial:
+    """The least fleet of a layout that holds; where none does, the largest one."""
+    layout = task.layout
+    able = _sizes(layout, rate_of(layout.question), task.most_gpus)
+    if not able:
+        copies = max(1, min(layout.most, (task.most_gpus - layout.prefill_tp) // layout.group))
+        size = copies, int(layout.apart)
+        return Trial(layout, size, _overload(layout.question, layout.throughput(*size)), nan, {}, 0)
+    if slow := too_slow(layout, able[-1]):
+        name, token_s = slow
+        return Trial(layout, able[-1], ALONE * token_s / dict(layout.question.goal.slo)[name], nan, {}, 0)
+    tried: dict[Size, Trial] = {}
+
+    def trial(at: int) -> Trial:
+        if able[at] not in tried:
+            tried[able[at]] = _trial(layout, able[at])
+        return tried[able[at]]
+
+    hopeless = set[Size]()
+
+    def holds(at: int) -> bool:
+        if able[at] not in tried and (too_slow(layout, able[at]) or _overloaded(layout, able[at])):
+            hopeless.add(able[at])
+            return False
+        return trial(at).holds
+
+    find = _first_pair if layout.apart else _first_count
+    best = trial(find(able, holds))
+    best = replace(best, simulated=len(hopeless.union(tried)))
+    return grown(best) if task.grows and best.holds else best
+
+
+def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
+    """The limit on the time of tokens that a fleet is sure to break by the closed form, and that time.
+
+    That of a steady state: runs of fewer requests than are usual may end before.
+    """
+    q = layout.question
+    unsure = layout.apart or q.goal.confidence < EVEN or q.requests.num_prompts < COUNTED
+    return None if unsure else layout.too_slow(rate_of(q) / size[0])
+
+
+def _overloaded(layout: Layout, size: Size) -> bool:
+    """Whether its capacity alone says that a fleet does not hold, which is looked at anyway where there is no limit to break."""
+    q, rate = layout.question, rate_of(layout.question)
+    if q.goal.slo or q.goal.confidence < EVEN or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
+        return False
+    if layout.apart and min(count * alone for count, alone in zip(size, _each_alone(layout), strict=True)) * SURE <= rate:
+        return True
+    return capacity(layout, size) <= rate
+
+
+def _each_alone(layout: Layout) -> tuple[float, float]:
+    """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
+    decoding = layout.question.but(decode_workers=1, prefill_workers=1)
+    return _kind_alone(decoding, prompts=False), _kind_alone(decoding.but(tp=layout.prefill_tp), prompts=True)
+
+
+@remembered
+def _kind_alone(q: Question, prompts: bool) -> float:
+    stream = first(all_requests(q), COUNTED)
+    asked, fleet = _engines(q, longest_of(stream))
+    kind = fleet.prompts if prompts and fleet.prompts else fleet.workers
+    return capacity_of(stream, Fleet(kind), asked.offered.prefix_hit_rate, COUNTED, prompted=not prompts)
+
+
+def _first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
+    """The index of the first fleet of one kind that holds, the last where none does.
+
+    More copies never do worse: steps that double find one that holds, and halving the first.
+    """
+    low, step = 0, 1
+    while not holds(low + step - 1):
+        low, step = low + step, step * 2
+        if low + step > len(able):
+            step = len(able) - low
+        if not step:
+            return len(able) - 1
+    return low + bisect_left(range(step - 1), True, key=lambda at: holds(low + at))
+
+
+def _first_pair(able: list[Size], holds: Callable[[int], bool]) -> int:
+    """The index of the first fleet of two kinds that holds, the last where none does.
+
+    More workers of either kind never do worse. So none holds unless one of the largest does, and one that has no more workers
+    of either kind than one that failed is not tried.
+    """
+    failed: list[Size] = []
+
+    def fails(at: int) -> bool:
+        if not any(_no_more(able[at], other) for other in failed) and holds(at):
+            return False
+        failed.append(able[at])
+        return True
+
+    largest = [at for at, size in enumerate(able) if not any(_no_more(size, other) for other in able[at + 1 :])]
+    if fails(0) and all(fails(at) for at in largest):
+        return len(able) - 1
+    return next(at for at in range(len(able)) if not fails(at))
+
+
+def _no_more(size: Size, other: Size) -> bool:
+    """Whether a fleet has no more workers of either kind than another."""
+    return size[0] <= other[0] and size[1] <= other[1]
+
+
+def _overload(q: Question, most: float) -> float:
+    """The rate over what is answered at most, where that is not enough."""
+    return max(rate_of(q) / most, 1 + 1e-9)
+
+
+def capacity(layout: Layout, size: Size) -> float:
+    """Requests/s that a fleet answers when there are always enough: copies share nothing, so one of them is saturated alone."""
+    return _saturated(_sized(layout, size)) if layout.apart else size[0] * _saturated(layout.question)
+
+
+@remembered
+def _saturated(q: Question) -> float:
+    stream = first(all_requests(q), COUNTED)
+    asked, fleet = _engines(q, longest_of(stream))
+    return capacity_of(stream, fleet, asked.offered.prefix_hit_rate, COUNTED)
+
+
+@a_few_remembered
+def _engines(q: Question, longest: int) -> tuple[Question, Fleet]:
+    """A question as it is run, and its engines."""
+    asked = settled(q)
+    return asked, fleet_of(asked, longest)
+
+
+def _sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
+    """Fleets whose throughput may be above the rate, fewest GPUs first, of as many those with most throughput."""
+    if not layout.apart:
+        first = int(rate / layout.answers / SLACK) + 1
+        return [(n, 0) for n in range(first, min(layout.most, most_gpus // layout.group) + 1)]
+    cluster, tp, ahead = layout.question.cluster, layout.group, layout.prefill_tp
+    copies = np.arange(1, layout.most + 1)
+    room = beside(copies, tp, ahead, cluster)
+    every = [(n, p) for n, most in zip(copies.tolist(), room.tolist(), strict=True) for p in range(1, most + 1)]
+    able = [size for size in every if layout.gpus(*size) <= most_gpus and layout.throughput(*size) * SLACK > rate]
+    return sorted(able, key=lambda size: (layout.gpus(*size), -layout.throughput(*size)))
+
+
+def _sized(layout: Layout, size: Size) -> Question:
+    """The question of a whole fleet."""
+    if layout.apart:
+        return layout.question.but(decode_workers=size[0], prefill_workers=size[1])
+    return layout.question.but(replicas=size[0])
+
+
+def ran(
+    layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0, most: float = inf
+) -> Outcome:
+    """The run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
+    length = length or lengths_of_run(layout.question, sum(size))
+    stream = stream_of_run(layout.question, rate, length)
+    asked, fleet = _engines(_sized(layout, size), longest_of(stream))
+    asked = asked.but(request_rate=rate, warmup=length[1])
+    fleet, stream = fleet if stretch == 1 else fleet.scaled(stretch), first(stream, most)
+    return Outcome(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
+
+
+def worst(q: Question, outcome: Outcome) -> float:
+    """The time that is longest against its limit, over that; 0 where there is no limit, or nothing that it limits."""
+    ratios = [outcome.statistic(name) / limit for name, limit in q.goal.slo]
+    return max([0.0, *(ratio for ratio in ratios if not isnan(ratio))])
+
+
+def _decided(layout: Layout, size: Size, rate: float) -> tuple[float, Outcome]:
+    """The worst time over its limit, and the run that says it; a short one, which begins with less load, where that is plain."""
+    q = layout.question
+    whole = lengths_of_run(q, sum(size))
+    for counted, sure in LOOKS if q.goal.slo else ():
+        warmup = min(whole[1], counted)
+        if 2 * (warmup + counted) <= whole[0]:
+            outcome = ran(layout, size, rate, (warmup + counted, warmup))
+            over = worst(q, outcome)
+            if over > sure:
+                return over, outcome
+            if over <= 1:
+                break
+    outcome = ran(layout, size, rate, whole)
+    return worst(q, outcome), outcome
+
+
+def _trial(layout: Layout, size: Size) -> Trial:
+    """A fleet at the rate that it must hold, and its figures at the rate that is asked. One that is overloaded holds nothing,
+    whatever a run of some minutes says."""
+    q, rate = layout.question, rate_of(layout.question)
+    over, outcome = _decided(layout, size, rate)
+    stretch, longer = 1.0, None
+    if (over <= 1) == (q.goal.confidence > EVEN) and q.goal.confidence != EVEN:  # else it is decided: longer steps mend no limit
+        stretch = stretch_of(outcome)
+        longer = ran(layout, size, rate, stretch=stretch) if q.goal.slo else None
+        over = worst(q, longer) if longer else over
+    most = nan
+    if over <= 1 and not (layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate * max(1.0, stretch)):
+        most = capacity(layout, size)
+        over = over if most > rate * stretch else _overload(q, most / stretch)
+    if q.goal.growth and over <= 1:
+        outcome = ran(layout, size, q.offered.request_rate)
+        longer = ran(layout, size, q.offered.request_rate, stretch=stretch) if longer else None
+    limited = [name for name, _ in q.goal.slo]
+    sure = {name: longer.statistic(name) for name in limited} if longer else {}
+    figures = {name: outcome.statistic(name) for name in dict.fromkeys((*SHOWN, *limited))}
+    return Trial(layout, size, over, most, figures, 1, stretch, sure, sigma=outcome.sigma if over <= 1 else 0.0)
+
+
+def stretch_of(outcome: Outcome) -> float:
+    """How much longer than priced steps are, at most, with the confidence that is wanted."""
+    step = outcome.alike
+    return float(Estimate(step.tpot_s, *step.range_of("tpot_s")).sure(outcome.question.goal.confidence) / step.tpot_s)
+
+
+def saturated(trial: Trial) -> Trial:
+    """With its capacity."""
+    return replace(trial, capacity=capacity(trial.layout, trial.size)) if isnan(trial.capacity) else trial
+
+
+def judged(trial: Trial) -> Trial:
+    """With its capacity, and how surely it keeps the limits."""
+    trial = saturated(trial)
+    return ranged(trial) if trial.figures and not trial.sure else trial
+
+
+def examined(trial: Trial) -> Trial:
+    """With its capacity, and tried where that is above a rate for which the closed form thought it too small or too slow."""
+    trial = saturated(trial)
+    return _trial(trial.layout, trial.size) if not trial.figures and trial.capacity > rate_of(trial.layout.question) else trial
+
+
+def grown(trial: Trial) -> Trial:
+    """With the share by which the rate may grow: halved ``HALVINGS`` times between what holds and the capacity, which does not."""
+    if trial.growth >= 0:
+        return trial
+    trial = saturated(trial)
+    q = trial.layout.question
+    rate, low = q.offered.request_rate, float(np.log1p(q.goal.growth))
+    high = max(low, float(np.log(trial.capacity / rate / trial.stretch)))
+    if not q.goal.slo:  # nothing breaks before the capacity
+        return replace(trial, growth=float(np.expm1(high)))
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        # the whole run, with steps as long as they may be: near the limit no short look is enough
+        if worst(q, ran(trial.layout, trial.size, rate * float(np.exp(middle)), stretch=trial.stretch)) <= 1:
+            low = middle
+        else:
+            high = middle
+    return replace(trial, growth=float(np.expm1(low)))
+
+
+def ranged(trial: Trial) -> Trial:
+    """With the ranges of what is limited and shown. Its run at the rate is known; only those with other steps are missing."""
+    q, layout, size = trial.layout.question, trial.layout, trial.size
+    names = dict.fromkeys(("ttft_p95", "itl_p99", *(name for name, _ in q.goal.slo)))
+    if not trial.sigma:
+        outcome = ran(layout, size, q.offered.request_rate)
+        return replace(trial, ranges={name: outcome.range_of(name) for name in names})
+    factor = float(np.exp(Z80 * trial.sigma))
+    short, long = (ran(layout, size, q.offered.request_rate, stretch=by, most=RANGED) for by in (1 / factor, factor))
+    same = trial.figures
+    if len(short.stream) < lengths_of_run(q, sum(size))[0]:
+        part = ran(layout, size, q.offered.request_rate, most=RANGED)
+        same = {name: part.statistic(name) for name in names}
+    ends = {name: (short.statistic(name), long.statistic(name), same[name]) for name in names}
+    return replace(trial, ranges={name: range_between(trial.figures[name], *known) for name, known in ends.items()})

@@ -1,1 +1,0 @@
-"""Results of benchmarks, one module a family of tools; ``readers.bench`` tells them apart."""

@@ -1,0 +1,1 @@
+"""What benchmarks measured: of servers and of collectives; each with its audit."""

@@ -1,0 +1,114 @@
+"""AIPerf and GenAI-Perf: a document of blocks ``{unit, avg, p50, …}``, the same as CSV, and the same as a printed table."""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from commtax.evidence.short_lines import each_line
+from commtax.evidence.thresholds import counts
+from commtax.files import Json
+from commtax.results.bench_record import SECONDS, STATISTICS, TABLE, Bench, number, rate_of, result, spread_of
+
+NAMES: Mapping[str, str] = TABLE["aiperf"]
+COUNT = counts(__name__)
+_UNIT = re.compile(r"([^()]{1,80})\(([^()]{1,40})\)\s*+$")
+_HEADER = re.compile(r"\s*(?:Metric|Statistic)\s*")
+Blocks = Mapping[str, Mapping[str, Json]]
+
+
+def is_document(d: Json) -> bool:
+    return any(isinstance(d.get(key), dict) and "avg" in d[key] for key in NAMES)
+
+
+def from_document(d: Json) -> Bench:
+    """``profile_export_aiperf.json`` or ``profile_export_genai_perf.json``."""
+    blocks = {key: block for key, block in d.items() if isinstance(block, dict)}
+    flat = {**d, **{key: block.get("avg") for key, block in blocks.items() if "avg" in block}}
+    config = blocks.get("input_config", {})
+    return _built(blocks, {**flat, **_asked(config)}, str(d.get("aiperf_version") or d.get("version") or ""))
+
+
+def _asked(config: Json) -> dict[str, Json]:
+    """Load and model: of AIPerf's phases, of its older ``loadgen``, or of GenAI-Perf's options."""
+    phases = config.get("phases")
+    kept = [p for p in phases if isinstance(p, dict) and not p.get("exclude_from_results")] if isinstance(phases, list) else []
+    older = [config.get("loadgen"), config.get("perf_analyzer"), config]
+    load: Json = next((part for part in (*kept, *older) if isinstance(part, dict)), {})
+    stimulus, endpoint = (held if isinstance(held, dict) else {} for held in (load.get("stimulus"), config.get("endpoint")))
+    models = endpoint.get("model_names") or config.get("model_names") or _items(config.get("models")) or [config.get("model")]
+    return {
+        "max_concurrency": load.get("concurrency") or stimulus.get("concurrency"),
+        "request_rate": load.get("request_rate") or load.get("rate") or stimulus.get("request_rate"),
+        "model": models[0] if isinstance(models, list) and models else models,
+    }
+
+
+def _items(models: Json) -> list[Json]:
+    items = models.get("items") if isinstance(models, dict) else None
+    return [m.get("name") for m in items if isinstance(m, dict)] if isinstance(items, list) else []
+
+
+def _built(blocks: Blocks, flat: Mapping[str, Json], version: str = "") -> Bench:
+    stats: dict[str, dict[str, float]] = {}
+    for key, metric in NAMES.items():
+        block = blocks.get(key, {})
+        if "avg" in block:
+            factor = SECONDS.get(str(block.get("unit", "ms")), 1e-3)
+            read = {k: n for k, v in block.items() if k not in ("unit", "count", "sum") and (n := number(v)) is not None}
+            stats[metric] = {STATISTICS.get(k, k): n * factor for k, n in read.items()}
+    lengths = tuple(number(flat.get(f"{side}_sequence_length", flat.get(f"num_{side}_token"))) for side in ("input", "output"))
+    answers = blocks.get("output_sequence_length", {})
+    spread, asked = spread_of(lengths[1], number(answers.get("std"))), rate_of(flat.get("request_rate"))
+    requests = int(number(flat.get("request_count")) or 0)
+    totals = {f"total_{side}_tokens": n * requests for side, n in zip(("input", "output"), lengths, strict=True) if n and requests}
+    return result("aiperf", "serve", {**flat, **totals}, stats, version=version, spread=spread, lengths=lengths, request_rate=asked)
+
+
+def is_csv(text: str) -> bool:
+    """Whether a text begins with the header of the export."""
+    return text.lstrip()[:11].lower() == "metric,avg,"
+
+
+def from_csv(text: str) -> Iterator[Bench]:
+    """``profile_export_aiperf.csv`` or ``profile_export_genai_perf.csv``: a table of metrics, and one of single values."""
+    lines = (line for line in each_line(text) if len(line) <= COUNT.longest_line)
+    yield from _rows(islice(csv.reader(lines, strict=False), COUNT.most_rows))
+
+
+def _rows(rows: Iterable[Sequence[str]]) -> Iterator[Bench]:
+    """A result for each header with an average."""
+    header: list[str] = []
+    blocks: dict[str, dict[str, Json]] = {}
+    for cells in rows:
+        if cells and _HEADER.fullmatch(cells[0]):
+            begins = any(cell.strip() == "avg" for cell in cells)
+            if begins and _told(blocks):
+                yield _of_rows(blocks)
+                blocks = {}
+            header = [cell.strip() for cell in cells]
+        elif header and len(cells) > 1:
+            name, unit = _named(cells[0])
+            values = dict(zip(header[1:], cells[1:], strict=False))
+            blocks[name] = {"unit": unit, **({"avg": values.get("Value")} if "Value" in values else values)}
+    if _told(blocks):
+        yield _of_rows(blocks)
+
+
+def _told(blocks: Blocks) -> bool:
+    return any(number(blocks.get(key, {}).get("avg")) is not None for key in NAMES)
+
+
+def _of_rows(blocks: Blocks) -> Bench:
+    return _built(blocks, {key: block.get("avg") for key, block in blocks.items()})
+
+
+def _named(cell: str) -> tuple[str, str]:
+    """A metric's key and unit.
+
+    >>> _named("Time to First Token (ms)"), _named("Output token throughput (per sec)")
+    (('time_to_first_token', 'ms'), ('output_token_throughput', 'per sec'))
+    """
+    match = _UNIT.match(cell.strip()[:160])
+    name, unit = (match[1], match[2]) if match else (cell, "")
+    return "_".join(name.lower().split()), unit

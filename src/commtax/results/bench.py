@@ -1,0 +1,214 @@
+"""Results of benchmarks, told apart by what they hold; seconds inside.
+
+JSON, JSON lines and CSV: ``vllm bench latency|throughput|serve`` and its sweeps, ``sglang.bench_serving``, ``bench_one_batch`` and
+``bench_one_batch_server``, AIPerf, GenAI-Perf, GuideLLM, InferenceX. Text: what those and trtllm-bench print, MLPerf's summary, a
+server's ``/metrics``.
+
+Which keys are there differs by tool and version; a key that is missing leaves None. TPOT is (E2E - TTFT) / (output - 1) in all of
+them; ITL is the list of gaps between chunks of a stream, which may hold several tokens.
+"""
+
+import csv
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from statistics import fmean, median
+
+from commtax.evidence.short_lines import each_line
+from commtax.evidence.thresholds import counts
+from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
+from commtax.results import aiperf, documents, guidellm, inferencex, lines, mlperf, printed, prometheus
+from commtax.results import trtllm_bench as trtllm
+from commtax.results.bench_record import METRICS, TABLE, Bench, number, result, spread_among, thirds_of
+from commtax.results.cut import readable
+from commtax.statement import Note, Refusal
+
+COUNT = counts(__name__)
+KEYS = (b'"avg_latency"', b'"latencies"', b'"total_output_tokens"', b'"completed"', b'"elapsed_time"', b'"time_to_first_token"')
+MORE_KEYS = (b'"inter_token_latency"', b'"request_latency"', b'"benchmarks"', b'"output_throughput"', b'"prefill_latency"')
+PER_GPU = tuple(f'"{key}"'.encode() for key in inferencex.KEYS)
+_LINE = re.compile(r'^\{"\w{1,60}": .{0,4000}?"(?:total_output_tokens|output_throughput)": ', re.M)  # with which a result begins
+COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of a sweep's table
+NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
+
+_PRINTED = (
+    mlperf.looks_like,
+    prometheus.looks_like,
+    lines.looks_like,
+    trtllm.looks_like,
+    printed.looks_like,
+)
+
+
+def looks_like_data(head: bytes) -> bool:
+    """Whether JSON begins with a key of a result."""
+    return any(key in head for key in (*KEYS, *MORE_KEYS, *PER_GPU)) or documents.looks_like(head)
+
+
+def looks_like_text(text: str) -> bool:
+    """Whether a text holds any printed result, summary, page of metrics or table of commas."""
+    return any(fits(text) for fits in _PRINTED) or aiperf.is_csv(text) or _is_sweep(text) or _LINE.search(text) is not None
+
+
+def read(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
+    """All results of a file of any of these kinds."""
+    return parse(text, name) if text.lstrip()[:1] in ("{", "[") or not looks_like_text(text) else parse_text(text, name)
+
+
+def parse_text(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
+    """All results that a text holds, kind by kind."""
+    try:
+        found = list(islice(_found(text), COUNT.most_results + 1))
+    except csv.Error as error:
+        raise Refusal(f"benchmark '{name}': a row of its table is damaged ({error!s:.80})") from None
+    return _checked(found, name, "a benchmark's title, but no figure of it found")
+
+
+def _found(text: str) -> Iterator[Bench]:
+    if aiperf.is_csv(text):
+        yield from aiperf.from_csv(text)
+    elif _is_sweep(text):
+        yield from _sweep(text)
+    else:
+        special = [module for module in (mlperf, prometheus, lines, trtllm) if module.looks_like(text)]
+        if printed.TITLE in text or not special:
+            yield from printed.parse(text)
+        for module in special:
+            yield from module.parse(text)
+        yield from _between(text)
+
+
+def _between(text: str) -> Iterator[Bench]:
+    """Results that stand as JSON in lines of their own among others, as a client's output has them."""
+    for match in _LINE.finditer(text):
+        end = text.find("\n", match.start())
+        line = text[match.start() : end if end >= 0 else None]
+        with suppress(Refusal, TypeError, AttributeError, ValueError, OverflowError):  # a line that is cut off
+            yield from (one for d in parse_documents(line, "line") if isinstance(d, dict) for one in _each(d))
+
+
+def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
+    """All results of JSON: one object, a list of them, or one a line; of what is cut off, all that is whole."""
+    documents, cut = _documents(text, f"benchmark '{name}'")
+    try:
+        found = list(islice((one for d in documents if isinstance(d, dict) for one in _each(d)), COUNT.most_results + 1))
+    except (TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise Refusal(f"benchmark '{name}': a field has the wrong form ({error!s:.80})") from None
+    results = _checked(found, name, f"{NOTHING}{_keys(documents)}")
+    return (*results[:-1], replace(results[-1], notes=(*results[-1].notes, cut))) if cut else results
+
+
+def _keys(documents: list[Json]) -> str:
+    first = next((d for d in documents if isinstance(d, dict)), {})
+    return f"; its own: {', '.join(str(key)[:30] for key in list(first)[:8])}" if first else ""
+
+
+def _checked(found: list[Bench], name: str, nothing: str) -> tuple[Bench, ...]:
+    if not found:
+        raise Refusal(f"benchmark '{name}': {nothing}")
+    if len(found) > COUNT.most_results:
+        raise Refusal(f"benchmark '{name}': more than {COUNT.most_results:,} results; split it")
+    if not all(math.isfinite(x) and x >= 0 for b in found for stats in b.stats.values() for x in stats.values()):
+        raise Refusal(f"benchmark '{name}': a time is negative or not a number")
+    return tuple(found)
+
+
+def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
+    """The documents of a text, and from where on it is missing where it is cut off."""
+    try:
+        return parse_documents(text, name), None
+    except Refusal:
+        if memory_of(text) > JSON_MEMORY_BYTES:
+            raise
+        whole: list[Json] = []
+        for line in (line for line in each_line(text) if line.strip()):
+            try:
+                whole += parse_documents(line, name)
+            except Refusal:
+                break
+        if whole and isinstance(whole[0], dict):
+            return whole, Note("partial", f"result {len(whole) + 1} is cut off or no JSON: those before it are read")
+        value, last = readable(text)
+        if not value:
+            raise
+        note = Note("partial", f"cut off or damaged after its key '{last[:40]}': what is whole before it is read")
+        return value if isinstance(value, list) else [value], note
+
+
+def _each(d: Json) -> Iterator[Bench]:
+    """The results of one document."""
+    if guidellm.is_document(d):
+        yield from guidellm.from_document(d)
+    elif "duration" in d and ("completed" in d or "total_output_tokens" in d):  # newer versions add latencies: look here first
+        yield _serve(d)
+    elif "latencies" in d or "avg_latency" in d:
+        yield _latency(d)
+    elif "elapsed_time" in d and "tokens_per_second" in d:  # prompt and output tokens are counted together
+        yield result("vllm", "throughput", d, request_rate=math.inf)
+    elif inferencex.is_document(d):
+        yield inferencex.from_document(d)
+    elif aiperf.is_document(d):
+        yield aiperf.from_document(d)
+    elif lines.is_batch(d):
+        yield lines.from_batch(d)
+    else:
+        yield from documents.from_document(d)
+
+
+def _latency(d: Json) -> Bench:
+    """``avg_latency``, ``latencies`` and ``percentiles`` of whole batches, in seconds."""
+    each = tuple(float(x) for x in d.get("latencies", ()))
+    if not each and "avg_latency" not in d:
+        raise Refusal("latencies is empty")
+    stats: dict[str, float] = {"mean": float(d["avg_latency"]) if "avg_latency" in d else fmean(each)}
+    stats |= {f"p{key}": float(value) for key, value in (d.get("percentiles") or {}).items()}
+    if each or "p50" in stats:
+        stats["median"] = median(each) if each else stats["p50"]
+    return result("vllm", "latency", d, {"e2el": stats}, latencies_s=each)
+
+
+def _serve(d: Json) -> Bench:
+    """``*_ms`` statistics; ``ttfts``, ``itls`` and ``latencies`` of single requests, where they are kept, in seconds."""
+    stats: dict[str, dict[str, float]] = {}
+    for key, value in d.items():
+        statistic, _, metric = key.removesuffix("_ms").partition("_")
+        metric = TABLE["metrics"].get(metric, metric)
+        if key.endswith("_ms") and isinstance(value, (int, float)) and metric in METRICS:
+            stats.setdefault(metric, {})[statistic] = float(value) * 1e-3
+    details = _details(d)
+    for metric, values in details.items():
+        if values and metric not in stats:
+            stats[metric] = {"mean": fmean(values), "median": median(values)}
+    if thirds := thirds_of(details["ttft"]):
+        stats["ttft"] |= thirds
+    backend = str(d.get("backend") or "")
+    sglang = "accept_length" in d or "mean_e2e_latency_ms" in d or backend.startswith("sglang")
+    lengths = d.get("output_lens")
+    answers = [float(n) for n in lengths if n] if isinstance(lengths, list) else []
+    peak = number(d.get("max_concurrent_requests", d.get("peak_concurrency")))
+    facts = ({"backend": backend} if backend else {}) | ({"peak concurrency": f"{peak:g}"} if peak else {})
+    tool = "sglang" if sglang else "vllm"
+    return result(tool, "serve", d, stats, spread=spread_among(answers), facts=facts)
+
+
+def _details(d: Json) -> Mapping[str, list[float]]:
+    ttfts, itls = d.get("ttfts") or (), d.get("itls") or ()
+    gaps = [float(x) for row in itls for x in (row if isinstance(row, list) else [row])]
+    return {"ttft": [float(x) for x in ttfts if x], "itl": gaps, "e2el": [float(x) for x in d.get("latencies") or ()]}
+
+
+def _is_sweep(text: str) -> bool:
+    header = text[:20000].lstrip().partition("\n")[0].strip()
+    return "," in header and any(column in header.split(",") for column in COLUMNS)
+
+
+def _sweep(text: str) -> Iterator[Bench]:
+    """Rows of the table that ``vllm bench sweep`` writes, each a result."""
+    rows = csv.DictReader((line for line in each_line(text.lstrip()) if len(line) <= COUNT.longest_line), strict=False)
+    for row in rows:
+        d = {key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)}
+        if any(number(d.get(column)) is not None for column in COLUMNS):
+            yield _serve(d)

@@ -1,0 +1,238 @@
+"""nccl-tests and rccl-tests against what the links should carry: peak, latency, dips, wrong values."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import mean, median
+
+from commtax import catalog
+from commtax.catalog.foreign_names import device_named
+from commtax.evidence.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
+from commtax.evidence.identity import differing
+from commtax.evidence.thresholds import thresholds
+from commtax.results.collective_tests import Begun, CollectiveTests
+from commtax.results.nccl_tests import Row, Run
+from commtax.spec import Cluster
+from commtax.statement import Note, Refusal
+from commtax.units import format_bytes, format_rate, format_seconds, plural
+from commtax.verbs.expecting import Expectation, expect
+
+COUNT, LEVEL = thresholds(__name__)
+
+AVERAGE = "average bus bandwidth, GB/s"
+
+
+def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "output") -> Section:
+    """What each run reached; each size against the claimed cluster, or the one that its devices' names tell."""
+    place, assumed = (claim.question.cluster, False) if claim else (_place(tests), True)
+    findings: list[Finding] = [*_printed(tests), *_doubled(tests)]
+    causes: list[Cause] = [*_sharing(tests)]
+    for number, run in enumerate(tests.runs, 1):
+        ranks = run.ranks or tests.ranks
+        label = f"run {number}: " if len(tests.runs) > 1 else ""
+        moved = ranks != 1 and any(r.busbw_Bps for r in run.rows)  # one rank sends nothing, and its times are none of a link
+        told = (*_reached(run, ranks, place), *_expected(run, ranks, place, claim, assumed))
+        findings += [replace(f, item=Note(f.code, label + f.item)) for f in told]
+        causes += (*_wrong(run, label), *(_faults(run, label) if moved else ()), *_far_below(run, ranks, place, label))
+    findings += _average(tests)
+    findings += differing(claim, chip=tests.devices[0]) if claim and tests.devices else ()
+    causes += _alone(tests)
+    where = claim.question.cluster.key if claim else place.key if place else "…"
+    notes = [*_cut(tests)]
+    if tests.runs and not tests.shared and not name.endswith(".json"):  # calibrate reads what is printed
+        notes.append(Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"))
+    if place and assumed and tests.runs:
+        notes.append(Note("place", f"{place.key} is taken from the devices' names"))
+    return Section("collectives", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(tests))
+
+
+def _printed(tests: CollectiveTests) -> Iterator[Finding]:
+    """A test that was begun and printed less than it was asked for; one that printed its table's head alone did not run."""
+    for test in (t for t in tests.cut if t.asked and not tests.alone):
+        label = f"{test.op}: sizes measured" if test.op and len(tests.runs) > 0 else "sizes measured"
+        finding = Finding(Note("rows", label), test.asked, test.rows, reason="the test ended, or hung, before its first row")
+        yield finding.judged() if test.titled and not test.rows and not test.half else finding.undecided(_lacking(test))
+
+
+def _lacking(test: Begun) -> str:
+    """What of a test is not in a text."""
+    if test.half:
+        return f"the text ends in the row of {format_bytes(test.half)}"
+    if not test.rows:
+        return f"the text ends {'above its first row' if test.titled else 'before its table'}"
+    if test.asked:
+        return f"the text ends at {format_bytes(test.last)} of {format_bytes(test.most)}"
+    return "neither its header nor its average is in this text: sizes before and after may be missing"
+
+
+def _cut(tests: CollectiveTests) -> Iterator[Note]:
+    for test in tests.cut:
+        yield Note("partial", f"{test.op or 'a test'} is cut off: {_lacking(test)}")
+    if not tests.runs and not tests.cut:
+        yield Note("partial", "no row of a test's table is in this text: it tells no measurement")
+
+
+def _place(tests: CollectiveTests) -> Cluster | None:
+    """Hosts of the chip that all devices are."""
+    chips = {device_named(device) for device in tests.devices}
+    if len(chips) != 1 or "" in chips or not tests.ranks or tests.shared:
+        return None
+    hosts = max(1, len(tests.hosts))
+    each = -(-max(tests.ranks, *(run.ranks for run in tests.runs), 0) // hosts)
+    try:
+        return catalog.cluster(f"{hosts}x{each}x{chips.pop()}" if hosts > 1 else f"{each}x{chips.pop()}")
+    except Refusal:
+        return None
+
+
+def _reached(run: Run, ranks: int, place: Cluster | None) -> Iterator[Finding]:
+    """The best bandwidth, as a share of the link too, and the time of small tensors."""
+    if not run.rows:
+        return
+    best = max(run.rows, key=lambda r: r.busbw_Bps)
+    of = f"{run.op or 'collective'} over {plural(ranks, 'rank')}" if ranks else run.op or "collective"
+    yield Finding(
+        Note("peak", f"{of}: best bus bandwidth, GB/s"), None, best.busbw_Bps / 1e9, reason=f"at {format_bytes(best.nbytes)}"
+    )
+    if place and 1 < ranks <= place.domain:
+        rate = place.intra.bandwidth_Bps
+        why = f"of {format_rate(rate)} ({place.intra.key}); switches that reduce go beyond it"
+        yield Finding(
+            Note("link", f"{of}: best bus bandwidth over the link's rate"), None, best.busbw_Bps / rate, "share", reason=why
+        )
+    again = max((r for r in run.rows if r.in_place_s), key=_in_place_Bps, default=best)
+    if _in_place_Bps(again) > best.busbw_Bps * (1 + LEVEL.rounded):
+        why = f"at {format_bytes(again.nbytes)}"
+        yield Finding(Note("peak in place", f"{of}: best in place, GB/s"), None, _in_place_Bps(again) / 1e9, reason=why)
+    small = [r.seconds for r in run.rows if r.nbytes <= COUNT.small_bytes]
+    if small:
+        yield Finding(Note("latency", f"{of}: least time of small tensors"), None, min(small), "s")
+
+
+def _expected(run: Run, ranks: int, place: Cluster | None, claim: Claim | None, assumed: bool) -> Iterator[Finding]:
+    """Each size against the catalogue's range for this cluster; not judged where the cluster is a guess."""
+    if place is None or ranks < 2 or not run.op:
+        yield from (_timed(row, run.op) for row in run.rows[: COUNT.most_told])
+        return
+    library = "rccl" if place.chip.vendor.lower() == "amd" else ""
+    own = claim.question.profile if claim else None
+    for row in (r for r in run.rows if r.nbytes <= LEVEL.most_bytes):
+        try:
+            wanted = expect(run.op, place, nbytes=row.nbytes, ranks=ranks, library=library, profile=own)
+        except Refusal:
+            yield _timed(row, run.op)
+            continue
+        yield _compared(row, run.op, wanted, assumed)
+
+
+def _compared(row: Row, op: str, wanted: Expectation, assumed: bool) -> Finding:
+    """Slower than the range disagrees, inside or faster agrees; nothing does where nobody measured such a collective."""
+    item = Note("size", f"{op} of {format_bytes(row.nbytes)}")
+    finding = Finding(item, float(wanted.seconds), row.seconds, "s", float(wanted.spread), evidence=True)
+    judged = {"fail": DISAGREE, "pass": AGREE}.get(wanted.verdict(row.seconds))
+    if assumed or judged is None:
+        why = "the cluster is taken from the devices' names" if assumed else f"{wanted.source}"
+        return finding.undecided(why)
+    slower = f"slower than {wanted.algorithm} over {wanted.link} should be ({format_seconds(float(wanted.high_s))} at most)"
+    return replace(finding, verdict=judged, reason=slower if judged == DISAGREE else "")
+
+
+def _timed(row: Row, op: str) -> Finding:
+    """One row with nothing to compare it with."""
+    return Finding(Note("size", f"{op or 'collective'} of {format_bytes(row.nbytes)}"), None, row.seconds, "s")
+
+
+def _wrong(run: Run, label: str) -> Iterator[Cause]:
+    wrong = sum(r.wrong for r in run.rows)
+    if wrong:
+        sizes = ", ".join(format_bytes(r.nbytes) for r in run.rows if r.wrong)
+        yield Cause("wrong-values", f"{label}{wrong:,} wrong values (at {sizes[:120]})", change="a broken link, GPU or library")
+
+
+def _faults(run: Run, label: str) -> Iterator[Cause]:
+    if dip := _dip(run.rows):
+        before, at = dip
+        said = f"{label}bandwidth falls from {format_rate(before.busbw_Bps)} at {format_bytes(before.nbytes)}"
+        said += f" to {format_rate(at.busbw_Bps)} at {format_bytes(at.nbytes)}"
+        what = "another protocol or algorithm takes over there: NCCL_DEBUG_SUBSYS=TUNING tells which"
+        yield Cause("dip", said, share=1 - at.busbw_Bps / before.busbw_Bps, change=what)
+    large = [r for r in run.rows if r.nbytes >= COUNT.large_bytes and r.in_place_s and r.seconds]
+    ratio = median(r.in_place_s / r.seconds for r in large if r.in_place_s) if large else 1.0
+    if abs(ratio - 1) > LEVEL.apart:
+        yield Cause("in-place", f"{label}in place takes {ratio:.2f} times as long as out of place")
+
+
+def _alone(tests: CollectiveTests) -> Iterator[Cause]:
+    """Processes that do not know of each other: each tests its own GPUs, whatever the launcher was told."""
+    if tests.alone:
+        said = f"{tests.alone} processes call themselves the same rank: each runs the test alone, and nothing is sent between them"
+        yield Cause("alone", said, change="build the tests with MPI=1 and the MPI that starts them")
+
+
+def _doubled(tests: CollectiveTests) -> Iterator[Finding]:
+    """GPUs that several ranks name: nothing of a sound test."""
+    if tests.shared:
+        who = ", ".join(map(str, tests.shared[0][: COUNT.most_named]))
+        why = f"ranks {who} name one bus id: NCCL joins them through the host or a socket"
+        yield Finding("GPUs that several ranks share", 0, len(tests.shared), reason=why).judged()
+
+
+def _sharing(tests: CollectiveTests) -> Iterator[Cause]:
+    if tests.shared:
+        said = f"{plural(len(tests.shared), 'GPU')} shared by several ranks: what was measured is no link between GPUs"
+        yield Cause("shared GPU", said, change="one rank for each GPU: CUDA_VISIBLE_DEVICES by local rank, or --gpus-per-task")
+
+
+def _far_below(run: Run, ranks: int, place: Cluster | None, label: str) -> Iterator[Cause]:
+    """Large tensors that reach only a small part of what the link between the GPUs of one host carries."""
+    best = max((r.busbw_Bps for r in run.rows if r.nbytes >= COUNT.bandwidth_bytes), default=0.0)
+    share = best / place.intra.bandwidth_Bps if place and 2 <= ranks <= place.domain else 1.0
+    if not place or not 0 < share < LEVEL.far_below:
+        return
+    said = f"{label}large tensors reach {format_rate(best)}, {share:.1%} of {place.intra.key}"
+    what = "NCCL_DEBUG=INFO tells which way was taken: sockets or the host's memory instead of the link"
+    yield Cause("far below", said, share=1 - share, change=what)
+
+
+def _dip(rows: tuple[Row, ...]) -> tuple[Row, Row] | None:
+    """The deepest fall below what smaller tensors reached; both, or None."""
+    best, worst = None, None
+    for row in sorted(rows, key=lambda r: r.nbytes):
+        if (
+            best
+            and row.busbw_Bps < LEVEL.dip * best.busbw_Bps
+            and (worst is None or row.busbw_Bps / best.busbw_Bps < worst[2] * LEVEL.dip)
+        ):
+            worst = (best, row, row.busbw_Bps / best.busbw_Bps)
+        if best is None or row.busbw_Bps > best.busbw_Bps:
+            best = row
+    return (worst[0], worst[1]) if worst else None
+
+
+def _average(tests: CollectiveTests) -> Iterator[Finding]:
+    """Each printed average against that of its rows; they differ where rows are missing."""
+    if len(tests.averages_Bps) != len(tests.runs):
+        for number, printed in enumerate(tests.averages_Bps, 1):
+            yield Finding(Note(AVERAGE, f"test {number}: {AVERAGE}"), None, printed / 1e9)
+        return
+    for number, (run, printed) in enumerate(zip(tests.runs, tests.averages_Bps, strict=True), 1):
+        label = f"run {number}: " if len(tests.runs) > 1 else ""
+        ours = mean(b for r in run.rows for b in (r.busbw_Bps, *([_in_place_Bps(r)] if r.in_place_s else [])))
+        ours *= len(run.rows) / (len(run.rows) + run.empty)
+        item = Note(AVERAGE, f"{label}{AVERAGE}")
+        finding = Finding(item, ours / 1e9, printed / 1e9, "", LEVEL.rounded).judged()
+        yield finding.undecided("rows are missing in this text") if finding.verdict == DISAGREE else finding
+
+
+def _in_place_Bps(row: Row) -> float:
+    """Bus bandwidth in place, by its time."""
+    return row.busbw_Bps * row.seconds / row.in_place_s if row.in_place_s else 0.0
+
+
+def _facts(tests: CollectiveTests) -> dict[str, str]:
+    facts = {
+        "devices": ", ".join(tests.devices),
+        "hosts": str(len(tests.hosts)),
+        "ranks": str(tests.ranks),
+        "version": tests.version,
+    }
+    return {name: value for name, value in facts.items() if value and value != "0"}

@@ -1,0 +1,83 @@
+"""InferenceX's (once InferenceMAX's) own summary of one run: seconds, tokens a second of one GPU, and where it ran.
+
+Its clients draw lengths evenly between 0.8 and 1 times the ones it names (``--random-range-ratio 0.8``), so their mean is 0.9.
+"""
+
+from commtax.files import Json
+from commtax.results.bench_record import METRICS, TABLE, Bench, number, result
+from commtax.statement import Note
+
+KEYS = ("tput_per_gpu", "output_tput_per_gpu")
+MEAN_LENGTH, SPREAD = 0.9, 1 / 9  # of the lengths it names, and to either side of that mean
+UNDRAFTED = ("", "none", "false", "off", "0")
+_ENGINES = {"trt": "trtllm", "tensorrt": "trtllm", "sglang": "sglang", "vllm": "vllm"}
+
+
+def is_document(d: Json) -> bool:
+    """Whether a document is such a summary, or a row of its database, which keeps the figures apart."""
+    held = d.get("metrics")
+    return any(key in part for part in (d, held) if isinstance(part, dict) for key in KEYS)
+
+
+def from_document(d: Json) -> Bench:
+    held = d.get("metrics")
+    d = {**d, **held} if isinstance(held, dict) else d
+    stats = _stats(d)
+    gpus, decoding = _gpus(d)
+    rates = {"total_token_throughput": ("tput_per_gpu", gpus), "output_throughput": ("output_tput_per_gpu", decoding)}
+    whole = {name: each * count for name, (key, count) in rates.items() if count and (each := number(d.get(key)))}
+    lengths = tuple(n * MEAN_LENGTH if (n := number(d.get(key))) else None for key in ("isl", "osl"))
+    said = {"max_concurrency": d.get("conc"), "tp": number(d.get("tp")), "model": d.get("model"), **whole}
+    drafted = str(d.get("spec_decoding", d.get("spec_method", ""))).lower() not in UNDRAFTED
+    accepted = _chunk(stats) if drafted else 1.0
+    notes = (_drafts(accepted),) if drafted else ()
+    return result(
+        "inferencex", "serve", said, stats, lengths=lengths, spread=SPREAD, accepted=accepted, facts=_facts(d), notes=notes
+    )
+
+
+def _stats(d: Json) -> dict[str, dict[str, float]]:
+    """``mean_ttft``, ``p99.9_tpot`` …, in seconds."""
+    stats: dict[str, dict[str, float]] = {}
+    for key, value in d.items():
+        statistic, _, metric = key.partition("_")
+        if metric in METRICS and (seconds := number(value)) is not None:
+            stats.setdefault(metric, {})[statistic] = seconds
+    return stats
+
+
+def _gpus(d: Json) -> tuple[float, float]:
+    """GPUs that all tokens are divided by, and those that output is; 0 where they are not told."""
+    prefill, decode = (number(d.get(f"num_{part}_gpu")) or 0.0 for part in ("prefill", "decode"))
+    apart = str(d.get("disagg", "")).lower() == "true" or d.get("is_multinode") is True
+    if apart and decode:
+        return prefill + decode, decode
+    return (number(d.get("tp")) or decode,) * 2
+
+
+def _chunk(stats: dict[str, dict[str, float]]) -> float:
+    """Tokens of a step: a step sends one chunk, and gaps between chunks are as many times the time of a token."""
+    gap, token = (stats.get(metric, {}).get("mean", 0.0) for metric in ("itl", "tpot"))
+    return max(1.0, gap / token) if token else 1.0
+
+
+def _drafts(accepted: float) -> Note:
+    told = f"a step gives {accepted:.2f} tokens (ITL over TPOT)" if accepted > 1 else "how many a step gives is not told"
+    return Note("drafted", f"tokens were drafted: {told}")
+
+
+def _facts(d: Json) -> dict[str, str]:
+    """Chips, engine, number format and how the parts lie."""
+    framework = str(d.get("framework") or "").lower()
+    engine = next((name for word, name in _ENGINES.items() if word in framework), framework)
+    hardware = next((str(d[key]) for key in TABLE["hardware"] if isinstance(d.get(key), str)), "")
+    rate = number(d.get("tput_per_gpu"))
+    named = {
+        "tokens/s per GPU": f"{rate:.2f}" if rate else "",
+        "hardware": hardware,
+        "engine": engine,
+        "precision": d.get("precision"),
+        "drafts": d.get("spec_decoding"),
+    }
+    sizes = {axis: str(int(n)) for axis in ("ep", "dp") if (n := number(d.get(axis)))}
+    return {name: str(value)[:80] for name, value in {**named, **sizes}.items() if value}

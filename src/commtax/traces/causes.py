@@ -1,0 +1,204 @@
+"""What binds a job's steps, what that costs, what to change, and what that would gain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from commtax.evidence.finding import Cause, Culprit
+from commtax.evidence.thresholds import thresholds
+from commtax.timeline import Column
+from commtax.traces.accounts import Job
+from commtax.traces.fabrics import crossing, utilisation
+from commtax.traces.layers import BUCKETS, unbucketed
+from commtax.traces.meeting import MESSAGE, spans
+from commtax.traces.repetition import WHOLE
+from commtax.traces.stages import is_pipeline, stages
+from commtax.units import format_seconds, plural
+
+COUNT, LEVEL = thresholds(__name__)
+ROUNDING = 1e-9
+
+
+def causes(job: Job, culprit: Culprit | None, cost_s: float) -> tuple[Cause, ...]:
+    """All that costs a step something, dearest first; ``cost_s`` is what the culprit costs."""
+    if not job.typical.usual_s > 0:
+        return ()
+    found = [*_blamed(job, culprit, cost_s), *_waiting(job, culprit), *_exposed(job), *_idle(job), *_bubble(job)]
+    found += [*_late_gathers(job), *crossing(job), *utilisation(job)]
+    return tuple(sorted(found, key=lambda c: -(c.cost_s or 0.0)))
+
+
+def cause(code: str, said: str, change: str, cost_s: float, step_s: float, span: str = "a step") -> Cause:
+    """A cause with its share of the step, which is all of it at most, and the step without it in words."""
+    cost_s = min(cost_s, step_s)
+    left = format_seconds(step_s - cost_s) if step_s - cost_s > ROUNDING * step_s else "nothing"
+    gain = f"without it {span} takes {left} instead of {format_seconds(step_s)} (-{cost_s / step_s:.0%})"
+    return Cause(code, said, cost_s, cost_s / step_s, change, gain)
+
+
+def span_of(job: Job) -> str:
+    """What seconds are of, in words."""
+    return "the trace" if job.traces[0].steps[0].name == WHOLE else "a step"
+
+
+CHANGES = {
+    "slow rank": "look at its clocks, power, temperature and neighbours on the host, or give it less work",
+    "late rank": "look at its host: data loading, other processes, pinning of threads",
+    "slow link": "look at its cables, adapters and routes, and at what else uses them",
+    "starved stage": "look at the host of the stage before it, and at how layers are spread over stages",
+    "lost overlap": "look at what made communication wait for compute, or compute for it: a synchronisation, a stream, a bucket",
+}
+
+
+def _blamed(job: Job, culprit: Culprit | None, cost_s: float) -> Iterator[Cause]:
+    """What the culprit costs a step since it is there."""
+    if culprit is None:
+        return
+    step_s = _since(job, culprit)
+    where = f" at rank {culprit.rank}" if culprit.rank is not None else ""
+    said = f"{culprit.kind}{where}: {culprit.said}"
+    yield cause(culprit.kind, said, CHANGES[culprit.kind], min(cost_s, 0.99 * step_s), step_s)
+
+
+def _since(job: Job, culprit: Culprit) -> float:
+    """A typical step since the fault began."""
+    accounts = job.accounts
+    struck = np.median(accounts.begin_s, axis=0) >= (culprit.since_s or 0.0) - 0.5 * accounts.step_s
+    return (float(np.median(accounts.total_s[:, struck])) if struck.any() else 0.0) or accounts.step_s
+
+
+def _waiting(job: Job, culprit: Culprit | None) -> Iterator[Cause]:
+    """Time in collectives before the last rank comes: who waits for whom."""
+    step_s = job.typical.usual_s
+    waited = job.typical.usual("wait_s")
+    cost = float(np.median(waited))
+    named = culprit is not None and culprit.kind in ("slow rank", "late rank", "starved stage")
+    if cost < LEVEL.small * step_s or named or len(job.traces) < 2:
+        return
+    least, most = int(np.argmin(waited)), int(np.argmax(waited))
+    ranks = [t.rank for t in job.traces]
+    said = f"ranks wait {format_seconds(cost)} of {span_of(job)} in collectives for those that come later: rank {ranks[most]} most"
+    said += f" ({format_seconds(float(waited[most]))}), rank {ranks[least]} least ({format_seconds(float(waited[least]))})"
+    change = "even out the work of the ranks: nobody comes last in every step"
+    if waited[least] < LEVEL.hardly * np.median(np.delete(waited, least)):
+        change = f"look at what rank {ranks[least]} does before its collectives: it waits least, in too few steps to blame it"
+    yield cause("waiting", said, change, cost, step_s, span_of(job))
+
+
+def _exposed(job: Job) -> Iterator[Cause]:
+    """Communication that nothing hides, but for waiting, and which kind most of it is."""
+    accounts, step_s = job.typical, job.typical.usual_s
+    cost = float(np.median(accounts.usual("wire_s")))
+    if cost < LEVEL.small * step_s:
+        return
+    by_op: dict[str, float] = {}
+    trace, ran = job.traces[0], job.covered[0]
+    start, end = spans(trace)
+    shown = np.maximum(0.0, end - start - ran.compute.within(start, end) - np.nan_to_num(job.waiting[0]))
+    for c, seconds in zip(trace.collectives, shown.tolist(), strict=True):
+        by_op[c.op] = by_op.get(c.op, 0.0) + seconds
+    op = max(by_op, key=lambda name: by_op[name], default="")
+    most = f", {by_op[op] / max(1e-12, sum(by_op.values())):.0%} of it {op}" if op else ""
+    hidden = float(np.median(accounts.usual("hidden_s")))
+    under = f"{format_seconds(hidden)} more hides under compute" if hidden > ROUNDING * step_s else "none of it hides under compute"
+    said = f"communication takes {format_seconds(cost)} of {span_of(job)} with nothing beside it ({under}){most}"
+    change = "a faster library path or link, fewer or smaller messages, or overlap with compute"
+    if op == "all-reduce" and unbucketed(trace):
+        said += f", one for each gradient ({trace.gradients:,} of both in the trace)"
+        change = BUCKETS
+    absent = trace.world - len(job.traces)
+    waits = f"; waiting for the {plural(absent, 'rank')} that are not here included" if absent > 1 else ""
+    waits = waits if len(job.traces) > 1 else "; one rank alone: waiting included"
+    yield cause("exposed", said + waits, change, cost, step_s, span_of(job))
+
+
+def _idle(job: Job) -> Iterator[Cause]:
+    """A device with nothing to do: many short pauses are launches, few long ones a stall of the host or its data."""
+    step_s, places = job.typical.usual_s, job.typical.usual("idle_s")
+    place = int(np.argsort(places)[len(places) // 2])
+    cost, trace = float(places[place]), job.traces[place]
+    if cost < LEVEL.small * step_s or not trace.on_device:
+        return
+    own = float(job.typical.usual("total_s")[place])  # ranks' steps may differ: what idles is a part of its own
+    length, steps = _pauses(job, place), max(1, len(trace.steps))
+    span = f"{span_of(job)} of rank {trace.rank}" if len(job.traces) > 1 else span_of(job)
+    short = length[length < LEVEL.short_s]
+    whose = f"the device of rank {trace.rank}" if len(job.traces) > 1 else "the device"
+    said = f"{whose} idles {format_seconds(cost)} of {span_of(job)}"
+    many = len(short) >= min(
+        COUNT.many * steps, LEVEL.mostly * len(trace.timeline.start_s)
+    )  # a step may be a layer, of few kernels
+    if many and short.sum() >= LEVEL.mostly * length.sum():
+        each = float(np.median(short))
+        pauses = f"{len(short) / steps:.0f} pauses of {format_seconds(each)}"
+        yield cause(*_between_kernels(f"{said} in {pauses}", each, trace.replayed), cost, own, span)
+        return
+    longest = format_seconds(float(length.max())) if len(length) else "its whole length"
+    change = "look at the host: data loading, scheduling, synchronisation, copies"
+    said = f"{said}, in pauses of up to {longest}: it waits for the host or for data"
+    yield cause("stall", said, change, cost, own, span)
+
+
+def _pauses(job: Job, place: int) -> Column:
+    """How long the pauses of a rank's device are, as far as they lie in steps."""
+    since, length = job.covered[place].anything.gaps
+    at = job.step_of(place, since)
+    lasts = np.minimum(length, job.windows[place][1][np.maximum(at, 0)] - since)
+    return np.asarray(lasts[(at >= 0) & (lasts > 0)])
+
+
+def _between_kernels(said: str, each_s: float, replayed: float) -> tuple[str, str, str]:
+    """Code, words and change of many short pauses: the host's, unless it launched graphs or they are a device's own."""
+    if each_s >= LEVEL.launch_s and replayed < LEVEL.mostly:
+        return "launch-bound", f"{said}: the host launches kernels too slowly", "CUDA graphs, or fewer and larger kernels"
+    why = "between the kernels of graphs" if replayed >= LEVEL.mostly else "between kernels that were launched in time"
+    return "between kernels", f"{said} {why}", "fewer and larger kernels (fusion, a larger batch)"
+
+
+def _bubble(job: Job) -> Iterator[Cause]:
+    """Stages that wait for each other, beside what filling and draining the pipeline explains."""
+    if not is_pipeline(job):
+        return
+    step_s, order = job.typical.usual_s, stages(job)
+    share = float(np.median(1 - job.typical.usual("compute_s") / step_s))
+    depth, micro = len(order), microbatches(job, order)
+    least = (depth - 1) / (micro + depth - 1)
+    if share < LEVEL.small or job.traces[0].steps[0].name == WHOLE:
+        return
+    told = f"{plural(depth, 'stage')} and {micro} {'microbatch' if micro == 1 else 'microbatches'}"
+    said = f"stages do not compute {share:.0%} of a step; {told} explain up to {least:.0%} (filling and draining)"
+    yield cause("bubble", said, "more microbatches, or layers spread more evenly over the stages", share * step_s, step_s)
+
+
+def microbatches(job: Job, order: list[list[int]]) -> int:
+    """How many a step has, by the messages of the first and the last stage.
+
+    In training each goes forth and back, but where one forward and one backward alternate, both ways may share a kernel: then the
+    first stage has one for each and one for each stage behind it, and the last has one more than microbatches.
+    """
+    first, last = (job.traces[places[0]] for places in (order[0], order[-1]))
+    sent, taken = (sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in (first, last))
+    if first.training and len(order) > 2 and round(sent - taken) == len(order) - 2:
+        return max(1, round(taken) - 1)
+    return max(1, round(sent / (2 if first.training else 1)))
+
+
+def _late_gathers(job: Job) -> Iterator[Cause]:
+    """Gathers of sharded weights that begin only when compute has nothing left to do."""
+    trace, ran = job.traces[0], job.covered[0]
+    if not trace.training or not trace.steps:
+        return
+    start, end = spans(trace)
+    gather = np.array([c.op == "all-gather" for c in trace.collectives], dtype=bool)
+    if not gather.any() or not any(c.op == "reduce-scatter" for c in trace.collectives):
+        return
+    waited = np.nan_to_num(job.waiting[0])
+    shown = np.maximum(0.0, end - start - ran.compute.within(start, end) - waited)
+    late = gather & (shown > LEVEL.late_gathers * (end - start - waited)) & (ran.compute.within(start, start + 1e-6) < 0.5e-6)
+    cost = float(shown[late].sum()) / len(trace.steps)
+    if cost >= LEVEL.small * job.typical.usual_s:
+        number = f"{late.sum() / len(trace.steps):.0f} of {gather.sum() / len(trace.steps):.0f}"
+        said = f"{number} all-gathers of a step begin only when compute waits for them"
+        yield cause("prefetch", said, "gather a layer's weights while the one before it computes", cost, job.typical.usual_s)

@@ -1,0 +1,101 @@
+"""What a step's collectives are of, by counts of other events: layers, shards or gradients, where nobody says which model ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from commtax.evidence.thresholds import thresholds
+from commtax.evidence.wordings import patterns
+from commtax.statement import Note
+from commtax.traces.accounts import Job
+from commtax.traces.happened import named_work
+from commtax.traces.repetition import WHOLE
+from commtax.traces.trace import Trace
+from commtax.units import plural
+
+SAYS = patterns(__name__)
+BUCKETS = "put gradients in buckets before they are reduced (DDP's bucket_cap_mb), and reduce them under the backward pass"
+COUNT, LEVEL = thresholds(__name__)
+
+
+def layer_notes(job: Job) -> Iterator[Note]:
+    """What the counts of a usual step decompose into: two all-reduces a layer, or the gathers and scatters of sharded weights."""
+    trace = job.traces[0]
+    if not trace.steps or trace.steps[0].name == WHOLE:
+        return
+    counts = per_step(job)
+    layers = _attention_layers(job)
+    reduces, gathers, scatters = (counts.get(op, 0) for op in ("all-reduce", "all-gather", "reduce-scatter"))
+    if sharded(counts):
+        whose = f"weights of {_near(scatters, layers)} gathered for both passes, and their gradients scattered"
+        yield Note("layers", f"{gathers} all-gathers and {scatters} reduce-scatters a step = {whose}")
+    elif reduces and trace.gradients:
+        yield Note("gradients", _of_gradients(reduces, round(trace.gradients / len(trace.steps)), unbucketed(trace)))
+    elif reduces > 2 or (reduces and trace.training):
+        yield Note("layers", f"{plural(reduces, 'all-reduce')} a step{_decomposed(reduces, layers, trace.training)}")
+
+
+def sharded(counts: Mapping[str, int]) -> bool:
+    """Whether a step's collectives are those of sharded weights: gathered in both passes, gradients scattered once."""
+    gathers, scatters = counts.get("all-gather", 0), counts.get("reduce-scatter", 0)
+    return bool(scatters) and gathers >= LEVEL.twice * scatters
+
+
+def unbucketed(trace: Trace) -> bool:
+    """Whether there is an all-reduce for each gradient that was accumulated, but for a few of a loss or a norm in each step."""
+    reduces = sum(c.op == "all-reduce" for c in trace.collectives)
+    few, cut = COUNT.few_others * len(trace.steps), LEVEL.others * trace.gradients  # a file may end within a step
+    return trace.gradients > few and -cut <= reduces - trace.gradients <= max(few, cut)
+
+
+def _of_gradients(reduces: int, gradients: int, each: bool) -> str:
+    """All-reduces of a step beside the gradients that it accumulates."""
+    if each:
+        return f"{reduces} all-reduces a step, one for each of {gradients} gradients (AccumulateGrad): they are not put in buckets"
+    said = f"{plural(reduces, 'all-reduce')} and {plural(gradients, 'gradient')} (AccumulateGrad) a step"
+    if reduces > gradients:
+        return f"{said}: not all of them are of gradients"
+    return f"{said}: {'one bucket' if reduces == 1 else f'at most {reduces} buckets'} of gradients"
+
+
+def _decomposed(count: int, layers: int, training: bool) -> str:
+    """Whether two a layer make a count, by another count that tells of layers."""
+    if not layers and training:
+        return ": buckets of gradients, or two a layer and pass; neither gradients (AccumulateGrad) nor attention kernels are told"
+    rest = count - 2 * layers if layers else count % 2
+    if layers and rest not in (0, 1):
+        return f": not two for each of the {layers} attention kernels"
+    embedding = " + 1 of the vocabulary-parallel embedding" if rest else ""
+    if layers:
+        return f" = 2 x {layers} layers (attention kernels: as many){embedding}"
+    return f": 2 x {count // 2} layers{embedding}, if each has two; no attention kernel counts them"
+
+
+def _near(scatters: int, layers: int) -> str:
+    if layers and scatters in (layers, layers + 1):
+        return f"{layers} layers{' and the embedding' if scatters > layers else ''}"
+    return f"{scatters} shards"
+
+
+def per_step(job: Job) -> Mapping[str, int]:
+    """Collectives of each kind in a usual step of the first rank."""
+    trace = job.traces[0]
+    by_op: dict[str, dict[int, int]] = {}
+    for c in trace.collectives:
+        if c.step >= 0:
+            held = by_op.setdefault(c.op, {})
+            held[c.step] = held.get(c.step, 0) + 1
+    steps = [s.index for s in trace.steps]
+    return {op: int(median(held.get(s, 0) for s in steps)) for op, held in by_op.items()}
+
+
+def _attention_layers(job: Job) -> int:
+    """Layers by the attention kernels of a step (one a layer), where norms do not contradict them; 0: not told."""
+    steps = len(job.traces[0].steps)
+    work = {name: count / steps for (name, kind), (count, _) in named_work(job, 0).items() if kind == 0}
+    counts = [n for name, n in work.items() if SAYS.attention.search(name[:200]) and not SAYS.not_attention.search(name[:200])]
+    layers = max(counts, default=0.0)
+    norms = sum(n for name, n in work.items() if SAYS.norm.search(name[:200]))
+    sound = layers >= 1 and abs(layers - round(layers)) < 0.01 and (not norms or norms >= layers)
+    return round(layers) if sound else 0

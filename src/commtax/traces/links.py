@@ -1,0 +1,137 @@
+"""Links that became slow, or that are slower than their like: by the wire, which is what no rank waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtax.evidence.thresholds import levels
+from commtax.timeline import Column
+from commtax.traces.accounts import Accounts, Job
+from commtax.traces.meeting import MESSAGE, spans
+from commtax.traces.series import rise
+from commtax.traces.suspects import Suspect
+from commtax.units import format_seconds
+
+LEVEL = levels(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Collectives alike of one group: what each takes on the wire, and how much of it is exposed, in each step."""
+
+    like: tuple[object, ...]  # kind, size and number of ranks: what may be compared
+    places: tuple[int, ...]
+    wire_s: Column
+    exposed_s: Column
+
+
+def slow_links(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspect]:
+    """Groups whose wire is slow since some step, or beside groups of the same kind; ``first`` begins each stretch of steps."""
+    wires, step_s = list(wires_of(job, first)), accounts.step_s
+    if not wires or not step_s > 0:
+        return
+    slow = {}
+    for at, wire in enumerate(wires):
+        found = _risen(wire, step_s) or _beside(wire, wires, step_s)
+        if found:
+            slow[at] = found
+    if not slow:
+        return
+    groups = {wires[at].places for at in slow}
+    cost, since = max((cost, -since) for cost, since, _ in slow.values())
+    place = _common(groups, {w.places for w in wires} - groups)
+    dearest = max(slow, key=lambda at: slow[at][0])
+    said = slow[dearest][2] + (f", in {len(groups)} of {len({w.places for w in wires})} groups" if len(wires) > len(slow) else "")
+    if place is None and len(groups) == 1 and wires[dearest].like[0] == MESSAGE:
+        place = min(groups.pop())
+        said += ", which it sends"
+    yield Suspect("slow link", place, cost, -since, said)
+
+
+def _risen(wire: Wire, step_s: float) -> tuple[float, int, str] | None:
+    """Cost, step and words where it takes longer than it did."""
+    share = wire.exposed_s / step_s
+    found = rise(share, levels("traces.suspects").least / 2, changed=True)
+    if found is None:
+        return None
+    before, after = float(np.median(wire.wire_s[: found.since])), float(np.median(wire.wire_s[found.since :]))
+    if after < LEVEL.slower * before:
+        return None
+    grown = float(np.median(share[found.since :]) - np.median(share[: found.since]))
+    return grown, found.since, f"{wire.like[0]} takes {_times(after, before)}"
+
+
+def _times(now: float, usual: float) -> str:
+    return f"{format_seconds(now)} of a step on the wire instead of {format_seconds(usual)} ({now / max(usual, 1e-12):.1f} times)"
+
+
+def _beside(wire: Wire, wires: list[Wire], step_s: float) -> tuple[float, int, str] | None:
+    """… or than it does in other groups of the same kind."""
+    others = [w for w in wires if w.like == wire.like and w.places != wire.places]
+    if not others:
+        return None
+    usual = np.median([w.wire_s for w in others], axis=0) if len(others) > 1 else others[0].wire_s
+    found = rise((wire.wire_s - usual) / step_s, levels("traces.suspects").least / 2)
+    if found is None or np.median(wire.wire_s[found.since :]) < LEVEL.slower * np.median(usual[found.since :]):
+        return None
+    exposed = float(np.median(wire.exposed_s[found.since :] / np.maximum(wire.wire_s[found.since :], 1e-12)))
+    said = f"{wire.like[0]} takes {_times(float(np.median(wire.wire_s[found.since :])), float(np.median(usual[found.since :])))}"
+    return (found.level * exposed, found.since, said) if found.level * exposed >= levels("traces.suspects").least / 2 else None
+
+
+def _common(slow: set[tuple[int, ...]], well: set[tuple[int, ...]]) -> int | None:
+    """The one rank that all slow groups share, where others are well."""
+    shared = set.intersection(*map(set, slow))
+    return shared.pop() if len(slow) > 1 and len(shared) == 1 and well else None
+
+
+def wires_of(job: Job, first: Column) -> Iterator[Wire]:
+    """Collectives of complete groups by kind, size and group, summed over each stretch of steps."""
+    met = job.meetings
+    if met is None or not len(met.first):
+        return
+    exposed = _exposed(job)
+    at = np.zeros(len(met.first), dtype=int)
+    lead_place, lead_index = met.place[met.first], met.index[met.first]
+    for place in np.unique(lead_place).tolist():
+        mine = lead_place == place
+        step = job.step_of(place, spans(job.traces[place])[0][lead_index[mine]])
+        at[mine] = _stretch(step, job.common[place], first)
+    by_kind: dict[tuple[tuple[object, ...], tuple[int, ...]], list[int]] = {}
+    sizes, ends = met.sizes.tolist(), np.append(met.first, len(met.place)).tolist()
+    for m, call in enumerate(met.calls):
+        if at[m] >= 0 and (job.synchronised if call.op == MESSAGE else call.ranks in (0, sizes[m])):
+            lane = 0 if call.op == MESSAGE or call.nbytes is not None else met.lanes[m]
+            places = tuple(met.place[ends[m] : ends[m + 1]].tolist())
+            by_kind.setdefault(((call.op, call.nbytes, sizes[m], lane), places), []).append(m)
+    for (like, places), rows in by_kind.items():
+        index = np.array(rows)
+        wire, shown = (np.bincount(at[index], weights=x[index], minlength=len(first)) for x in (met.wire_s, exposed))
+        counts = np.bincount(at[index], minlength=len(first))
+        if counts.min() > 0:
+            yield Wire((*like, int(np.median(counts))), places, wire, shown)
+
+
+def _stretch(step: Column, common: Column, first: Column) -> Column:
+    """The stretch that each step lies in; -1: in none."""
+    where = np.searchsorted(common, step)
+    if not len(common):
+        return np.full(len(step), -1)
+    known = (where < len(common)) & (common[np.minimum(where, len(common) - 1)] == step)
+    return np.where(known, np.searchsorted(first, where, side="right") - 1, -1)
+
+
+def _exposed(job: Job) -> Column:
+    """Of each collective the wire that compute does not cover, on the rank where that is most: what is exposed but for waiting."""
+    met = job.meetings
+    assert met is not None
+    shown = np.zeros(len(met.place))
+    for place, trace in enumerate(job.traces):
+        mine = met.place == place
+        start, end = (x[met.index[mine]] for x in spans(trace))
+        waited = end - start - met.wire_s[met.of[mine]]
+        shown[mine] = end - start - job.covered[place].compute.within(start, end) - waited
+    return np.maximum(0.0, np.maximum.reduceat(shown, met.first))

@@ -1,0 +1,1 @@
+"""Files of profilers, read into a ``Trace``."""

@@ -1,0 +1,128 @@
+"""Traces in the format of chrome://tracing that are not the PyTorch profiler's: our own, and those that hold nothing we know.
+
+Our own (``simulate --timeline``, ``pipeline --chrome-trace``) have a lane for each engine, stage or rank, and each lane becomes a
+trace. A slice that says so holds several steps alike: they share its time evenly.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from commtax.evidence.thresholds import thresholds
+from commtax.files import OUTPUT_BYTES, Json, Stream, parse_json
+from commtax.statement import Note, Refusal
+from commtax.timeline import PRODUCER
+from commtax.traces.profilers import kineto
+from commtax.traces.trace import KINDS, Step, Trace, timeline_of
+
+PHASES = {"decode": "decode", "prompts": "prefill", "both": "mixed"}
+TRAINED = ("B", "W", "BW", "F&B")  # parts of a backward pass, in a pipeline
+COUNT, LEVEL = thresholds(__name__)
+_CATEGORY = re.compile(rb'"cat"\s{0,9}:\s{0,9}"([^"\\]{1,40})"')
+_ALIKE = re.compile(r"(\d[\d,]{0,12}) steps?: (?:(\d[\d,]{0,12}) prompt tokens?)?(?: \+ )?(?:(\d[\d,]{0,12}) decodes?)?")
+_HEADS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
+_OVERLAP = 64  # signs that a category may take
+
+
+def is_own(head: bytes) -> bool:
+    """Whether we wrote a trace."""
+    return b'"traceEvents"' in head and f'"producer": "{PRODUCER}"'.encode() in head[:200]
+
+
+def looks_like(raw: bytes) -> bool:
+    """Whether events are in a file: an object with ``traceEvents`` (or with what stands before them), or the list of events."""
+    text = raw.decode("utf-16", errors="ignore").encode() if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else raw
+    begins = text[:99].removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    if begins == b"{" and any(key in text[:4096] for key in _HEADS):
+        return True
+    return b'"traceEvents"' in text or (begins == b"[" and b'"ph"' in text)
+
+
+def read_own(stream: Stream) -> list[Trace]:
+    """Each lane of a trace of ours."""
+    name = stream.path.name
+    document = parse_json(stream.whole(OUTPUT_BYTES), f"trace '{name}'")
+    try:
+        events = [e for e in document["traceEvents"] if isinstance(e, dict)]
+        lanes = {e["tid"]: str(e["args"]["name"]) for e in events if e.get("name") == "thread_name"}
+        slices: dict[str, list[Json]] = {lane: [] for lane in lanes.values()}
+        for event in events:
+            if event.get("ph") == "X":
+                slices[lanes[event["tid"]]].append(event)
+        found = [_of_lane(lane, number, of_lane) for number, (lane, of_lane) in enumerate(slices.items()) if of_lane]
+    except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
+        raise Refusal(f"trace '{name}': written by {PRODUCER}, and not as it writes them ({error!r:.80})", "trace") from None
+    if not found:
+        raise Refusal(f"trace '{name}': written by {PRODUCER}, without a slice", "trace")
+    return found
+
+
+def _of_lane(lane: str, number: int, slices: Sequence[Json]) -> Trace:
+    rows = [(lane, *_span(e), e["cat"] if e["cat"] in KINDS else "compute", str(e["name"])) for e in slices]
+    every = (s for e in slices for s in _steps(e))
+    steps = [replace(s, index=i) for i, s in enumerate(islice(every, COUNT.most_steps))]
+    notes = [Note("simulated", f"'{lane}' of a simulation by {PRODUCER}")]
+    if next(every, None):
+        notes.append(Note("partial", f"'{lane}' has more than {COUNT.most_steps:,} steps: those are told"))
+    own = re.search(r"(?:rank|stage) (\d{1,9})$", lane)
+    return Trace(
+        rank=int(own[1]) if own and not lane.startswith(("replica", "decode", "prompt")) else number,
+        world=0,
+        origin_ns=0,
+        on_device=True,
+        timeline=timeline_of(rows),
+        collectives=(),
+        steps=tuple(steps),
+        issued={},
+        training=any(e["cat"] in TRAINED for e in slices),
+        notes=tuple(notes),
+    )
+
+
+def _span(event: Json) -> tuple[float, float]:
+    start, seconds = float(event["ts"]) * 1e-6, float(event["dur"]) * 1e-6
+    if not (abs(start) < LEVEL.most_s and 0 <= seconds < LEVEL.most_s):
+        raise ValueError(f"a slice at {start:g} s of {seconds:g} s")
+    return start, start + seconds
+
+
+def _steps(event: Json) -> Iterator[Step]:
+    """The steps that a slice stands for."""
+    match = _ALIKE.match(str(event["name"]))
+    if not match:
+        return
+    count, tokens, decodes = (int((part or "0").replace(",", "")) for part in match.groups())
+    (start, end), count = _span(event), min(count, COUNT.most_steps)
+    phase, each = PHASES.get(event["cat"], ""), (end - start) / max(count, 1)
+    for i in range(count):
+        window = start + i * each, start + (i + 1) * each
+        yield Step(0, str(event["name"]), *window, window, phase, decodes, bool(tokens), tokens)
+
+
+def read(stream: Stream) -> list[Trace]:
+    """The PyTorch profiler's, of each device one, or a refusal that says what else a trace holds."""
+    traces = kineto.read_each(stream)
+    if any(found.on_device or len(found.timeline.name) or found.steps or found.collectives for found in traces):
+        return traces
+    there = sorted(_categories(stream))
+    wanted = "kernel, gpu_memcpy, cpu_op or user_annotation, as the PyTorch profiler writes them"
+    held = ", ".join(there[:8]) + (" …" if len(there) > 8 else "") if there else "none"
+    raise Refusal(
+        f"trace '{stream.path.name}': a Chrome trace without device kernels: expected events of the categories {wanted}; "
+        f"found categories {held}",
+        "trace",
+    )
+
+
+def _categories(stream: Stream) -> set[str]:
+    """All categories that are named in a file, up to a hundred."""
+    found: set[str] = set()
+    rest = b""
+    for piece in stream.pieces():
+        text = rest + piece
+        found.update(match[1].decode(errors="replace") for match in _CATEGORY.finditer(text))
+        rest = text[-_OVERLAP:]
+        if len(found) > 100:
+            break
+    return found

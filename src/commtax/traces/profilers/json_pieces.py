@@ -1,0 +1,288 @@
+"""One long list inside a JSON file, read in pieces: what is held is a piece, whatever the size of the file.
+
+A piece ends where one object of the list ends and the next begins. Whether a place is such an end shows when the piece is decoded:
+the same signs may stand inside a name, or between objects inside an object. Where a piece does not decode, its objects are taken
+one by one, each up to the bracket that closes it; what is damaged is left out and counted. What stands before and behind the list
+is read as an object of its own.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice, pairwise
+from typing import Generic, TypeVar
+
+from commtax.evidence.thresholds import counts
+from commtax.files import Json, MiB, parse_json
+from commtax.statement import Refusal
+
+Item = TypeVar("Item")
+COUNT = counts(__name__)
+_MARK = 4
+_SPACE = b" \t\r\n"
+_NEXT = re.compile(rb'\}\s*+,\s*+(?=\{\s*+"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*+:)')  # between two events
+_ANY_NEXT = re.compile(rb"\}\s*+,\s*+(?=\{)")  # … that begin with a key of their own
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]"]', re.S)
+_HEX = rb"[0-9a-fA-F]{2}"
+_PASSED = re.compile(rb'(?:[^"{\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.S)  # spaces, commas, and what is no object
+_ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|u[dD][89abAB]%s\\u[dD][c-fC-F]%s)|\\' % (_HEX, _HEX))
+_CONTROLS = bytes(32 if sign < 32 else sign for sign in range(256))
+_NO_NUMBER = re.compile(rb"(:\s*+)-?(?:nan|inf|infinity)(?=\s*+[,}\]])", re.I)
+
+
+def repaired(text: bytes) -> bytes:
+    """JSON whose strings hold what writers leave in them: controls, bytes that are no UTF-8, single backslashes; nan is null.
+
+    >>> repaired(b'{"name": "C:\\\\Users\\x01", "share": -nan}')
+    b'{"name": "C:\\\\\\\\Users ", "share": null}'
+    """
+    text = text.translate(_CONTROLS)
+    if b"\\" in text:
+        text = _ESCAPE.sub(lambda found: found[0] if len(found[0]) > 1 else b"\\\\", text)
+    text = _NO_NUMBER.sub(rb"\1null", text)
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return text.decode(errors="replace").encode()
+    return text
+
+
+class Listed(Generic[Item]):
+    """The objects of a file's list under ``key`` (or of the file, where it is a list), as ``decode`` makes them of ``[…]``.
+
+    ``decode`` refuses with ``ValueError`` or ``RecursionError`` what is no JSON; ``is_item`` tells one of the list from what may be
+    inside one. After all have been taken, ``around`` holds the other keys, ``damaged`` counts what was left out, ``partial`` says
+    why a file was not read to its end, and ``at`` is the byte (of the unpacked text) up to which its objects are whole.
+    """
+
+    def __init__(
+        self, pieces: Iterable[bytes], key: str, decode: Callable[[bytes], list[Item]], is_item: Callable[[Item], bool], name: str
+    ) -> None:
+        self._pieces, self._decode, self._is_item, self.name = pieces, decode, is_item, name
+        self._key = re.compile(rb'"' + key.encode() + rb'"\s*+:\s*+')
+        self.key = key
+        self.around: dict[str, Json] = {}
+        self.damaged = self.at = 0
+        self.partial = ""
+        self._broken: Refusal | None = None
+        self._bare = False
+        self._budget = COUNT.scanned
+
+    def __iter__(self) -> Iterator[list[Item]]:
+        fed = self._fed()
+        held, needed, tail = self._begin(fed), 0, None
+        for piece in chain(fed, (b"",)):
+            if tail is not None:
+                tail += piece[: max(0, COUNT.most_around - len(tail))]
+                continue
+            if not needed and (items := self._swiftly(held, piece)) is not None:
+                begin = _last_cut(piece, COUNT.near)[1]
+                self.at += len(held) + begin
+                held = piece[begin:]
+                yield items
+                continue
+            held += piece
+            if piece and len(held) < needed:
+                continue
+            items, used, closed = self._taken(held, not piece)
+            if items:
+                yield items
+            held, self.at = held[used:], self.at + used
+            needed = 2 * len(held) if not used else 0
+            if closed:
+                tail, held = held, b""
+            elif self.damaged > COUNT.most_damaged:
+                self.partial = f"damaged: more than {COUNT.most_damaged:,} events that are no JSON"
+                return
+            elif len(held) > COUNT.most_around:
+                self.partial = f"damaged: no end of an event in {COUNT.most_around // MiB} MiB"
+                return
+            if not piece:
+                break
+        self._end(held, tail)
+
+    def _swiftly(self, held: bytes, piece: bytes) -> list[Item] | None:
+        """What is whole in what is held and a piece, without a copy of either; None where that is not so simple."""
+        end, _ = _last_cut(piece, COUNT.near)
+        if not end:
+            return None
+        try:
+            return self._decode(b"".join((b"[", held.lstrip(_SPACE + b","), memoryview(piece)[:end], b"]")))
+        except (ValueError, RecursionError):
+            return None
+
+    def _fed(self) -> Iterator[bytes]:
+        """All pieces as UTF-8, and an empty one behind the last; a packed file that breaks off ends there."""
+        decoder: codecs.IncrementalDecoder | None = None
+        begun: bytes | None = b""
+        try:
+            for piece in self._pieces:
+                text = piece if begun is None else begun + piece
+                if begun is not None:
+                    if len(text) < _MARK:  # what kind of text it is shows in its first bytes
+                        begun = text
+                        continue
+                    begun = None
+                    if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                        decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+                if text := decoder.decode(text).encode(errors="replace") if decoder else text:
+                    yield text
+        except Refusal as broken:
+            self._broken = broken
+        if begun:
+            yield begun
+        yield b""
+
+    def _begin(self, fed: Iterator[bytes]) -> bytes:
+        """What follows the list's opening bracket, as far as it has been read."""
+        held, searched = b"", 0
+        for piece in fed:
+            held += piece
+            begins = held.removeprefix(b"\xef\xbb\xbf").lstrip(_SPACE)[:1]
+            if begins == b"[":
+                self._bare, self.at = True, held.index(b"[") + 1
+                return held[self.at :]
+            if begins not in (b"", b"{"):
+                raise Refusal(f"trace '{self.name}': not valid JSON (it begins with {begins!r})", "trace")
+            places = [m for m in islice(self._key.finditer(held, searched), COUNT.candidates) if m.end() < len(held)]
+            last = not piece or len(held) > COUNT.most_around or len(places) == COUNT.candidates
+            if self._opened(held, places, last):
+                return held[self.at :]
+            searched = max(searched, len(held) - 256) if not places else searched
+            if last:
+                break
+        if self._broken:
+            raise self._broken
+        self._refuse(held)
+        return b""
+
+    def _opened(self, held: bytes, places: list[re.Match[bytes]], last: bool) -> bool:
+        """Whether the list begins at one of these places: what stands before it is then an object without its end."""
+        for place in places:
+            try:
+                before = parse_json(repaired(held[: place.start()]) + b'"":0}', self.name, depth=None)
+            except Refusal:
+                continue
+            if held[place.end() : place.end() + 1] != b"[":
+                raise Refusal(f"trace '{self.name}': no {self.key} found", "trace")
+            self.around.update(before)
+            self.at = place.end() + 1
+            return True
+        damaged = next((m for m in places if held[m.end() : m.end() + 1] == b"["), None) if last else None
+        if damaged:
+            self.damaged, self.at = 1, damaged.end() + 1
+        return damaged is not None
+
+    def _refuse(self, held: bytes) -> None:
+        try:
+            parse_json(repaired(held), self.name, depth=None)
+        except Refusal:
+            raise Refusal(f"trace '{self.name}': not valid JSON, or cut off (before any event)", "trace") from None
+        raise Refusal(f"trace '{self.name}': no {self.key} found", "trace")
+
+    def _taken(self, held: bytes, last: bool) -> tuple[list[Item], int, bool]:
+        """The objects that are whole in what is held, how much of it they take, and whether the list ends there."""
+        end, begin = _last_cut(held)
+        if not begin and not last:
+            return [], 0, False
+        items: list[Item] = []
+        try:
+            items = self._decode(b"[" + held[:end].lstrip(_SPACE + b",") + b"]") if begin else []
+        except (ValueError, RecursionError):
+            begin = 0
+        if begin and not last:
+            return items, begin, False
+        others, used, closed = self._one_by_one(held, begin)
+        return items + others, used, closed
+
+    def _one_by_one(self, held: bytes, at: int) -> tuple[list[Item], int, bool]:
+        """As ``_taken`` from a place on, object for object; damaged ones are left out."""
+        found: list[Item] = []
+        cuts = [m.span() for m in _NEXT.finditer(held, at)] or [m.span() for m in _ANY_NEXT.finditer(held, at)]
+        number = 0
+        while True:
+            at = _PASSED.match(held, at).end()  # type: ignore[union-attr]
+            if at == len(held):
+                return found, at, False
+            if held[at] == 0x5D:  # ]
+                return found, at + 1, True
+            while number < len(cuts) and cuts[number][0] < at:
+                number += 1
+            end, after = (cuts[number][0] + 1, cuts[number][1]) if number < len(cuts) else (0, 0)
+            if end and (items := self._alone(held[at:end])):
+                found.extend(items)
+                at = after
+                continue
+            close = self._close(held, at)
+            if close and (items := self._alone(held[at:close])):
+                found.extend(items)
+                at = close
+                continue
+            if not close and not any(map(self._is_item, self._following(held, cuts[number : number + COUNT.following + 1]))):
+                return found, at, False  # it may end in the next piece
+            self.damaged += 1
+            at = after or close
+            if self.damaged > COUNT.most_damaged:
+                return found, at, False
+
+    def _following(self, held: bytes, cuts: list[tuple[int, int]]) -> Iterator[Item]:
+        """What the next few pieces between cuts are, each for itself."""
+        for (_, begin), (end, _) in pairwise(cuts):
+            yield from self._alone(held[begin : end + 1])
+        if cuts and len(cuts) <= COUNT.following:  # the last one ends with its own bracket
+            yield from self._alone(held[cuts[-1][1] : self._close(held, cuts[-1][1])])
+
+    def _alone(self, text: bytes) -> list[Item]:
+        try:
+            return self._decode(b"[" + text + b"]")
+        except (ValueError, RecursionError):
+            return []
+
+    def _close(self, held: bytes, at: int) -> int:
+        """Behind the bracket that closes the object (or the list) that begins here; 0 where nothing does."""
+        depth = 0
+        for token in _TOKEN.finditer(held, at, min(len(held), at + max(0, self._budget))):
+            sign = token[0]
+            if sign in (b"{", b"["):
+                depth += 1
+            elif sign in (b"}", b"]"):
+                depth -= 1
+                if not depth:
+                    self._budget -= token.end() - at
+                    return token.end()
+            elif sign == b'"':  # a string without its end
+                break
+        self._budget -= len(held) - at
+        return 0
+
+    def _end(self, held: bytes, tail: bytes | None) -> None:
+        """What follows the list, or where it broke off."""
+        if tail is None:
+            if held.strip(_SPACE + b",") or not self._bare or self._broken:
+                self.partial = "cut off" if not self._broken else str(self._broken)
+            return
+        if self._bare:
+            return
+        rest = tail.strip()
+        text = b'{"":0' + (rest if rest[:1] != b"}" else rest[:1])
+        for _ in range(32 if len(text) < MiB else 2):  # without its last key, and without the one before …
+            try:
+                self.around.update(parse_json(repaired(text), self.name, depth=None))
+                return
+            except Refusal:
+                self.partial = "cut off behind its events" if not self._broken else str(self._broken)
+            text = text[: max(text.rfind(b","), 5)] + b"}"
+
+
+def _last_cut(held: bytes, near: int = 0) -> tuple[int, int]:
+    """Where the last object that may be whole ends, and where the next begins; 0 and 0 where no such place is (that near)."""
+    for pattern in (_NEXT,) if near else (_NEXT, _ANY_NEXT):
+        for window in (near,) if near else (COUNT.near, len(held)):
+            last = None
+            for last in pattern.finditer(held, max(0, len(held) - window)):  # noqa: B007
+                pass
+            if last:
+                return last.start() + 1, last.end()
+    return 0, 0

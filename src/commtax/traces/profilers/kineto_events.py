@@ -1,0 +1,289 @@
+"""Events of a profiler's trace as typed records: their text is decoded once, and what nobody asks for is not looked at.
+
+msgspec reads such records several times faster than any parser makes dictionaries, and ten times faster than one that hands out
+sign for sign; it is imported here alone, by those who read a trace.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from commtax.evidence.thresholds import counts
+from commtax.files import Json
+from commtax.timeline import Column
+from commtax.traces.profilers.columns import ANNOTATION, COPY, KIND_OF, LAUNCH, OPERATOR, OTHER, UNTOLD, WRONG, Columns
+from commtax.traces.profilers.json_pieces import repaired
+from commtax.traces.profilers.kineto_facts import KEYS
+from commtax.traces.profilers.kineto_times import EARLIEST_NS, LARGE_US, LATEST_NS, LONGEST_NS, all_ns, ns
+
+NONE = msgspec.Raw(b"")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event; its arguments stay text."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str | None = None
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: float = math.nan
+    dur: float = 0.0
+    args: msgspec.Raw = NONE
+
+
+class Exact(msgspec.Struct, gc=False):
+    """One event whose time of beginning stays text: microseconds since 1970 with nanoseconds behind the point."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str | None = None
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: msgspec.Raw = NONE
+    dur: float = 0.0
+    args: msgspec.Raw = NONE
+
+
+class Odd:
+    """One event that does not fit those types, as JSON has it."""
+
+    __slots__ = ("event", "ph")
+    cat, ts, dur, name = "", -math.inf, 0.0, None
+
+    def __init__(self, event: Json) -> None:
+        self.event, self.ph = event, "odd" if isinstance(event, dict) and "ph" in event else ""
+
+
+class _Launched(msgspec.Struct, gc=False):
+    """What the arguments of a call of the driver tell."""
+
+    correlation: int | None = None
+
+
+class _Ran(msgspec.Struct, gc=False):
+    """What the arguments of a device event tell; the last three are there where a collective's are."""
+
+    correlation: int | None = None
+    device: int | str | None = None
+    stream: int | str | None = None
+    collective: msgspec.Raw = msgspec.field(default=NONE, name="Collective name")
+    elements: msgspec.Raw = msgspec.field(default=NONE, name="In msg nelems")
+    size: msgspec.Raw = msgspec.field(default=NONE, name="Group size")
+
+
+_EMPTY = msgspec.Raw(b"{}")
+_Told = msgspec.defstruct(
+    "_Told",
+    [(f"told_{i}", msgspec.Raw, msgspec.field(default=NONE, name=key)) for i, key in enumerate(KEYS)],
+    gc=False,
+)
+"""What facts are made of, as text."""
+COUNT = counts(__name__)
+Typed = Event | Exact
+_TOLD = msgspec.json.Decoder(_Told).decode
+_LAUNCHED, _RAN = msgspec.json.Decoder(_Launched).decode, msgspec.json.Decoder(_Ran).decode
+_EACH = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_EVENTS, _EXACTS = msgspec.json.Decoder(list[Event]).decode, msgspec.json.Decoder(list[Exact]).decode
+_EVENT, _EXACT = msgspec.json.Decoder(Event).decode, msgspec.json.Decoder(Exact).decode
+_TIME, _FIELDS = attrgetter("ts"), attrgetter("name", "ts", "dur", "pid", "tid", "args")
+
+
+class Decoder:
+    """Lists of events from their text; ``exact`` once times are as large as a float cannot hold."""
+
+    def __init__(self) -> None:
+        self.exact = False
+
+    def __call__(self, text: bytes) -> list[Typed | Odd]:
+        """Events; a text that is no JSON even when repaired is a ``ValueError`` or a ``RecursionError``."""
+        if not self.exact:
+            events = _typed(text, False)
+            largest = max(map(_TIME, events), default=0.0)
+            if largest < LARGE_US:
+                return events
+            self.exact = largest >= LARGE_US  # not where it is no number
+        return _typed(text, True)
+
+
+def is_event(event: Typed | Odd) -> bool:
+    """Whether an object is an event, and not a part of one; some writers leave out that it is complete."""
+    return bool(event.ph) or (event.dur > 0 and event.name is not None)
+
+
+class Known:
+    """The number of what arguments tell of a collective: many events tell the same, and their other arguments are not looked at."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns, self._numbers = columns, dict[tuple[str, bytes], int]()
+
+    def __call__(self, name: str, args: msgspec.Raw) -> int:
+        key = name, b"\0".join(msgspec.structs.astuple(_TOLD(args or _EMPTY)))
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._columns.told(name, _loads(args))
+            if len(self._numbers) < COUNT.most_known:
+                self._numbers[key] = number
+        return number
+
+
+def take(columns: Columns, events: Sequence[Typed | Odd], known: Known) -> None:
+    """Add events to the columns."""
+    shapes = set(map(type, events))
+    if len(shapes) > 1:  # odd ones among them, or pieces that were decoded one way and the other
+        for shape in (Event, Exact):
+            take(columns, [e for e in events if isinstance(e, shape)], known)
+        for odd in (e for e in events if isinstance(e, Odd)):
+            columns.take(odd.event)
+        return None
+    if shapes == {Odd}:
+        return take(columns, [*events, Event()], known)
+    held: dict[int, list[Any]] = {kind: [] for kind in range(OTHER + 1)}
+    by_category = _Appending(held)
+    for event in events:
+        if event.ph == "X" or (not event.ph and event.dur > 0):
+            by_category[event.cat](event)
+    for kind, found in held.items():
+        if found and kind == OTHER:
+            columns.begun(_earliest(found), len(found))
+        elif found:
+            _place(columns, known, kind, found)
+    return columns.judge_size()
+
+
+class _Appending(dict[str, Callable[[Any], None]]):
+    """By category, what appends an event to the list of its kind."""
+
+    def __init__(self, held: Mapping[int, list[Any]]) -> None:
+        self._held = held
+
+    def __missing__(self, category: str) -> Callable[[Any], None]:
+        self[category] = found = self._held[KIND_OF[category]].append
+        return found
+
+
+def _earliest(events: list[Any]) -> int | None:
+    """When the first of them begins."""
+    exact = isinstance(events[0], Exact)
+    times = [_number(e.ts) for e in events] if exact else []
+    low = min(times) if exact else min(map(_TIME, events))
+    if not EARLIEST_NS < low * 1000 < LATEST_NS:  # nor is anything less than what is no number
+        sound = [e for e in events if EARLIEST_NS < (_number(e.ts) if exact else e.ts) * 1000 < LATEST_NS]
+        return _earliest(sound) if sound else None
+    return min(ns(bytes(e.ts).decode()) for e, at in zip(events, times, strict=True) if at <= low) if exact else ns(low)
+
+
+class _Kept(NamedTuple):
+    """Events of one kind as columns: each is touched once, since what is spread over the memory is slow to touch."""
+
+    names: Sequence[str]
+    times: Sequence[Any]
+    lasting: Sequence[float]
+    pids: Sequence[int | str]
+    tids: Sequence[int | str]
+    args: Sequence[msgspec.Raw]
+
+
+def _place(columns: Columns, known: Known, kind: int, events: list[Any]) -> None:
+    """All at once, or one by one where the arguments of some do not fit their types."""
+    kept, starts, ends = _timed(columns, _Kept(*zip(*map(_FIELDS, events), strict=True)), isinstance(events[0], Exact))
+    if not len(starts):
+        return
+    try:
+        if kind in (ANNOTATION, OPERATOR):
+            columns.all_hosted(kind, kept.names, starts, ends, kept.tids, known, kept.args)
+        elif kind == LAUNCH:
+            _place_launches(columns, kept, starts, ends)
+        else:
+            _place_ran(columns, known, kind, kept, starts, ends)
+        columns.begun(int(starts.min()), len(starts))
+    except WRONG:
+        rows = zip(kept.names, starts.tolist(), ends.tolist(), kept.pids, kept.tids, kept.args, strict=True)
+        for name, start, end, pid, tid, args in rows:
+            try:
+                columns.place(kind, name, start, end, pid, tid, _loads(args))
+                columns.begun(start)
+            except WRONG:
+                columns.wrong += 1
+
+
+def _timed(columns: Columns, kept: _Kept, exact: bool) -> tuple[_Kept, Column, Column]:
+    """Those that have a name and times that a clock shows, with their starts and ends."""
+    lasting = np.array(kept.lasting)
+    times = np.array(list(map(_number, kept.times)) if exact else kept.times)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sound = (times * 1000 > EARLIEST_NS) & (times * 1000 < LATEST_NS) & (np.abs(lasting) * 1000 < LONGEST_NS)
+    if None in kept.names:
+        sound &= np.array([name is not None for name in kept.names])
+    if not sound.all():
+        columns.wrong += int(np.sum(~sound))
+        kept = _Kept(*(tuple(compress(column, sound.tolist())) for column in kept))
+        times, lasting = times[sound], lasting[sound]
+    starts = np.array([ns(bytes(at).decode()) for at in kept.times], dtype=np.int64) if exact else all_ns(times)
+    return kept, starts, starts + all_ns(np.maximum(lasting, 0.0))
+
+
+def _place_launches(columns: Columns, kept: _Kept, starts: Column, ends: Column) -> None:
+    told: list[Any] = [_LAUNCHED(args or _EMPTY).correlation for args in kept.args]
+    numbers, threads = list(map(columns.names.__getitem__, kept.names)), list(map(columns.threads.__getitem__, kept.tids))
+    if None in told:
+        linked = [c is not None for c in told]
+        numbers, threads, told = (list(compress(column, linked)) for column in (numbers, threads, told))
+        starts, ends = starts[linked], ends[linked]
+    columns.launches.extend(starts, ends, numbers, threads, told)
+
+
+def _place_ran(columns: Columns, known: Known, kind: int, kept: _Kept, starts: Column, ends: Column) -> None:
+    ran = [_RAN(args or _EMPTY) for args in kept.args]
+    lanes, numbers = columns.lanes, list(map(columns.names.__getitem__, kept.names))
+    places, correlations, told = [], [], [0] * len(ran)
+    for i, one in enumerate(ran):
+        device, stream, correlation = one.device, one.stream, one.correlation
+        places.append(lanes[device, kept.pids[i] if device is None else device, kept.tids[i] if stream is None else stream])
+        correlations.append(UNTOLD if correlation is None else correlation)
+        if one.collective is not NONE or one.elements is not NONE or one.size is not NONE:
+            told[i] = known(kept.names[i], kept.args[i])
+    columns.found_device()
+    columns.device.extend(starts, ends, numbers, places, correlations, told, [kind == COPY] * len(ran))
+
+
+def _number(raw: msgspec.Raw) -> float:
+    try:
+        return float(bytes(raw))
+    except ValueError:
+        return math.nan
+
+
+def _typed(text: bytes, exact: bool) -> list[Any]:
+    """Events of a list; what does not fit the types comes as JSON has it."""
+    whole: Callable[[bytes], list[Any]] = _EXACTS if exact else _EVENTS
+    try:
+        return whole(text)
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        if not isinstance(error, msgspec.ValidationError):
+            text = repaired(text)
+    try:
+        return whole(text)
+    except msgspec.ValidationError:
+        return [_one(each, exact) for each in _EACH(repaired(text))]
+
+
+def _one(raw: msgspec.Raw, exact: bool) -> Typed | Odd:
+    try:
+        return _EXACT(raw) if exact else _EVENT(raw)
+    except msgspec.ValidationError:
+        return Odd(_loads(raw))
+
+
+def _loads(raw: msgspec.Raw) -> Json:
+    """JSON in which fractions are text; nothing where there is no text."""
+    text = bytes(raw)
+    return json.loads(text.decode(errors="replace"), parse_float=str, strict=False) if text else {}

@@ -1,0 +1,303 @@
+"""Traces of rocprofv3 (ROCm 6.2 to 7.2): its JSON, or its tables (``123_kernel_trace.csv`` and its neighbours, of one process).
+
+Each GPU that a process used is a trace of its own. RCCL calls nearly all of its kernels alike: what they did, the calls around
+their launches tell (``--rccl-trace --hip-trace``). Columns came with the versions; an agent is ``2``, ``Agent 2`` or ``GPU 1``.
+"""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from commtax.evidence.thresholds import counts
+from commtax.files import LOG_BYTES, Document, Json, Stream, decoded, opened, parse_json
+from commtax.statement import Note, Refusal
+from commtax.traces.profilers import nccl_ranges
+from commtax.traces.profilers.nccl_ranges import Range
+from commtax.traces.profilers.shaped import UNNUMBERED, assembled, launched_unseen, names_rank, on_device, on_host, step_name
+from commtax.traces.trace import Trace
+from commtax.units import plural
+
+TOOL = "rocprofiler-sdk-tool"
+TABLES = "kernel|memory_copy|memory_allocation|scratch_memory|rccl_api|marker_api|marker|hip_api|hsa_api"
+_TABLE = re.compile(rf"(?P<run>.*?)_?(?:(?:{TABLES})_trace|agent_info)\.csv(?:\.gz)?$")
+OF_ROW = {"Kernel_Name", "Direction", "Function", "Operation"}  # one of which says what a row is of
+COUNT = counts(__name__)
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|["{}\[\]]', re.S)
+_CLOSED_BY = {"{": "}", "[": "]"}
+PERFETTO = (".pftrace", ".perfetto-trace")
+GPU = 2  # an agent's type
+FRAME_BUFFERS = (1, 2)  # kinds of memory banks that are the GPU's own
+_CALL = re.compile(r"nccl([A-Z]\w{1,60})")
+NO_KERNELS = Note("calls only", "no kernels were traced: times are those of the calls, which return before what they start has run")
+Cells = Mapping[str, str]
+
+
+def looks_like(head: bytes) -> bool:
+    """Whether a file is rocprofv3's JSON."""
+    return f'"{TOOL}"'.encode() in head[:4096]
+
+
+def looks_like_table(head: bytes) -> bool:
+    """Whether a file is one of rocprofv3's tables.
+
+    >>> looks_like_table(b'"Kind","Agent_Id","Kernel_Name","Start_Timestamp","End_Timestamp"'), looks_like_table(b"a,b")
+    (True, False)
+    """
+    first = decoded(head[:4096]).split("\n", 1)[0].replace('"', "").strip().split(",")
+    timed = {"Start_Timestamp", "End_Timestamp"} <= set(first) and {"Kernel_Name", "Direction", "Function", "Operation"} & set(
+        first
+    )
+    return bool(timed) or {"Agent_Type", "Logical_Node_Id"} <= set(first)
+
+
+def is_perfetto(path: Path) -> bool:
+    return path.name.endswith(PERFETTO)
+
+
+def refuse_perfetto(path: Path) -> list[Trace]:
+    """Perfetto's own protobuf is not read, though rocprofv3 writes it too."""
+    raise Refusal(
+        f"trace '{path.name}': a Perfetto protobuf, which is not read; run rocprofv3 with --output-format csv json", "trace"
+    )
+
+
+def run_of(path: Path) -> str:
+    """The run that a table belongs to: its folder and the name before what it holds; "" for any other file.
+
+    >>> run_of(Path("out/197_kernel_trace.csv")) == run_of(Path("out/197_rccl_api_trace.csv")), run_of(Path("x.csv"))
+    (True, '')
+    """
+    match = _TABLE.match(path.name)
+    return str(path.parent / f"run {match['run']}") if match else ""
+
+
+def read_tables(paths: Sequence[Path]) -> list[Trace]:
+    """The traces of the tables of one run."""
+    with ExitStack() as stack:
+        return read_streams([stack.enter_context(opened(path, "trace")) for path in paths])
+
+
+def read_streams(tables: Sequence[Stream]) -> list[Trace]:
+    run = _Run()
+    for table in tables:
+        run.add_table(table)
+    return run.traces(tables[0].path.name)
+
+
+def read(stream: Stream) -> list[Trace]:
+    """The traces of rocprofv3's JSON, one of each process on each of its GPUs."""
+    name = stream.path.name
+    document, missing = _whole_or_mended(stream)
+    listed = document.get(TOOL) if isinstance(document, dict) else None
+    processes = listed if isinstance(listed, list) else [listed]
+    found: list[Trace] = []
+    try:
+        for process in processes:
+            run = _Run(missing=missing)
+            run.add_process(process)
+            found += run.traces(name)
+    except (TypeError, AttributeError, KeyError, IndexError, ValueError, OverflowError) as error:
+        if isinstance(error, Refusal):
+            raise
+        raise Refusal(f"trace '{name}': a record has the wrong form ({error!s:.80})", "trace") from None
+    return found
+
+
+def _whole_or_mended(stream: Stream) -> tuple[Json, str]:
+    """A document, and what is missing of it where it was cut off: all records before the last whole one are read."""
+    said, raw = f"trace '{stream.path.name}'", stream.whole(LOG_BYTES)
+    try:
+        return parse_json(raw, said, depth=None), ""
+    except Refusal:
+        text = decoded(raw)
+        end, closing = 0, ""
+        open_now: list[str] = []
+        for token in _TOKEN.finditer(text):
+            sign = token[0]
+            if sign == '"':
+                break
+            if sign in _CLOSED_BY:
+                open_now.append(_CLOSED_BY[sign])
+            elif sign in ("}", "]") and open_now and open_now.pop() == sign and open_now[-1:] == ["]"]:
+                end, closing = token.end(), "".join(reversed(open_now))
+        if not closing:
+            raise
+        return parse_json(text[:end] + closing, said, depth=None), f"the file is cut off after sign {end:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What a GPU ran: a kernel, or a copy."""
+
+    category: str
+    name: str
+    start_ns: int
+    end_ns: int
+    stream: object
+    correlation: object
+
+
+@dataclass(slots=True)
+class _Run:
+    """One process: what its GPUs ran, by agent, and what its threads called."""
+
+    ran: dict[str, list[_Ran]] = field(default_factory=dict)
+    launches: list[Json] = field(default_factory=list)
+    ranges: list[Json] = field(default_factory=list)
+    calls: list[Range] = field(default_factory=list)
+    gpus: list[Document] = field(default_factory=list)
+    missing: str = ""
+
+    def add(self, agent: object, ran: _Ran) -> None:
+        self.ran.setdefault(str(agent).removeprefix("Agent ").removeprefix("GPU "), []).append(ran)
+
+    def call(self, domain: str, function: str, thread: object, correlation: object, span_ns: tuple[int, int]) -> None:
+        """A call of the host, by the library that it is of; marks (that last no time) and HSA's own calls are left out."""
+        if domain.startswith("HIP_"):
+            self.launches.append(on_host("hip_runtime", function, span_ns, thread, correlation=correlation))
+        elif domain.startswith("RCCL") and (match := _CALL.fullmatch(function)):
+            self.calls.append(Range(match[1], *span_ns, thread))
+        elif domain.startswith("MARKER_CORE") and span_ns[1] > span_ns[0]:
+            self.ranges.append(on_host("user_annotation", step_name(function), span_ns, thread))
+
+    def add_table(self, table: Stream) -> None:
+        """All rows of a table; what is not of their form is counted, and left out."""
+        wrong, first = 0, 0
+        rows = csv.reader(_lines(table), strict=False)
+        try:
+            columns = [name.strip().title() for name in next(rows, [])]
+            for row in rows:
+                try:
+                    self._row(dict(zip(columns, row, strict=True)))
+                except (ValueError, KeyError):
+                    wrong, first = wrong + 1, first or rows.line_num
+        except (csv.Error, Refusal) as error:
+            wrong, first = wrong + 1, first or rows.line_num + 1
+            self.missing = str(error)
+        if wrong:
+            self.missing = f"{plural(wrong, 'row')} of another form in {table.path.name}, the first in line {first}"
+
+    def _row(self, cells: Cells) -> None:
+        """One row, by the columns that it has."""
+        if "Agent_Type" in cells:
+            return
+        span = int(cells["Start_Timestamp"]), int(cells["End_Timestamp"])
+        stream, correlation = cells.get("Stream_Id") or cells.get("Queue_Id", "0"), cells.get("Correlation_Id", "")
+        if "Kernel_Name" in cells:
+            self.add(cells["Agent_Id"], _Ran("kernel", cells["Kernel_Name"], *span, stream, correlation))
+        elif "Direction" in cells:
+            to_device = cells["Direction"].endswith("_TO_DEVICE")
+            agent = cells["Destination_Agent_Id" if to_device else "Source_Agent_Id"]
+            self.add(agent, _Ran("gpu_memcpy", cells["Direction"], *span, f"copies {stream}", correlation))
+        elif "Function" in cells:
+            self.call(cells["Domain"], cells["Function"], cells["Thread_Id"], correlation, span)
+
+    def add_process(self, process: Json) -> None:
+        """One process of the JSON."""
+        records, strings = process["buffer_records"], process.get("strings") or {}
+        kinds = strings.get("buffer_records") or []
+        symbols = {s["kernel_id"]: s for s in process.get("kernel_symbols") or []}
+        messages = {m["key"]: m["value"] for m in strings.get("marker_api") or []}
+        self._agents(process.get("agents") or [])
+        for record in records.get("kernel_dispatch") or []:
+            info, stream = record["dispatch_info"], _handle(record.get("stream_id"))
+            symbol = symbols.get(info["kernel_id"], {})
+            name = str(symbol.get("formatted_kernel_name") or symbol.get("kernel_name") or "kernel without a name")
+            where = stream or _handle(info.get("queue_id"))
+            self.add(_handle(info["agent_id"]), _Ran("kernel", name, *_span(record), where, _correlation(record)))
+        for record in records.get("memory_copy") or []:
+            named = str(_operation(record, kinds))
+            agent = _handle(record["dst_agent_id" if named.endswith("_TO_DEVICE") else "src_agent_id"])
+            self.add(agent, _Ran("gpu_memcpy", named, *_span(record), "copies", _correlation(record)))
+        for library in ("hip_api", "rccl_api", "marker_api"):
+            for record in records.get(library) or []:
+                domain = str(kinds[record["kind"]]["kind"])
+                said = messages.get(_correlation(record)) if library == "marker_api" else None
+                function = str(said if said is not None else _operation(record, kinds))
+                self.call(domain, function, record.get("thread_id"), _correlation(record), _span(record))
+
+    def _agents(self, agents: Iterable[Json]) -> None:
+        """GPUs as the PyTorch profiler describes them, where their memory is told."""
+        for agent in agents:
+            banks = agent.get("mem_banks") or []
+            nbytes = sum(int(b.get("size_in_bytes", 0)) for b in banks if b.get("heap_type") in FRAME_BUFFERS)
+            if agent.get("type") == GPU and nbytes:
+                name = str(agent.get("product_name") or agent.get("name") or "")
+                shown = {
+                    "id": str(_handle(agent["id"])),
+                    "name": name,
+                    "totalGlobalMem": nbytes,
+                    "numSms": agent.get("cu_count", 0),
+                }
+                self.gpus.append(shown)
+
+    def traces(self, name: str) -> list[Trace]:
+        """One for each GPU that ran a kernel; where none did, one of the calls."""
+        agents = sorted((a for a, ran in self.ran.items() if any(r.category == "kernel" for r in ran)), key=_natural)
+        if not agents and not self.calls and not self.ranges and not self.launches:
+            why = f" ({self.missing})" if self.missing else ""
+            raise Refusal(f"trace '{name}': of rocprofv3, and no kernel or call in it{why}", "trace")
+        return [self._trace(agent, number, len(agents), name) for number, agent in enumerate(agents or [""])]
+
+    def _trace(self, agent: str, number: int, many: int, name: str) -> Trace:
+        events = chain(self._on_device(agent), self.launches, self.ranges, nccl_ranges.events(self.calls))
+        head: Document = {"deviceProperties": [g | {"id": 0} for g in self.gpus if g["id"] == agent]}
+        if many > 1:
+            head["distributedInfo"] = {"rank": number}
+        made = assembled(head, events, name)
+        notes = [*made.notes] if names_rank(name) and many < 2 else [*made.notes, UNNUMBERED]
+        notes += [] if agent else [NO_KERNELS]
+        notes += [Note("partial", f"{self.missing}: left out")] if self.missing else []
+        return replace(made, notes=tuple(notes), partial=self.missing)
+
+    def _on_device(self, agent: str) -> Iterator[Json]:
+        """What a GPU ran; where no calls of HIP were traced, each kernel is taken for launched when it began."""
+        for number, ran in enumerate(self.ran.get(agent, ())):
+            span = ran.start_ns, ran.end_ns
+            correlation = ran.correlation if self.launches else number
+            yield on_device(ran.category, ran.name, span, 0, ran.stream, correlation)
+            if not self.launches:
+                yield launched_unseen(ran.start_ns, correlation, "launch")
+
+
+def _lines(table: Stream) -> Iterator[str]:
+    """Lines of a table, however long it is."""
+    rest = b""
+    for piece in table.pieces():
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (decoded(line) + "\n" for line in whole)
+        if len(rest) > COUNT.most_signs:
+            raise Refusal("a row has no end")
+    if rest:
+        yield decoded(rest)
+
+
+def _handle(held: Any) -> Any:
+    return held.get("handle") if isinstance(held, dict) else held
+
+
+def _correlation(record: Json) -> Any:
+    held = record.get("correlation_id")
+    return held.get("internal") if isinstance(held, dict) else held
+
+
+def _span(record: Json) -> tuple[int, int]:
+    return int(record["start_timestamp"]), int(record["end_timestamp"])
+
+
+def _operation(record: Json, kinds: Sequence[Json]) -> Any:
+    return kinds[record["kind"]]["operations"][record["operation"]]
+
+
+def _natural(agent: str) -> tuple[int, str]:
+    """Numbers by their size.
+
+    >>> sorted(["10", "9", "x"], key=_natural)
+    ['9', '10', 'x']
+    """
+    return (int(agent), "") if agent.isdecimal() and len(agent) < 30 else (1 << 100, agent)

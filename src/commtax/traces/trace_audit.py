@@ -1,0 +1,162 @@
+"""Traces of a job: what happened in it, what that costs and who is to blame; and whether it is what was claimed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+
+import numpy as np
+
+from commtax.evidence.finding import Claim, Finding, Section, Sent
+from commtax.evidence.thresholds import thresholds
+from commtax.evidence.usage import Usage
+from commtax.statement import Note
+from commtax.traces.accounts import Job
+from commtax.traces.blame import blame
+from commtax.traces.causes import causes
+from commtax.traces.compared import NO_DEVICE, both_means, compared, place_notes, waiting
+from commtax.traces.happened import collective_rows, kernel_rows, sent_a_step, step_rows, typical_step
+from commtax.traces.layers import layer_notes, per_step
+from commtax.traces.repetition import REPEATED, WHOLE
+from commtax.traces.trace import Trace
+from commtax.traces.typical import of_rows
+from commtax.units import format_seconds, plural
+
+_FUSED = re.compile(r"fusion|fused|norm", re.I)
+COUNT, LEVEL = thresholds(__name__)
+
+
+def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[str]) -> Section:
+    """All ranks of one job (or one of them)."""
+    job = Job.of(traces)
+    read, said, facts = tuple(_read(job)), tuple(_notes(job)), _facts(job)
+    culprit, cost_s = blame(job)
+    steps, sent = step_rows(job), sent_a_step(job)
+    collectives, kernels, measured = collective_rows(job), kernel_rows(job), typical_step(job)
+    spent = tuple((rank, used) for rank, _, used in of_rows([s for s in steps if s.usual] or steps))
+    findings, notes, usage = compared(job, claim) if claim else (tuple(_told(job, spent, sent)), (), spent)
+    return Section(
+        "trace",
+        tuple(names),
+        findings,
+        (*read, *place_notes(job.traces), *notes, *said, *layer_notes(job)),
+        usage if job.traces[0].on_device else (),
+        causes(job, culprit, cost_s),
+        culprit,
+        steps,
+        collectives,
+        kernels,
+        facts,
+        measured,
+        sent if any(t.steps for t in job.traces) else None,
+    )
+
+
+def _told(job: Job, usage: Sequence[tuple[int, Usage]], sent: Mapping[tuple[str, int], Sent]) -> Iterator[Finding]:
+    """What a usual step holds and takes, where nobody says what it should; ``usage`` is how it was spent on each rank."""
+    head = job.traces[0]
+    why = "" if head.on_device else NO_DEVICE
+    if not head.steps:
+        return
+    phase, spent = Counter(s.phase for s in head.steps).most_common(1)[0][0], job.typical
+    named = WHOLE if head.steps[0].name == WHOLE else f"{phase} step".strip()
+    yield Finding(Note("step", named), None, float(np.mean([used.total_s for _, used in usage])), "s", reason=why)
+    for op, count in sorted(per_step(job).items()):
+        yield Finding(Note("count", f"{op} a step"), None, count, of=op)
+        if (size := _bytes(sent, op)) is not None:
+            yield Finding(Note("bytes", f"{op} bytes a step"), None, size, "bytes", of=op)
+        item, mean = both_means(op, _how(job), wires := _wires(job, op))
+        yield Finding(item, None, float(median(wires)), "s", reason=why, of=op)
+        yield from [mean] if mean else []
+    if head.on_device and spent.usual_s > 0:
+        length, idle = np.maximum(spent.usual("total_s"), 1e-12), spent.usual("idle_s")
+        exposed = spent.usual("wire_s") + spent.usual("wait_s")
+        yield Finding("exposed communication, of the step", None, float(np.min(exposed / length)), "share")
+        yield Finding("idle device, of the step", None, float(np.median(idle / length)), "share")
+    yield from _outside(job)
+    usual = [[s for s in t.steps if s.phase == phase] or t.steps for t in job.traces]
+    yield from (f.undecided(f.reason) for f in waiting(job, usual, 1))
+
+
+def _outside(job: Job) -> Iterator[Finding]:
+    """What each rank computes in the whole trace, where its steps hold less than half of that."""
+    for place, trace in enumerate(job.traces[: COUNT.most_ranks]):
+        ran, (begin, end) = job.covered[place].compute, job.windows[place]
+        total = float(ran.within(np.array([-math.inf]), np.array([math.inf]))[0])
+        inside = float(ran.within(begin, end).sum())
+        if trace.on_device and inside < LEVEL.in_steps * total:
+            item = Note("outside", f"rank {trace.rank}: compute in the whole trace")
+            yield Finding(item, None, total, "s", reason=f"{format_seconds(inside)} of it in its steps")
+
+
+def _bytes(sent: Mapping[tuple[str, int], Sent], op: str) -> float | None:
+    """What a usual step's collectives of a kind hold; None where some carry no size."""
+    sizes = [s.nbytes for (kind, _), s in sent.items() if kind == op]
+    return None if None in sizes else float(sum(n or 0.0 for n in sizes))
+
+
+def _how(job: Job) -> str:
+    return "least over ranks" if job.meetings else "one rank, waiting included"
+
+
+def _wires(job: Job, op: str) -> list[float]:
+    """The wires of a kind on the first rank: what other groups send may be of another size."""
+    calls = [(c.seconds, w) for c, w in zip(job.traces[0].collectives, job.waiting[0].tolist(), strict=True) if c.op == op]
+    return [lasted - w for lasted, w in calls if not math.isnan(w)] or [lasted for lasted, _ in calls]
+
+
+def _read(job: Job) -> Iterator[Note]:
+    """What the reader of the first trace remarked, but that nobody named steps where they were found by repetition."""
+    found = bool(job.traces[0].steps) and job.traces[0].steps[0].name == REPEATED
+    return (n for n in job.traces[0].notes if not (found and n.code == "no steps"))
+
+
+def _notes(job: Job) -> Iterator[Note]:
+    """How steps were found, clocks that differ, kernels that hold compute, files that end early."""
+    head = job.traces[0]
+    if head.steps and head.steps[0].name == REPEATED:
+        each = format_seconds(median(s.seconds for s in head.steps))
+        yield Note("repetition", f"{plural(len(head.steps), 'step')} of {each} found by repetition: nobody named them")
+    fused = {c.name.split("<")[0].split("(")[0] for c in head.collectives if _FUSED.search(c.name[:300])}
+    if fused:
+        number = sum(bool(_FUSED.search(c.name[:300])) for c in head.collectives)
+        which = ", ".join(sorted(fused)[:3])
+        yield Note("fused", f"{number} collectives are fused with what follows ({which}): their time holds compute")
+    if job.meetings and (most := max(abs(o) for o in offsets(job))) > LEVEL.skew_s:
+        yield Note("clocks", f"clocks of the ranks differ by up to {format_seconds(most)}: aligned by what ends on all of them")
+    for t in job.traces:
+        if t.partial:
+            yield Note("partial", f"rank {t.rank}: {t.partial}")
+
+
+def offsets(job: Job) -> list[float]:
+    """What is added to each rank's clock."""
+    return [float(c.job_s(np.array(c.at_s)) - c.at_s) for c in job.meetings.clocks] if job.meetings else [0.0]
+
+
+def _facts(job: Job) -> Mapping[str, str]:
+    """What two runs may differ in."""
+    head = job.traces[0]
+    ranks = [t.rank for t in job.traces]
+    facts = {"ranks": f"{len(ranks)}" + (f" of {head.world}" if head.world > len(ranks) else "")}
+    if head.device:
+        facts["device"] = head.device.name or "a device without a name"
+    if hosts := sorted({t.host for t in job.traces if t.host}):
+        facts["hosts"] = ", ".join(hosts[:16])
+    if head.steps:
+        facts["steps"] = f"{len(head.steps)} ({_named(head)})"
+    if head.on_device and (head.device or head.replayed):
+        facts["kernels from graphs"] = f"{head.replayed:.0%}"
+    if algorithms := sorted({f"{c.op} {c.algorithm}" for c in head.collectives if c.algorithm}):
+        facts["algorithms"] = ", ".join(algorithms[:16])
+    if sizes := sorted({c.ranks for c in head.collectives if c.ranks}):
+        facts["group sizes"] = ", ".join(map(str, sizes[:16]))
+    return facts
+
+
+def _named(head: Trace) -> str:
+    name = head.steps[0].name
+    return name if name in (REPEATED, WHOLE) else "graph replays" if name == "graph replay" else "annotated"
