@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the plain search is the tests' own
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))  # the plain search is the tests' own
 
 import brute
 from commtax.planner import plan, plan_training

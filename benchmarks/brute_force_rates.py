@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the plain search is the tests' own
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))  # the plain search is the tests' own
 
 import brute_fleets
 from commtax.planner.fleets import plan_fleet

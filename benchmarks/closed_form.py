@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the loops are the tests' own
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))  # the loops are the tests' own
 
 from closed_loops import Pair, asked
 from commtax import catalog

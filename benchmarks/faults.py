@@ -2,7 +2,7 @@
 
 python benchmarks/faults.py [--cases 200] [--seed 0] [--kind "slow rank"] [--plain] [--show]
 
-``--plain``: traces with few of the facts that profilers write (``tests/plain_traces.py``).
+``--plain``: traces with few of the facts that profilers write (``tests/helpers/plain_traces.py``).
 """
 
 import argparse
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 import fault_traces
 import plain_traces

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))  # small traces are made as the tests make them
+sys.path.insert(0, str(HERE.parent / "tests" / "helpers"))  # small traces are made as the tests make them
 
 LAUNCHES = {
     "vllm.sh": "#!/bin/bash\nexport MODEL=meta-llama/Llama-3.1-70B-Instruct\nTP=8\n"

@@ -1,4 +1,4 @@
-"""Random questions against the laws of ``tests/laws.py``, on all cores. Exit code 1: a law is broken somewhere.
+"""Random questions against the laws of ``tests/helpers/laws.py``, on all cores. Exit code 1: a law is broken somewhere.
 
 python benchmarks/laws.py --count 20000 [--seed 0] [--only times_in_prompts,zero_saves_memory]
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the laws are the tests' own
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))  # the laws are the tests' own
 
 import laws
 

@@ -18,7 +18,7 @@ from commtax.audit import formats
 from commtax.files import opened
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(TESTS / "helpers"))
 
 import made_nsys  # noqa: E402
 import made_traces  # noqa: E402

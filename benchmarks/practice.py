@@ -1,4 +1,4 @@
-"""What ``plan`` recommends beside what was published: deployments and recipes of tests/practice.toml.
+"""What ``plan`` recommends beside what was published: deployments and recipes of tests/planner/practice.toml.
 
 python benchmarks/practice.py [ID …]      a line a row, with the seconds of its search
 python benchmarks/practice.py --write     docs/practice.md
@@ -24,7 +24,8 @@ from commtax.question import Question
 from commtax.spec import SIZES, Cluster, Plan
 
 ROOT = Path(__file__).parents[1]
-ROWS, NOTES, PAGE = ROOT / "tests" / "practice.toml", ROOT / "tests" / "practice_notes.toml", ROOT / "docs" / "practice.md"
+ROWS, NOTES = (ROOT / "tests" / "planner" / f"{name}.toml" for name in ("practice", "practice_notes"))
+PAGE = ROOT / "docs" / "practice.md"
 NEAR = 0.10  # a published plan no further behind the recommended one is as good
 SERVED = SIZES[:4]
 CHUNKS = (1, 2, 4)  # virtual stages that are tried where a source tells none
@@ -240,8 +241,8 @@ HEAD = """# Held against practice
 
 What `commtax plan` recommends beside {count} published deployments and recipes: engines' recipes, the best configurations of
 InferenceMAX at an interactivity, MLPerf submissions, Megatron-Bridge recipes, and training runs of papers. The list
-(`tests/practice.toml`) was fixed before the search was asked; misses stay in it. A row agrees where the recommended plan is of
-the same kind as the published one (replicas of TP inside a host, stages or experts inside a host, attention DP inside a host,
+(`tests/planner/practice.toml`) was fixed before the search was asked; misses stay in it. A row agrees where the recommended plan
+is of the same kind as the published one (replicas of TP inside a host, stages or experts inside a host, attention DP inside a host,
 stages across hosts, experts across hosts, TP across hosts, two pools; to train: the same axes), or where the published plan is
 predicted within 10 % of it, behind or ahead. Two pools that spread experts also agree with a plan of the decoding pool's kind.
 `python benchmarks/practice.py --write` writes this page; the tests run every row.

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from forked import forked_ranks
+
 settings.register_profile("commtax", max_examples=12, deadline=None, print_blob=True)
 settings.load_profile("commtax")
 
@@ -26,9 +28,9 @@ COMPILED = tempfile.TemporaryDirectory(prefix="torchinductor-")  # torch makes o
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", COMPILED.name)
 
 LONGEST = (
-    *("test_live", "test_web_page", "test_experiment", "test_labs", "test_lab", "test_web_api", "test_planner", "test_validate"),
-    *("test_plan_laws", "test_fleets", "test_hostile_words", "test_measure_kernels", "test_docs", "test_hostile_files"),
-    *("test_experiment_vllm", "test_web_patience", "test_live_serving", "test_hostile", "test_web_hostile", "test_cli"),
+    *("test_web_page", "test_docs", "test_web_api", "test_planner", "test_live", "test_validate", "test_experiment"),
+    *("test_plan_laws", "test_labs", "test_lab", "test_fleets", "test_practice", "test_experiment_vllm", "test_hostile_words"),
+    *("test_web_hostile", "test_laws", "test_cli", "test_web_patience", "test_hostile", "test_live_serving"),
 )
 """Files that take longest, the longest first: one that began last would leave the other workers idle."""
 
@@ -36,6 +38,12 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
     rank = {f"{name}.py": i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_ranks():
+    with forked_ranks():
+        yield
 
 
 def pytest_collection_finish():

@@ -1,0 +1,341 @@
+"""Runs against their predictions: published logs in each version's wording, made traces and results, real ones on CPUs."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import commtax
+from audited import by_item, made_steps, question
+from cli_run import run_here
+from commtax.audit import audit, formats
+from commtax.evidence.finding import Claim
+from commtax.logs.engine_logs import vllm_log
+from commtax.logs.startup_audit import audit_log
+from commtax.results import bench
+from commtax.results.bench_audit import audit_bench, floor_s
+from commtax.results.expected import request_seconds
+from commtax.traces.profilers import kineto
+from commtax.traces.trace_audit import audit_traces
+from commtax.verbs import billing
+from commtax.verbs.asking import unsettled
+from each import each
+from made_traces import decode_graphs
+from paths import FIXTURES, SHARED
+from start_logs import LOGS, name, of_log
+from tables import tables
+
+DATA = tables(__file__)
+
+TINY = str(FIXTURES / "tiny-llama")
+TRACES = SHARED / "traces"
+GIB = 2**30
+
+
+def run(*words):
+    done = run_here("audit", *words)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+WORDINGS = DATA["wordings"]
+
+
+@each("wording", WORDINGS)
+@each("row", [r for r in LOGS if r["complete"] and r["args"].get("pp", 1) == 1], ids=name)
+def test_published_starts_agree(row, wording):
+    """The figures of public logs, written as each version writes them, agree with what fits."""
+    model, judged = of_log(row)
+    logged, words = row["logged"], WORDINGS[wording]
+    lines = [words[0].format(logged["weights_gib"])] if "weights_gib" in logged else []
+    lines += [words[1].format(logged["available_kv_gib"])] if "available_kv_gib" in logged else []
+    if wording != "0.6" and "kv_tokens" in logged:
+        lines.append(words[2].format(logged["kv_tokens"]))
+    text = "\n".join(f"(Worker_TP{r} pid={r}) INFO x [y.py:1] {line}" for line in lines for r in range(row["args"]["tp"]))
+    asked = Claim(unsettled(model, judged.question.cluster, row["args"]))
+    found = audit_log(vllm_log.parse(text), asked)
+    assert not [f for f in found.findings if f.verdict == "disagree"]
+    settled = [f for f in found.findings if f.verdict == "agree" or "may count otherwise" in f.reason]
+    assert len(settled) >= len(lines)
+
+
+def test_a_log_that_was_not_split():
+    """Weights as at TP 1 are named as such."""
+    whole = commtax.fit("llama-3.1-8b", "2xh100-sxm", tp=1).weights_bytes / GIB
+    log = vllm_log.parse(f"(Worker_TP0 pid=1) INFO x [y.py:1] Model loading took {whole:.4f} GiB and 1 seconds")
+    found = by_item(audit_log(log, question(tp=2)))
+    assert found["weights (TP0)"].verdict == "disagree"
+    assert found["weights (TP0)"].reason == "as at tp 1"
+    assert found["tensor-parallel size"].verdict == "unknown"
+    both = "\n".join(f"(Worker_TP{r} pid={r}) INFO x [y.py:1] Model loading took {whole:.4f} GiB and 1 seconds" for r in (0, 1))
+    found = by_item(audit_log(vllm_log.parse(both), question(tp=2)))
+    assert found["tensor-parallel size"].verdict == "agree"
+    assert found["weights (2 ranks alike)"].verdict == "disagree"
+
+
+def test_stages_are_compared_with_their_own_weights():
+    """The four stages of a published start (vLLM 0.6.3, Llama-3.1-8B, PP 4)."""
+    row = next(r for r in LOGS if r["args"].get("pp") == 4)
+    lines = [
+        f"(Worker_PP{i} pid={i}) INFO x] Loading model weights took {w} GB" for i, w in enumerate(row["logged"]["weights_gib"])
+    ]
+    found = by_item(audit_log(vllm_log.parse("\n".join(lines)), question(cluster="4xa100-80-sxm", tp=1, pp=4)))
+    assert [f.verdict for i, f in found.items() if i.startswith("weights")] == ["agree"] * 4
+
+
+def test_a_disabled_custom_allreduce_is_priced():
+    """64 layers' worth of small all-reduces over NCCL instead of a one-shot kernel."""
+    log = vllm_log.parse("W x] Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed.")
+    asked = question(tp=2)
+    (found,) = [f for f in audit_log(log, asked).findings if "custom all-reduce off" in f.item]
+    assert found.predicted == pytest.approx(float(commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2).step_s))
+    assert found.measured == pytest.approx(float(commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, library="nccl").step_s))
+    assert found.measured > found.predicted
+    assert found.verdict == "disagree"
+    assert "a step" in found.reason
+    assert not [f for f in audit_log(log, question(tp=1)).findings if "custom" in f.item]
+
+
+def test_a_trace_that_agrees():
+    asked = question(tp=2)
+    traces = [kineto.parse(decode_graphs(**made_steps(asked), rank=r)) for r in (0, 1)]
+    found = by_item(audit_traces(traces, asked, ["a", "b"]))
+    assert found["all-reduce a decode step"].measured == 65
+    assert found["all-reduce a decode step"].verdict == "agree"
+    assert found["decode step"].verdict == "agree"
+    assert found["one all-reduce (least over ranks)"].verdict == "agree"
+    assert found["all-reduce bytes a step"].verdict == "unknown"
+    assert "CUDA graph" in found["all-reduce bytes a step"].reason
+    assert found["waiting for the slowest rank, of the step"].verdict == "agree"
+
+
+@pytest.mark.parametrize(("changes", "item"), DATA["a_trace_that_disagrees"])
+def test_a_trace_that_disagrees(changes, item):
+    asked = question(tp=2)
+    found = by_item(audit_traces([kineto.parse(decode_graphs(**made_steps(asked, **changes)))], asked, ["a"]))
+    assert found[item].verdict == "disagree"
+    assert found[item].reason
+
+
+def test_kernels_without_a_name_are_counted_together():
+    """RCCL in a graph leaves generic kernels only: 65 all-reduces and a gather are 66 of them."""
+    asked = question(tp=2)
+    made = decode_graphs(**made_steps(asked))
+    for e in made["traceEvents"]:
+        if "cross_device" in e["name"] or "nccl" in e["name"]:
+            e["name"] = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
+    found = by_item(audit_traces([kineto.parse(made)], asked, ["a"]))
+    assert found["collectives a decode step"].measured == 66
+    assert found["collectives a decode step"].verdict == "agree"
+
+
+def test_a_stage_of_a_pipeline_is_not_judged_by_the_whole():
+    asked = question(cluster="4xh100-sxm", tp=2, pp=2)
+    found = by_item(audit_traces([kineto.parse(decode_graphs(**made_steps(asked)))], asked, ["a"]))
+    assert found["all-reduce a decode step"].verdict == "unknown"
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*.json.gz")), ids=lambda p: p.name[:30])
+def test_every_shared_trace_can_be_audited(path):
+    """Other models and training steps: the answer is some verdict, never an accident."""
+    found = audit([path], question("qwen3-8b", "8xmi300x", tp=1))
+    assert found.findings
+    assert found.verdict in ("agree", "disagree", "unknown")
+
+
+def test_a_straggler_is_named():
+    asked = question(tp=2)
+    words = made_steps(asked)
+    traces = [kineto.parse(decode_graphs(**words, rank=r, late_us=0.3 * words["compute_us"] * (r == 0))) for r in (0, 1)]
+    found = by_item(audit_traces(traces, asked, ["a", "b"]))["waiting for the slowest rank, of the step"]
+    assert found.verdict == "disagree"
+    assert "rank 1 comes last" in found.reason
+    assert found.measured == pytest.approx(0.3 * words["compute_us"] / (words["compute_us"] + words["each_us"]), rel=0.01)
+
+
+def test_a_trace_without_the_steps_that_were_asked_for():
+    asked = question(tp=2, batch=32)
+    section = audit_traces([kineto.parse(decode_graphs(**made_steps(asked)))], asked, ["a"])
+    assert {f.item: f.verdict for f in section.findings} == {"steps": "unknown"}
+
+
+def latency(seconds, **words):
+    return bench.parse(json.dumps({"avg_latency": seconds, "latencies": [seconds] * 3, "percentiles": {}}))
+
+
+def test_latency_is_prefill_and_decode_steps():
+    asked = question(tp=2, batch=1, context=512, output_len=128)
+    whole, step = request_seconds(asked, 1, 512, 128)
+    assert whole == pytest.approx(
+        127 * step + float(commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, phase="prefill", context=512).step_s)
+    )
+    assert {f.verdict for f in audit_bench(latency(whole * 1.1), asked, "x").findings} == {"agree"}
+    assert "disagree" in {f.verdict for f in audit_bench(latency(whole * 2), asked, "x").findings}
+    assert {f.verdict for f in audit_bench(latency(whole), question(tp=2), "x").findings} == {"unknown"}
+
+
+def test_serving_of_a_real_run_keeps_its_books():
+    files = [FIXTURES / "vllm-cpu-tp1.serve.json", FIXTURES / "vllm-cpu-tp1.throughput.json"]
+    found = audit(files, question(TINY, "2xcpu", tp=1, eager=True))
+    verdicts = {f.item: f.verdict for f in found.findings}
+    assert verdicts["E2E = TTFT + (n - 1) TPOT"] == "agree"
+    assert verdicts["output tokens = rate x duration"] == "agree"
+    assert verdicts["tensor-parallel size in the result"] == "agree"
+    assert found.count("disagree") == 0
+
+
+def test_many_results_of_one_question_are_priced_once(monkeypatch):
+    asked = question(tp=2, context=512, output_len=128)
+    audit_bench(latency(1.0), asked, "x")
+    priced, price = [], billing.inference_bill
+    monkeypatch.setattr(billing, "inference_bill", lambda *terms: priced.append(terms) or price(*terms))
+    audit_bench([one for i in range(50) for one in latency(1.0 + i)], asked, "x")
+    assert not priced
+    assert asked.bill("decode", 1, 64) is asked.bill("decode", 1, 64)
+
+
+def test_faster_than_physics():
+    """Llama-3.1-8B at TP 1 on H100 reads 15 GB at 3.35 TB/s: no token below 4.4 ms."""
+    asked = question(tp=1, context=512, output_len=128)
+    assert floor_s(asked) == pytest.approx(7.5e9 * 2 / 3.35e12, rel=0.02)
+    found = by_item(audit_bench(latency(128 * 4.0e-3), asked, "x"))["seconds a token, at least the weight-read floor"]
+    assert found.verdict == "disagree"
+    assert "faster than the weights can be read" in found.reason
+
+
+def served(**words):
+    plain = {"duration": 10.0, "completed": 10, "total_input_tokens": 5120, "total_output_tokens": 1280, "max_concurrency": 1}
+    return bench.parse(json.dumps({**plain, **words}))
+
+
+def test_ttft_that_is_a_whole_request():
+    """The table that this flag was made for: 128 x ITL in every row."""
+    results = served(mean_ttft_ms=128 * 7.2, mean_tpot_ms=7.2, mean_itl_ms=7.2)
+    found = [f for f in audit_bench(results, question(tp=1), "x").findings if f.item == "TTFT"]
+    assert [f.verdict for f in found] == ["disagree"]
+    assert "128 x ITL" in found[0].reason
+
+
+def test_definitions_are_checked_inside_a_result():
+    """TPOT as whole time / tokens (some dashboards) does not add up; a rate a GPU neither."""
+    sound = {"mean_ttft_ms": 40.0, "mean_tpot_ms": 7.0, "mean_e2el_ms": 40 + 127 * 7.0, "output_throughput": 128.0}
+
+    def verdicts(**changes):
+        section = audit_bench(served(**{**sound, **changes}), question(), "x")
+        return {item: f.verdict for item, f in by_item(section).items()}
+
+    assert verdicts()["E2E = TTFT + (n - 1) TPOT"] == "agree"
+    assert verdicts()["output tokens = rate x duration"] == "agree"
+    assert verdicts(mean_ttft_ms=400.0, mean_tpot_ms=1289 / 128, mean_e2el_ms=1289.0)["E2E = TTFT + (n - 1) TPOT"] == "disagree"
+    assert verdicts(output_throughput=64.0)["output tokens = rate x duration"] == "disagree"
+
+
+def test_two_gpus_as_fast_as_one():
+    asked = question(tp=2, context=512, output_len=128)
+    found = by_item(audit_bench(latency(0.92), asked, "x", latency(0.93)[0]))["speed-up of TP 2 over TP 1"]
+    assert found.verdict == "disagree"
+    assert "probably not applied" in found.reason
+    on_cpus = question(TINY, "2xcpu", tp=2, context=128, output_len=32, eager=True)
+    found = by_item(audit_bench(latency(0.40), on_cpus, "x", latency(0.40)[0]))["speed-up of TP 2 over TP 1"]
+    assert found.verdict == "unknown", "vLLM on CPUs spends its step in the host: equal times prove nothing there"
+    assert "host's time hides it" in found.reason
+
+
+def test_what_failed_is_told():
+    assert by_item(audit_bench(served(failed=3, mean_tpot_ms=9.0), question(tp=1), "x"))["failed requests"].verdict == "disagree"
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_vllm_on_cpu_is_reconciled(tp):
+    """Our own run of vLLM 0.32 on two CPU processes: layout, KV tokens and concurrency agree; seconds need a calibration."""
+    files = [FIXTURES / f"vllm-cpu-tp{tp}.log", FIXTURES / f"vllm-cpu-tp{tp}.latency.json"]
+    asked = question(TINY, "2xcpu", tp=tp, batch=1, context=128, output_len=32, eager=True)
+    found = audit(files, asked)
+    items = {f.item: f for f in found.findings}
+    alone = audit(files[:1], replace(asked, context=None, output_len=None))
+    assert (alone.verdict, found.verdict) == ("agree", "unknown"), "assumed seconds are far off: memory alone agrees"
+    assert found.count("disagree") == 0
+    assert items["KV tokens in that memory"].measured == items["KV tokens in that memory"].predicted == 262_144 * tp
+    assert items["full-length requests at once"].verdict == "agree"
+    assert items["seconds a token, at least the weight-read floor"].verdict == "agree"
+    assert "calibrate" in items["E2E (mean)"].reason
+    wrong = audit(files[:1], replace(asked, question=asked.question.but(tp=3 - tp)))
+    assert wrong.verdict == "disagree"
+
+
+@pytest.mark.parametrize(("phase", "rows"), [("decode", 1), ("prefill", 128)])
+def test_vllm_on_cpu_sends_what_traffic_lists(phase, rows):
+    """Counts and bytes of a real run's collectives equal ``commtax.traffic``, exactly."""
+    files = [FIXTURES / f"vllm-cpu-tp2-rank{r}.trace.json.gz" for r in (0, 1)]
+    found = audit(files, question(TINY, "2xcpu", tp=2, phase=phase, eager=True))
+    items = {f.item: f for f in found.findings}
+    assert items[f"all-reduce a {phase} step"].measured == 9
+    assert items["all-reduce bytes a step"].measured == 9 * rows * 512 * 2
+    exact = [f for f in found.findings if f.unit in ("", "bytes")]
+    assert len(exact) == 6
+    assert all(f.verdict == "agree" and f.difference == 0 for f in exact)
+
+
+def test_command_line():
+    words = ("--model", TINY, "--cluster", "2xcpu")
+    good = run(FIXTURES / "vllm-cpu-tp2.log", *words, "-tp", 2, "--json")
+    assert good.returncode == 0
+    document = json.loads(good.stdout)
+    assert document["schema"] == "commtax.audit/2"
+    assert document["verdict"] == "agree"
+    assert set(document["sections"][0]["findings"][0]) == {
+        *("code", "item", "predicted", "measured", "difference", "base", "low", "high", "tolerance", "unit"),
+        *("verdict", "evidence", "reason"),
+    }
+    bad = run(FIXTURES / "vllm-cpu-tp2.log", *words, "-tp", 1)
+    assert bad.returncode == 1
+    assert "the run disagrees" in bad.stdout
+    results = run(
+        FIXTURES / "vllm-cpu-tp2.latency.json",
+        *words,
+        "-tp",
+        2,
+        "--baseline",
+        FIXTURES / "vllm-cpu-tp1.latency.json",
+        "--input-len",
+        128,
+        "--output-len",
+        32,
+    )
+    assert results.returncode == 3
+    assert "speed-up of TP 2" in results.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("hello\n", "looked for"),
+        ('{"a": 1}', "found JSON with the keys a"),
+        ('{"traceEvents": [', "cut off"),
+        ("", "looked for"),
+        ('{"avg_latency": ', "not valid JSON"),
+    ],
+)
+def test_bad_files(tmp_path, content, words):
+    path = tmp_path / "file"
+    path.write_text(content)
+    done = run(path, "--model", TINY, "--cluster", "2xcpu")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_other_bad_input(tmp_path):
+    assert run(tmp_path / "no.log", "--model", TINY, "--cluster", "2xcpu").returncode == 2
+    assert run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "-tp", 3).returncode == 2
+    assert run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "--tolerance", 0).returncode == 2
+    phase = run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "--phase", "bogus")
+    assert (phase.returncode, "one of decode, prefill, mixed" in phase.stderr) == (2, True)
+    with pytest.raises(ValueError, match="output_len"):
+        question(output_len=0)
+
+
+def test_kinds_by_content():
+    kinds = {p.name: formats.kinds(p)[0] for p in FIXTURES.glob("vllm-cpu-tp2*")}
+    assert set(kinds.values()) == {"log", "bench", "trace"}

@@ -1,0 +1,475 @@
+"""``commtax calibrate``: known constants come back, odd rows are named, and what cannot be told is refused with a number."""
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import commtax
+from cli_run import run_here
+from commtax import catalog
+from commtax.calibrate import calibrate, engines, robust
+from commtax.catalog import profile as overlay
+from commtax.cli import main
+from commtax.cost.collectives import ALGORITHMS, choose
+from commtax.results import nccl_tests
+from commtax.spec import Algorithm
+from commtax.spec import Path as Route
+from made_nccl import SIZES, TRUE, noisy, output, seconds, written
+from paths import BENCHMARKS, SHARED
+
+COLLECTIVES = SHARED / "collectives.csv"
+H200 = BENCHMARKS / "h200"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_known_constants_come_back_through_noise_and_outliers(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    files = [written(tmp_path, f"{n}.txt", output("all_reduce", n, noisy(TRUE, n, rng, odd=0.05))) for n in (2, 4, 8)]
+    found = calibrate(files, "8xa100-80-sxm")
+    (path,) = found.profile.libraries["nccl"]
+    assert path.bandwidth_Bps == pytest.approx(TRUE.bandwidth_Bps, rel=0.03)
+    assert path.launch_s == pytest.approx(TRUE.launch_s, rel=0.06)
+    assert path.hop_s == pytest.approx(TRUE.hop_s, rel=0.06)
+    (part,) = found.parts
+    assert part.after.median < 0.025 < part.before.median
+    assert all(2 < factor < 3 for _, factor in part.outliers)
+    odd = sum(row[1] / row[2] > 2 for n in (2, 4, 8) for row in _rows(files[(2, 4, 8).index(n)]))
+    assert len(part.outliers) == odd, "every planted outlier is named, and nothing else"
+
+
+def _rows(file):
+    return [(r.nbytes, r.seconds, r.in_place_s) for r in nccl_tests.parse(Path(file).read_text()).rows]
+
+
+def test_a_switch_of_algorithms_is_found_only_where_there_is_one(tmp_path):
+    rng = np.random.default_rng(1)
+    small = Route("all-reduce", "ring", 60e9, launch_s=8e-6)
+    large = Route("all-reduce", "ring", 300e9, launch_s=40e-6)
+    rows = [r for r in noisy(small, 8, rng) if r[0] <= 2**20] + [r for r in noisy(large, 8, rng) if r[0] > 2**20]
+    two = calibrate([written(tmp_path, "two.txt", output("all_reduce", 8, rows))], "8xh100-sxm")
+    first, second = two.profile.libraries["nccl"]
+    assert first.max_bytes == ((8, 2.0**20),)
+    assert second.turn == 1
+    assert second.bandwidth_Bps == pytest.approx(300e9, rel=0.05)
+    one = calibrate([written(tmp_path, "one.txt", output("all_reduce", 8, noisy(TRUE, 8, rng)))], "8xh100-sxm")
+    assert len(one.profile.libraries["nccl"]) == 1
+
+
+def test_one_group_size_says_so_and_asks_for_another(tmp_path):
+    rng = np.random.default_rng(2)
+    found = calibrate([written(tmp_path, "8.txt", output("all_reduce", 8, noisy(TRUE, 8, rng)))], "8xa100-80-sxm")
+    (path,) = found.profile.libraries["nccl"]
+    assert path.hop_s == 0
+    assert path.launch_s == pytest.approx(TRUE.launch_s + 7 * TRUE.hop_s, rel=0.05)
+    assert "all latency is in launch_s" in " ".join(found.parts[0].notes)
+    assert "over 2 ranks" in found.wish.what
+    here, elsewhere = (commtax.expect("all-reduce", "8xa100-80-sxm", nbytes=8192, ranks=n, profile=found.profile) for n in (8, 2))
+    assert here.source == "calibrated: my-box"
+    assert elsewhere.source == "assumed: measured on 8 ranks"
+    assert elsewhere.spread > 3 * here.spread
+
+
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "alltoall"])
+def test_other_collectives(tmp_path, op):
+    rng = np.random.default_rng(3)
+    name = {"alltoall": "all-to-all"}.get(op, op.replace("_", "-"))
+    true = Route(name, "ring", 150e9, launch_s=12e-6, hop_s=1e-6)
+    files = [written(tmp_path, f"{op}{n}.txt", output(op, n, noisy(true, n, rng))) for n in (2, 8)]
+    found = calibrate(files, "8xh100-sxm")
+    assert found.profile.libraries["nccl"][0].bandwidth_Bps == pytest.approx(150e9, rel=0.04)
+    assert "all-reduce" in found.wish.what, "the one that tensor parallelism is made of was not measured"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ([1024, 2**20, 2**30], "3 sizes spanning 1,048,576x; at least 4 spanning 16x"),
+        ([1024, 2048, 4096, 8192], "4 sizes spanning 8x; at least 4 spanning 16x"),
+        ([2**x for x in range(8, 14)], "no size is mostly bytes; measure up to"),
+        ([2**x for x in range(26, 32)], "no size is mostly latency; measure below"),
+    ],
+)
+def test_too_few_points_are_refused_with_what_is_needed(tmp_path, sizes, says):
+    rng = np.random.default_rng(4)
+    with pytest.raises(ValueError, match=says):
+        calibrate([written(tmp_path, "few.txt", output("all_reduce", 8, noisy(TRUE, 8, rng, sizes)))], "8xa100-80-sxm")
+
+
+def test_wrong_values_are_no_measurements(tmp_path):
+    rng = np.random.default_rng(5)
+    rows = noisy(TRUE, 8, rng)
+    rows[3] = (*rows[3][:3], 17)
+    found = calibrate([written(tmp_path, "w.txt", output("all_reduce", 8, rows))], "8xa100-80-sxm")
+    assert found.parts[0].rows == 2 * (len(rows) - 1)
+    assert found.refused == ("w.txt: all-reduce of 8 KiB over 8 ranks: 17 wrong values, no measurement",)
+
+
+def test_several_runs_in_one_text_and_a_text_without_its_command():
+    rng = np.random.default_rng(6)
+    two = output("all_reduce", 8, noisy(TRUE, 8, rng)) + output("all_gather", 4, noisy(TRUE, 4, rng))
+    assert [(r.op, r.ranks, len(r.rows)) for r in nccl_tests.parse_all(two)] == [("all-reduce", 8, 21), ("all-gather", 4, 21)]
+    bare = nccl_tests.parse(output("all_reduce", 8, noisy(TRUE, 8, rng), header=False))
+    assert (bare.op, bare.ranks) == ("all-reduce", 8)
+
+
+def test_the_catalogue_s_forms_are_the_ones_a_profile_may_name():
+    assert set(get_args(Algorithm)) == set(ALGORITHMS)
+
+
+def test_across_hosts(tmp_path):
+    truth = overlay.Profile("true", network={"efficiency": 0.7, "hops": 5.0, "pipelining": 0.8})
+    rng = np.random.default_rng(7)
+    sizes = np.array([2.0**x for x in range(10, 33)])
+    files = []
+    for ranks in (16, 32):
+        times = commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=sizes, ranks=ranks, profile=truth).seconds
+        rows = [(int(s), 1e6 * t * math.exp(0.02 * rng.standard_normal()), 1e6 * t, 0) for s, t in zip(sizes, times, strict=True)]
+        files.append(written(tmp_path, f"{ranks}.txt", output("all_reduce", ranks, rows)))
+    found = calibrate(files, "4x8xh100-sxm")
+    network = found.profile.network
+    assert network["efficiency"] == pytest.approx(0.7, rel=0.03)
+    assert network["hops"] == pytest.approx(5.0, rel=0.05)
+    with_it = commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=2**26, ranks=32, profile=found.profile)
+    assert with_it.source == "calibrated: my-box"
+    assert with_it.spread < commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=2**26, ranks=32).spread
+
+
+def test_large_tensors_alone_tell_no_latency_across_hosts(tmp_path):
+    truth = overlay.Profile("true", network={"efficiency": 0.7, "hops": 5.0, "pipelining": 0.8})
+    sizes = np.array([2.0**x for x in range(29, 34)])
+    times = commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=sizes, ranks=32, profile=truth).seconds
+    rows = [(int(s), 1e6 * t, 1e6 * t, 0) for s, t in zip(sizes, times, strict=True)]
+    found = calibrate([written(tmp_path, "32.txt", output("all_reduce", 32, rows))], "4x8xh100-sxm")
+    usual = commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=1024, ranks=32)
+    assert found.profile.network["hops"] == usual.fabric.network.hops
+    assert "hops" in found.parts[0].notes[1]
+    small, large = (commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=s, ranks=32, profile=found.profile) for s in (1024, 2**31))
+    assert float(small.spread) >= 0.6 > 5 * float(large.spread)
+
+
+def bench(model, clients, tpot, ttft, tp=1, lengths=(512, 256), **more):
+    n = 10 * clients
+    totals = {"completed": n, "duration": 60, "total_input_tokens": n * lengths[0], "total_output_tokens": n * lengths[1]}
+    times = {"mean_ttft_ms": 1e3 * float(ttft), "mean_tpot_ms": 1e3 * float(tpot)}
+    head = {"model_id": model, "max_concurrency": clients, "tp": tp, "failed": 0, "request_rate": "inf"}
+    return {**head, **totals, **times, **more}
+
+
+def served(tmp_path, clients, **host):
+    """Results of an engine whose host times are known."""
+    truth = overlay.Profile("true", host=host, engine="vllm")
+    files = []
+    for c in clients:
+        s = commtax.simulate(
+            "llama-3.1-8b",
+            "8xh100-sxm",
+            concurrency=c,
+            input_len=512,
+            output_len=256,
+            num_prompts=10 * c,
+            profile=truth,
+            spread=0.0,
+        )
+        files.append(written(tmp_path, f"c{c}.json", json.dumps(bench("llama-3.1-8b", c, s.tpot_s, s.ttft_s))))
+    return files
+
+
+def test_host_times_come_back(tmp_path):
+    files = served(tmp_path, (1, 4, 16, 64), host_s=1.5e-3, host_s_per_seq=6e-5, request_s=0.03)
+    found = calibrate(files, "8xh100-sxm")
+    host = found.profile.host
+    assert host["host_s"] == pytest.approx(1.5e-3, rel=0.02)
+    assert host["host_s_per_seq"] == pytest.approx(6e-5, rel=0.02)
+    assert host["request_s"] == pytest.approx(0.03, rel=0.02)
+    step = commtax.bill("llama-3.1-8b", "8xh100-sxm", batch=16, profile=found.profile)
+    assert next(x for x in step.items if x.kind == "host").source == "calibrated: my-box"
+
+
+def test_a_wild_time_to_the_first_token_costs_its_own_part_alone(tmp_path):
+    """The rest of the profile is written, and what was left out is said with the rule that it breaks."""
+    waits = (0.05, 4000.0, 0.06, 9000.0)
+    rows = [json.dumps(bench("mixtral-8x7b", c, 0.03, ttft, tp=8)) for c, ttft in zip((1, 4, 16, 64), waits, strict=True)]
+    files = [written(tmp_path, f"m{i}.json", row) for i, row in enumerate(rows)]
+    out = tmp_path / "box.json"
+    done = run_here("calibrate", *files, "--cluster", "8xh100-sxm", "-o", out)
+    assert done.returncode == 0
+    assert "sigma_ttft_moe" in done.stdout
+    host = overlay.load(out).host
+    assert "host_s" in host
+    assert "sigma_ttft_moe" not in host
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 8, 64]), st.floats(0.006, 1e4), st.floats(1e-4, 1e6)), min_size=1, max_size=5))
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_written_can_be_read(tmp_path, runs):
+    """Whatever runs were: a profile that its reader takes, or a refusal and no file."""
+    files = [written(tmp_path, f"r{i}.json", json.dumps(bench("llama-3.1-8b", *run))) for i, run in enumerate(runs)]
+    out = tmp_path / "out.json"
+    out.unlink(missing_ok=True)
+    done = run_here("calibrate", *files, "--cluster", "8xh100-sxm", "-o", out)
+    assert (done.returncode, out.exists()) in ((0, True), (2, False))
+    assert not out.exists() or overlay.load(out).host
+
+
+def test_one_run_moves_the_host_time_but_not_the_range(tmp_path):
+    found = calibrate(served(tmp_path, (8,), host_s=2e-3), "8xh100-sxm")
+    usual = commtax.catalog.engine("vllm")
+    assert found.profile.host["sigma_tpot"] >= usual.host.sigma_tpot
+    assert "host_s_per_seq" not in found.profile.host
+    assert "host_s_per_seq stays" in " ".join(found.parts[0].notes)
+
+
+def test_latency_results_need_their_lengths(tmp_path):
+    words = {"engine": "vllm", "profile": overlay.Profile("true", host={"host_s": 3e-3})}
+    whole = float(commtax.bill("llama-3.1-8b", "1xh100-sxm", phase="prefill", batch=8, context=32, **words).step_s)
+    whole += 127 * float(commtax.bill("llama-3.1-8b", "1xh100-sxm", batch=8, context=32 + 64, **words).step_s)
+    file = written(tmp_path, "l.json", json.dumps({"avg_latency": whole, "latencies": [whole]}))
+    with pytest.raises(ValueError, match="--input-len --output-len --batch"):
+        calibrate([file], "1xh100-sxm", model="llama-3.1-8b")
+    found = calibrate([file], "1xh100-sxm", model="llama-3.1-8b", batch=8, input_len=32, output_len=128)
+    assert found.profile.host["host_s"] == pytest.approx(3e-3, rel=0.01)
+
+
+def test_what_no_machine_can_do_is_refused(tmp_path):
+    file = written(tmp_path, "fast.json", json.dumps(bench("llama-3.1-8b", 1, 0.002, 0.02)))
+    with pytest.raises(ValueError, match=r"2 ms a token is faster than reading the weights: 4\.\d+ ms"):
+        calibrate([file], "8xh100-sxm")
+
+
+def test_kernels_of_our_own_sweep(tmp_path):
+    rows = [json.loads(x) for x in (H200 / "gemm.jsonl").read_text().splitlines()]
+    kept = [r for r in rows if r["kind"] == "gemm" and r["dtype"] == "bf16"]
+    slow = [{**r, "median_s": r["median_s"] * 1.3} for r in kept]
+    fit, rest = slow[::2], slow[1::2]
+    file = written(tmp_path, "slow.jsonl", "\n".join(map(json.dumps, fit)))
+    found = calibrate([file], "8xh200-sxm", engine="fused")
+    (part,) = found.parts
+    assert part.after.median < 0.5 * part.before.median
+    again = calibrate([written(tmp_path, "rest.jsonl", "\n".join(map(json.dumps, rest)))], "8xh200-sxm", engine="fused")
+    assert found.profile.tables["gemm.bf16"]["eb"] == pytest.approx(again.profile.tables["gemm.bf16"]["eb"], rel=0.02)
+    plain, own = (commtax.bill("llama-3.1-8b", "8xh200-sxm", engine="fused", profile=p) for p in (None, found.profile))
+    assert float(own.step_s) > 1.15 * float(plain.step_s)
+    sources = {x.item.op: x.source for x in own.items}
+    assert sources["gemm"] == "calibrated: my-box"
+    assert sources["decode"] == "calibrated", "what was not measured keeps its source"
+
+
+def test_a_note_names_the_scalar_that_shapes_do_not_tell(tmp_path, monkeypatch):
+    """A family without a fixed time has one scalar less to tell."""
+    usual = catalog.kernel_constants(catalog.engine("fused"), catalog.chip("h200-sxm"))
+    bare = {**usual.tables["gemm.bf16"], "t0": 0.0}
+    monkeypatch.setattr(catalog, "kernel_constants", lambda *_: replace(usual, tables={"gemm.bf16": bare}))
+    rows = [json.loads(x) for x in (H200 / "gemm.jsonl").read_text().splitlines()]
+    many = [r for r in rows if r["kind"] == "gemm" and r["dtype"] == "bf16" and min(r["m"], r["n"], r["k"]) >= 4096]
+    file = written(tmp_path, "many.jsonl", "\n".join(json.dumps({**r, "median_s": r["median_s"] * 1.3}) for r in many))
+    (part,) = calibrate([file], "8xh200-sxm", engine="fused").parts
+    assert part.notes == ("eb: these shapes do not tell it",)
+
+
+def test_files_of_all_kinds_make_one_profile(tmp_path):
+    rng = np.random.default_rng(8)
+    files = [written(tmp_path, f"{n}.txt", output("all_reduce", n, noisy(TRUE, n, rng))) for n in (2, 8)]
+    files += served(tmp_path, (1, 16), host_s=1e-3)
+    files.append(str(H200 / "decode.jsonl"))
+    found = calibrate(files, "8xh100-sxm")
+    assert set(found.document) >= {"chip", "libraries", "links", "kernels", "host_s", "host_s_per_seq", "sources", "engine"}
+    file = written(tmp_path, "box.json", json.dumps(found.document))
+    loaded = overlay.load(file)
+    assert loaded == found.profile or loaded.libraries == found.profile.libraries
+    assert float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, profile=file).step_s) > 0
+
+
+def test_our_own_rows_of_collectives(tmp_path):
+    true = Route("all-reduce", "ring", 2e9, launch_s=40e-6)
+    rows = [
+        {"impl": "shm", "ranks": 2, "op": "all-reduce", "size_bytes": s, "time_us": 1e6 * seconds(true, s, 2)} for s in SIZES[:16]
+    ]
+    found = calibrate([written(tmp_path, "rows.jsonl", "\n".join(json.dumps({**r, "wrong": 0}) for r in rows))], "2xcpu")
+    assert found.profile.libraries["shm"][0].bandwidth_Bps == pytest.approx(2e9, rel=0.01)
+    step = commtax.bill("llama-3.2-1b", "2xcpu", tp=2, engine="builtin", profile=found.profile)
+    assert next(x for x in step.items if x.item.op == "all-reduce").source == "calibrated: my-box"
+
+
+def test_an_all_reduce_is_wished_for_by_the_library_that_has_none(tmp_path):
+    ops = {"shm": Route("all-gather", "ring", 2e9, launch_s=40e-6), "gloo": Route("all-reduce", "ring", 1e9, launch_s=90e-6)}
+    rows = [
+        {"impl": impl, "ranks": 2, "op": true.op, "size_bytes": s, "time_us": 1e6 * seconds(true, s, 2)}
+        for impl, true in ops.items()
+        for s in SIZES[:16]
+    ]
+    found = calibrate([written(tmp_path, "rows.jsonl", "\n".join(map(json.dumps, rows)))], "2xcpu")
+    wished = {part.name: [w.what for w in part.wishes if "not measured" in w.what] for part in found.parts}
+    assert [len(wishes) for wishes in wished.values()] == [1, 0], wished
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is not recognised"),
+        ("hello\nworld\n", "is not recognised"),
+        ('{"a": ', "not valid JSON, or cut off"),
+        ("[1, 2]", "JSON without measurements"),
+        ('{"foo": 1}', "no key of"),
+        ('{"kind": "gemm", "m": 1, "n": 2, "k": 3, "median_s": -1}', "a time of -1 is no measurement"),
+        ('{"impl": "shm", "op": "all-reduce", "ranks": "x", "size_bytes": 8, "time_us": 3}', "ranks='x'"),
+        ('{"impl": "zzz", "op": "all-reduce", "ranks": 2, "size_bytes": 8, "time_us": 3}', "unknown library"),
+        ("1024 256 float sum -1 9.1 0.1 0.0 0 9.1 0.1 0.0 0", "does not say"),
+    ],
+)
+def test_corrupt_files_are_refused_in_one_line(tmp_path, capsys, text, says):
+    file = written(tmp_path, "bad.txt", text)
+    with pytest.raises(SystemExit) as end:
+        main(["calibrate", file, "--cluster", "2xcpu", "--out", str(tmp_path / "o.json")])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "o.json").exists()
+
+
+def test_the_command_line_round_trip(tmp_path, capsys):
+    rng = np.random.default_rng(9)
+    slow = Route("all-reduce", "ring", 90e9, launch_s=60e-6, hop_s=4e-6)
+    files = [written(tmp_path, f"{n}.txt", output("all_reduce", n, noisy(slow, n, rng))) for n in (2, 8)]
+    out = str(tmp_path / "box.json")
+    assert run(["calibrate", *files, "-c", "8xh100-sxm", "-o", out]) == 0
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("written to", "launch_s", "measure next", "80 % range"))
+    words = ["llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8"]
+    for command in (
+        ["bill", *words, "--library", "nccl"],
+        ["bill", *words, "--phase", "train"],
+        ["compare", *words, "--over", "batch=1:4", "--library", "nccl"],
+        ["simulate", *words, "--concurrency", "8", "--engine", "torch"],
+        ["expect", "all-reduce", "-c", "8xh100-sxm", "--size", "1M"],
+    ):
+        plain, own = answer(command, capsys), answer([*command, "--profile", out], capsys)
+        assert plain != own, command
+        if command[0] != "compare":
+            assert own["profile"] == "box"
+    assert answer(["expect", "all-reduce", "-c", "8xh100-sxm", "--size", "64K", "--profile", out], capsys)[
+        "seconds"
+    ] == pytest.approx(seconds(slow, 65536, 8), rel=0.05)
+    measured = ["expect", "all-reduce", "-c", "8xh100-sxm", "--measured", files[1]]
+    assert run(measured) == 1, "this box is slower than it should be …"
+    text = output("all_reduce", 8, noisy(slow, 8, rng, noise=0.0))
+    assert run([*measured[:-1], written(tmp_path, "again.txt", text), "--profile", out]) == 0, "… and is as it was"
+
+
+def run(arguments):
+    try:
+        main(arguments)
+    except SystemExit as end:
+        return end.code or 0
+    return 0
+
+
+def answer(command, capsys):
+    capsys.readouterr()
+    assert run([*command, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["fit", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8"], "says nothing of memory"),
+        (["fit", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train"], "says nothing of memory"),
+        (["bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--exact"], "--exact has none"),
+        (["bill", "llama-3.1-8b", "-c", "8xa100-80-sxm"], "measured on h100-sxm, and the cluster has a100-80-sxm"),
+    ],
+)
+def test_a_profile_is_honoured_or_refused(tmp_path, capsys, command, says):
+    rng = np.random.default_rng(10)
+    found = calibrate([written(tmp_path, "8.txt", output("all_reduce", 8, noisy(TRUE, 8, rng)))], "8xh100-sxm")
+    file = written(tmp_path, "box.json", json.dumps(found.document))
+    assert run([*command, "--profile", file]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_engines_keep_their_own_kernels_and_other_links_the_catalogue_s(tmp_path):
+    rng = np.random.default_rng(11)
+    slow = Route("all-reduce", "ring", 90e9, launch_s=60e-6)
+    found = calibrate([written(tmp_path, "8.txt", output("all_reduce", 8, noisy(slow, 8, rng)))], "8xh100-sxm")
+    usual, own = (commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, profile=p) for p in (None, found.profile))
+    assert float(usual.step_s) == float(own.step_s), "small tensors go through vLLM's kernels, which nobody measured"
+    assert "none of these collectives takes a path of profile my-box" in own.notes[-1]
+    usual, own = (commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, batch=16384, profile=p) for p in (None, found.profile))
+    assert float(own.comm_s) > 1.5 * float(usual.comm_s), "large ones through NCCL"
+    rows = commtax.compare("llama-3.1-8b", "8xh100-sxm", ["link=nvlink4,10gbe"], tp=8, library="nccl", profile=found.profile).rows
+    plain = commtax.compare("llama-3.1-8b", "8xh100-sxm", ["link=nvlink4,10gbe"], tp=8, library="nccl").rows
+    assert [float(a.bill.step_s) == float(b.bill.step_s) for a, b in zip(rows, plain, strict=True)] == [False, True]
+
+
+def test_options_without_a_use_are_refused(tmp_path):
+    rng = np.random.default_rng(12)
+    file = written(tmp_path, "8.txt", output("all_reduce", 8, noisy(TRUE, 8, rng)))
+    with pytest.raises(ValueError, match="model: belongs to benchmarks"):
+        calibrate([file], "8xh100-sxm", model="llama-3.1-8b")
+    with pytest.raises(ValueError, match="2xh100-sxm has 2 GPUs"):
+        calibrate([file], "2xh100-sxm")
+
+
+def test_least_squares_with_values_of_at_least_nothing():
+    rows = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    assert robust.nonnegative(rows, rows @ [2.0, 3.0]) == pytest.approx([2, 3])
+    assert robust.nonnegative(rows, np.array([3.0, 2.0, 1.0])) == pytest.approx([2, 0])
+
+
+def published(source, op="all_reduce"):
+    with COLLECTIVES.open() as file:
+        return [r for r in csv.DictReader(file) if r["source_id"] == source and r["op"] == op]
+
+
+@pytest.mark.skipif(not COLLECTIVES.exists(), reason="published tables are not here")
+@pytest.mark.parametrize(
+    ("source", "cluster", "ranks", "least"),
+    [("aws-p4de-2x8A100", "2x8xa100-80-sxm", 16, 3.0), ("mleng-8A100", "8xa100-80-sxm", 8, 2.0)],
+)
+def test_a_profile_made_of_half_of_a_published_sweep_improves_the_other_half(tmp_path, source, cluster, ranks, least):
+    rows = [(int(float(r["bytes"])), float(r["time_us"]), float(r["time_us"]), 0) for r in published(source)]
+    rows.sort()
+    found = calibrate([written(tmp_path, "half.txt", output("all_reduce", ranks, rows[::2]))], cluster)
+    errors = {}
+    for name, own in (("plain", None), ("own", found.profile)):
+        times = [float(commtax.expect("all-reduce", cluster, nbytes=s, ranks=ranks, profile=own).seconds) for s, *_ in rows[1::2]]
+        errors[name] = np.median([abs(math.log(us * 1e-6 / t)) for (_, us, *_), t in zip(rows[1::2], times, strict=True)])
+    assert errors["own"] < errors["plain"] / least
+
+
+def test_choosing_among_measured_paths_is_the_catalogue_s_own_choice():
+    paths = (Route("all-reduce", "ring", 1e9, max_bytes=((8, 1024.0),)), Route("all-reduce", "ring", 1e10, launch_s=1.0, turn=1))
+    assert int(choose(paths, 1024, 8).path) == 0
+    assert int(choose(paths, 1025, 8).path) == 1
+
+
+@pytest.mark.parametrize("seconds", [1e-320, pytest.param(10**400, id="huge"), 0.0, "fast"])
+def test_times_that_nothing_takes_are_refused_by_row(tmp_path, seconds):
+    """They used to reach logarithms: warnings of NumPy above an answer that was fitted on them."""
+    lines = [json.loads(line) for line in (H200 / "decode.jsonl").read_text().splitlines()[:40]]
+    lines[7]["median_s"] = seconds
+    file = written(tmp_path, "decode.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    done = run_here("calibrate", file, "-c", "8xh200-sxm", "--out", tmp_path / "box.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: 'decode.jsonl: row 8")
+    assert "a time of" in done.stderr
+
+
+def test_benchmarks_that_asked_the_same_are_priced_once(tmp_path, monkeypatch):
+    """A result that stands 2,000 times in a file costs the prices of one."""
+    plain, calls = engines.simulate, []
+    monkeypatch.setattr(engines, "simulate", lambda *words, **more: calls.append(1) or plain(*words, **more))
+    row = {"backend": "vllm", "model_id": "llama-3.1-8b", "num_prompts": 80, "max_concurrency": 8, "completed": 80, "duration": 9.0}
+    row |= {"total_input_tokens": 81_920, "total_output_tokens": 10_240, "mean_ttft_ms": 60.0, "mean_tpot_ms": 9.0}
+    file = written(tmp_path, "serve.json", json.dumps([row] * 2000))
+    found = calibrate([Path(file)], catalog.cluster("8xh100-sxm"), name="x")
+    assert found.profile.host
+    assert len(calls) < 100

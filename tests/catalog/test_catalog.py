@@ -1,0 +1,356 @@
+"""The catalogue: strict files, a source for every number, exact lookups with help on a miss."""
+
+import tomllib
+from dataclasses import replace
+from importlib.resources import files
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import commtax
+from commtax import catalog
+from commtax.catalog import loader
+from commtax.catalog.loader import record
+from commtax.cost.kernel import SINGLE, Kernel
+from commtax.cost.kernels import kernel_sigma, kernel_source, seconds
+from commtax.spec import Chip, Link
+from commtax.verbs.billing import with_link
+from each import each
+from tables import tables
+
+DATA = tables(__file__)
+
+CHIPS = DATA["chips"]
+LINKS = DATA["links"]
+CLUSTERS = DATA["clusters"]
+
+
+@each("key", CHIPS)
+def test_chip(key):
+    chip = catalog.chip(key)
+    assert chip.key == key
+    assert 0.85 < chip.visible_bytes / chip.memory_bytes < 1.08, "visible and nominal memory differ"
+    assert catalog.link(chip.intra).scope == "intra"
+    assert catalog.link(chip.inter).scope == "inter"
+    assert chip.flops_per_s
+    numbers = {"memory_bytes", "visible_bytes", "memory_Bps", *(f"flops_per_s.{d}" for d in chip.flops_per_s)}
+    assert numbers <= chip.sources.keys(), "a number without its source"
+
+
+@each("key", LINKS)
+def test_link(key):
+    link = catalog.link(key)
+    assert link.key == key
+    assert link.bandwidth_Bps > 0
+    assert link.latency_s > 0
+    assert {"bandwidth_Bps", "latency_s"} <= link.sources.keys()
+
+
+@each("key", CLUSTERS)
+def test_cluster(key):
+    cluster = catalog.cluster(key)
+    assert cluster.key == key
+    assert cluster.is_one_domain
+    assert catalog.cluster(f"4x{key}").num_gpus == 4 * cluster.num_gpus
+
+
+def test_every_file_loads_and_says_its_own_name():
+    for kind, load in (
+        ("chips", catalog.chip),
+        ("links", catalog.link),
+        ("clusters", catalog.cluster),
+        ("engines", catalog.engine),
+    ):
+        for key in catalog.keys(kind):
+            assert load(key).key == key
+
+
+def test_aliases_are_unique():
+    for kind in ("chips", "links", "clusters", "engines"):
+        owner = {key: key for key in catalog.keys(kind)}
+        for key in catalog.keys(kind):
+            for alias in tomllib.loads((files("commtax.catalog") / kind / f"{key}.toml").read_text()).get("aliases", []):
+                name = alias.lower().replace("_", "-")
+                assert owner.setdefault(name, key) == key, f"{alias} names {owner[name]} and {key}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [  # per GPU, one direction; dense peaks (vendor datasheets)
+        ("nvlink4", 450e9),
+        ("nvlink3", 300e9),
+        ("nvlink5", 900e9),
+        ("nvlink4-h800", 200e9),
+        ("ib-ndr", 50e9),
+        ("10gbe", 1.25e9),
+        ("pcie5", 63.015e9),
+    ],
+)
+def test_link_anchors(name, value):
+    assert catalog.link(name).bandwidth_Bps == value
+
+
+@each(("name", "bf16", "memory_Bps"), DATA["chip_anchors"])
+def test_chip_anchors(name, bf16, memory_Bps):
+    chip = catalog.chip(name)
+    assert chip.flops_per_s["bf16"] == pytest.approx(bf16, rel=0.002)
+    assert chip.memory_Bps == pytest.approx(memory_Bps, rel=0.002)
+
+
+def test_counted_clusters():
+    two = catalog.cluster("2x8xh100-sxm")
+    assert (two.num_hosts, two.num_gpus, two.domain, two.nics_per_host) == (2, 16, 8, 8)
+    assert catalog.cluster("h200").num_gpus == 1
+    rack = catalog.cluster("18x4xgb200")
+    assert (rack.num_gpus, rack.domain) == (72, 72)
+    slow = catalog.cluster("2x8xh100-sxm", inter="10gbe")
+    assert (slow.inter.key, slow.nics_per_host) == ("10gbe", 1)
+    assert catalog.cluster("2x8xh100-sxm", inter="ib-ndr", nics=4).nics_per_host == 4
+    assert catalog.cluster("8xh100-sxm", intra="pcie5").nvlink_domain == 1
+
+
+@pytest.mark.parametrize("name", ["h100_sxm", "H100-SXM", "h100", "h100-80gb-hbm3"])
+def test_spellings_of_a_chip(name):
+    assert catalog.chip(name).key == "h100-sxm"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: catalog.chip("h10-sxm"), "did you mean h100-sxm"),
+        (lambda: catalog.link("nvlink-4"), "did you mean"),
+        (lambda: catalog.cluster("8xh100sxm"), "did you mean"),
+        (lambda: catalog.cluster("0xh100-sxm"), "at least 1"),
+        (lambda: catalog.cluster("8x"), "write 8xh100-sxm"),
+        (lambda: catalog.cluster("2000000x8xh100-sxm"), "more than"),
+        (lambda: catalog.engine("vlm"), "did you mean vllm"),
+    ],
+)
+def test_a_miss_is_explained(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+def table(**changes):
+    good = {
+        "key": "x",
+        "name": "x",
+        "kind": "pcie",
+        "scope": "intra",
+        "switched": False,
+        "bandwidth_Bps": [1e9, "s"],
+        "latency_s": [1e-6, "s"],
+        "sources": {"s": {"title": "t", "url": "", "date": ""}},
+    }
+    return {k: v for k, v in {**good, **changes}.items() if v is not None}
+
+
+def test_loader_is_strict():
+    assert record(Link, table(), "x").sources["latency_s"].title == "t"
+    for bad, says in (
+        ({"bandwith_Bps": [1, "s"]}, "unknown key 'bandwith_Bps'; did you mean"),
+        ({"latency_s": None}, "missing latency_s"),
+        ({"latency_s": 1e-6}, "has no source"),
+        ({"latency_s": [1e-6, "nowhere"]}, "not given"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            record(Link, table(**bad), "x")
+
+
+def test_no_number_in_a_chip_goes_without_a_source():
+    for key in catalog.keys("chips"):
+        chip = catalog.chip(key)
+        numbers = [n for n in Chip.__slots__ if isinstance(getattr(chip, n), (int, float)) and getattr(chip, n)]
+        assert set(numbers) <= chip.sources.keys(), key
+
+
+@each(("text", "key", "domain"), DATA["more_gpus_than_a_host_holds_are_several_hosts"])
+def test_more_gpus_than_a_host_holds_are_several_hosts(text, key, domain):
+    found = catalog.cluster(text)
+    assert (found.key, found.domain) == (key, domain)
+    assert bool(found.remark) == (text not in ("8xh100-nvl", "8xrtx-4090", "16xcpu") and "gb200" not in text)
+
+
+@given(st.sampled_from(catalog.keys("chips")), st.integers(1, 300))
+def test_counts_keep_their_gpus_and_keys_are_read_back(chip, gpus):
+    try:
+        found = catalog.cluster(f"{gpus}x{chip}")
+    except ValueError as error:
+        assert "nearest valid" in str(error)  # noqa: PT017
+        return
+    assert found.num_gpus == gpus
+    again = catalog.cluster(found.key)
+    assert (again.num_hosts, again.gpus_per_host, again.domain) == (found.num_hosts, found.gpus_per_host, found.domain)
+
+
+@each(("cluster", "gbit"), DATA["a_host_on_efa_has_the_cards_of_its_instance"])
+@each("link", ["efa", "efa-100", "efa-200"])
+def test_a_host_on_efa_has_the_cards_of_its_instance(cluster, gbit, link):
+    found = catalog.cluster(cluster, inter=link)
+    assert found.nics_per_host * found.inter.bandwidth_Bps * 8 == pytest.approx(gbit * 1e9)
+    assert catalog.cluster(cluster, inter=link, nics=1).nics_per_host == 1
+
+
+def test_links_of_one_maker_join_its_chips_only():
+    """A what-if on another maker's link has no measurement anywhere near it."""
+    with pytest.raises(ValueError, match="xgmi joins AMD chips, and h100-sxm is none; nearest: nvlink4"):
+        catalog.cluster("8xh100-sxm", intra="xgmi-mi300x")
+    with pytest.raises(ValueError, match="nvlink joins NVIDIA chips"):
+        with_link(catalog.cluster("8xmi300x"), "nvlink4")
+    assert catalog.cluster("8xmi300x", intra="pcie5").intra.key == "pcie5"
+    assert catalog.cluster("18x4xgb200", intra="nvlink5").domain == 72, "a rack stays a rack"
+
+
+def test_a_network_brings_its_cards_wherever_it_is_named():
+    """``compare --over link=`` and ``--inter`` are the same hosts."""
+    place = catalog.cluster("2x8xh100-sxm")
+    assert with_link(place, "efa-100").nics_per_host == catalog.cluster("2x8xh100-sxm", inter="efa-100").nics_per_host == 32
+
+
+def test_only_cards_are_bridged():
+    """Eight V100 of a baseboard have their NVLink mesh, eight H100 NVL cards PCIe and bridged pairs."""
+    assert catalog.cluster("8xv100-32-sxm").intra.key == "nvlink2"
+    cards = catalog.cluster("8xh100-nvl")
+    assert (cards.intra.key, cards.bridge.key) == ("pcie5", "nvlink-bridge")
+
+
+@each(
+    ("host", "chip", "gpus", "gbit", "domain"),
+    [  # per GPU in one direction between hosts, as their clouds and makers say
+        ("a3-ultra", "h200-sxm", 8, 400, 8),
+        ("a3-ultragpu-8g", "h200-sxm", 8, 400, 8),
+        ("a4-highgpu-8g", "b200-sxm", 8, 400, 8),
+        ("p5en.48xlarge", "h200-sxm", 8, 400, 8),
+        ("p6-b200.48xlarge", "b200-sxm", 8, 400, 8),
+        ("p6-b300.48xlarge", "b300-sxm", 8, 800, 8),
+        ("18xp6e-gb200", "gb200", 4, 400, 72),
+        ("gb300-nvl72", "gb300", 4, 800, 72),
+        ("2xgb200-nvl72", "gb200", 4, 400, 72),
+        ("u-p6e-gb200x72", "gb200", 4, 400, 72),
+        ("2xp6e-gb200x36", "gb200", 4, 400, 36),
+        ("18xa4x-maxgpu-4g-metal", "gb300", 4, 800, 72),
+        ("18xStandard_ND128isr_NDR_GB200_v6", "gb200", 4, 400, 72),
+        ("18xnd-gb300-v6", "gb300", 4, 800, 72),
+        ("dgx-b300", "b300-sxm", 8, 800, 8),
+        ("dgx-h800", "h800-sxm", 8, 400, 8),
+        ("hgx-h20", "h20", 8, 400, 8),
+        ("mi355x-platform", "mi355x", 8, 400, 8),
+    ],
+)
+def test_hosts_as_they_are_sold(host, chip, gpus, gbit, domain):
+    place = catalog.cluster(host)
+    assert (place.chip.key, place.gpus_per_host, place.domain) == (chip, gpus, domain)
+    assert place.nics_per_host * place.inter.bandwidth_Bps * 8 / gpus == gbit * 1e9
+
+
+MEASURED = {"h100-sxm": "hopper", "a100-80-sxm": "ampere", "l40s": "ada", "b200-sxm": "blackwell"}
+
+
+@each("key", [k for k in catalog.keys("chips") if catalog.chip(k).vendor == "nvidia"])
+def test_a_chip_that_was_not_measured_says_whose_kernels_it_has(key):
+    """… and is less sure of them than the chip that was."""
+    chip, engine = catalog.chip(key), catalog.engine("vllm")
+    constants = catalog.kernel_constants(engine, chip)
+    one = Kernel("product", "gemm", count=1, flops=2 * 64 * 4096**2, nbytes=4e7, m=64, n=4096, k=4096)
+    source, sigma = kernel_source(one, constants), kernel_sigma(one, constants)
+    homes = [home for home, family in MEASURED.items() if family == chip.family]
+    if source.kind == "transferred":
+        assert key not in MEASURED
+        least = min(kernel_sigma(one, catalog.kernel_constants(engine, catalog.chip(home))) for home in homes or ["l40s"])
+        assert sigma > least
+        assert "measured on" in source
+        assert key in source
+    else:
+        assert source.kind == ("calibrated" if homes else "assumed")
+
+
+def test_rtx_blackwell_is_ada_at_its_own_datasheet():
+    """Tensor cores of capability 12.0 are fed as Ada's are: the data centre's Blackwell tells nothing of them."""
+    engine = catalog.engine("vllm")
+    tables = {
+        key: catalog.kernel_constants(engine, catalog.chip(key)).tables for key in ("rtx-5090", "rtx-pro-6000", "l40s", "b200-sxm")
+    }
+    ours, ada = tables["rtx-pro-6000"], tables["l40s"]
+    assert ours.keys() == ada.keys() | {"gemm.nvfp4", "experts.nvfp4"}
+    assert all(ours[name].get(key) == ada[name].get(key) for name in ada for key in ("eb", "eb128", "kc", "p"))
+    more = [ours[name][key] / ada[name][key] for name, key in (("gemm.bf16", "ep"), ("gemm.fp8", "ep"), ("prefill.bf16", "ep128"))]
+    assert more == pytest.approx([1.157] * 3, rel=0.002), "it may draw more watts a FLOP/s"
+    same = ("kl", "kc", "mk", "k0", "p")
+    assert [ours["gemm.nvfp4"][name] for name in same] == [ours["gemm.fp8"][name] for name in same], "refitted with Ada's"
+    assert ours["prefill.bf16"] != tables["b200-sxm"]["prefill.bf16"]
+    assert {c for c in catalog.keys("chips") if catalog.chip(c).compute_capability.startswith("12.")} == {
+        c for c in catalog.keys("chips") if catalog.chip(c).family == "blackwell-rtx"
+    }
+
+
+@pytest.mark.parametrize(("chip", "kind"), [("h100-sxm", "calibrated"), ("h200-sxm", "transferred"), ("gb300", "transferred")])
+def test_experts_say_where_their_constants_were_fitted(chip, kind):
+    """H200 has Hopper's kernels in serving engines; GB300 nothing of its own."""
+    priced = commtax.bill("qwen3-30b-a3b", f"8x{chip}")
+    experts = {line.source.kind for line in priced.lines if line.item.part == "experts" and line.kind == "compute"}
+    assert experts == {kind}
+    products = {line.source.kind for line in priced.lines if line.item.op == "gemm"}
+    assert products == {kind}
+
+
+def test_what_torch_was_measured_with_is_torchs_alone():
+    """The sweep on the H200 ran torch's products: engines with others have Hopper's, at the H200's memory."""
+    h100, h200 = catalog.chip("h100-sxm"), catalog.chip("h200-sxm")
+    for engine, own in (("torch", True), ("fused", True), ("builtin", True), ("vllm", False), ("sglang", False), ("trtllm", False)):
+        here, there = (catalog.kernel_constants(catalog.engine(engine), chip) for chip in (h200, h100))
+        assert (here.tables["gemm.bf16"] != there.tables["gemm.bf16"]) == own
+        assert here.label.kind == ("calibrated" if own else "transferred")
+
+
+@pytest.mark.parametrize(("chip", "home"), [("h100-pcie", "h100-sxm"), ("rtx-pro-6000", "l40s"), ("a40", "a100-80-sxm")])
+def test_seconds_move_with_clock_and_multiprocessors(chip, home):
+    """Launches and loops take as many cycles; what all multiprocessors share goes by their number too; shares stay."""
+    here, there = catalog.chip(chip), catalog.chip(home)
+    ours, theirs = (catalog.kernel_constants(catalog.engine("vllm"), c).tables["decode.bf16"] for c in (here, there))
+    cycle = there.clock_Hz / here.clock_Hz
+    assert ours["t0"] == pytest.approx(cycle * theirs["t0"])
+    assert ours["tc"] == pytest.approx(cycle * there.num_sms / here.num_sms * theirs["tc"])
+    assert ours["eb128"] == theirs["eb128"]
+
+
+def test_chips_of_one_clock_have_the_seconds_that_were_measured():
+    engine = catalog.engine("vllm")
+    tables = [catalog.kernel_constants(engine, catalog.chip(key)).tables for key in ("h100-sxm", "h200-sxm", "gh200-96")]
+    assert tables[0] == tables[1] == tables[2]
+
+
+def test_an_unmeasured_family_is_paced_by_its_datasheet():
+    """Forms that nobody timed on a family come from elsewhere at its own clock, whatever the host's share."""
+    chip, generic = catalog.chip("a100-80-sxm"), loader.table("kernels", "generic")
+    tables = catalog.kernel_constants(catalog.engine("vllm"), chip).tables
+    cycle = catalog.chip(generic["paced_as"]).clock_Hz / chip.clock_Hz
+    name = "compressed-selector-decode"
+    assert tables[f"{name}.fp8"]["kl"] == pytest.approx(cycle * generic[name]["fp8"]["kl"])
+    assert tables["dsa-context-eager.bf16"] == generic["dsa-context-eager"]["bf16"]
+
+
+@pytest.mark.parametrize("chip", ["a100-80-sxm", "l40s", "rtx-pro-6000-server"])
+def test_attention_without_kernels_of_its_own_falls_back_on_slow_ones(chip):
+    """FlashMLA and DeepGEMM serve compute capability 9.0 and 10.0; elsewhere Triton and PyTorch take a time a token."""
+    priced = {key: commtax.bill("deepseek-v4-flash", f"4x{key}", tp=4, context=2048, batch=32) for key in (chip, "h100-sxm")}
+    attention = {key: [x for x in b.lines if x.item.op == "compressed-decode"] for key, b in priced.items()}
+    took = {key: sum(float(x.total_s) for x in lines) for key, lines in attention.items()}
+    assert took[chip] > 10 * took["h100-sxm"]
+    assert {x.source.kind for x in attention[chip]} == {"assumed"}
+    assert min(x.sigma for x in attention[chip]) >= 1
+
+
+def test_a_cache_of_its_own_for_each_head_is_walked_by_one_block_in_flash_attention_2():
+    """… so that a long one takes longer than where heads share it, and a short one less; other chips don't tell them apart."""
+
+    def attention(chip, heads, kv_heads, length):
+        known, nbytes = catalog.chip(chip), 4.0 * length * kv_heads * 128
+        one = Kernel("decode attention", "decode", 1, 4.0 * heads * length * 128, nbytes, batch=1, heads=heads, kv_heads=kv_heads)
+        single = replace(one, length=length, stored=SINGLE if heads == kv_heads else "")
+        return sum(seconds(single, known, catalog.kernel_constants(catalog.engine("vllm"), known)))
+
+    for chip in ("a100-80-sxm", "l40s"):
+        assert attention(chip, 8, 8, 16384) > 1.5 * attention(chip, 32, 8, 16384)
+        assert attention(chip, 8, 8, 16) < attention(chip, 32, 8, 16)
+    assert attention("h100-sxm", 8, 8, 16384) == pytest.approx(attention("h100-sxm", 32, 8, 16384), rel=0.05)

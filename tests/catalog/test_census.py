@@ -1,0 +1,139 @@
+"""The law of parts: every fitted number is counted wherever it is stored, and effects on kernels keep the law."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli_run import run_here
+from commtax.catalog.effects import mechanisms
+from commtax.kept import table
+from commtax_lab import lab_table
+from commtax_lab.census import KINDS, PACKAGE, Fitted, Owner, breakers, census, stood, totals, untold
+from each import each
+
+TOLERATED = Path(__file__).with_name("law_breakers.txt")
+RULES = lab_table("census.toml")
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    return census()
+
+
+def leaves(inner, key=""):
+    """Numbers of a file with their keys; sources aside."""
+    if isinstance(inner, dict):
+        for name, value in inner.items():
+            if name != "sources":
+                yield from leaves(value, key if name.isdigit() else name)
+    elif isinstance(inner, list):
+        for value in inner:
+            yield from leaves(value, key)
+    elif isinstance(inner, (int, float)) and not isinstance(inner, bool):
+        yield key
+
+
+def test_effects_on_kernels_keep_the_law(numbers):
+    """Those that do not are listed by name, and the list may only shrink: what is mended has to leave it."""
+    known = set(TOLERATED.read_text(encoding="utf-8").splitlines())
+    found = breakers(numbers)
+    assert not {where: rules for where, rules in found.items() if where not in known}, "break the law of parts"
+    assert not known - set(found), f"keep the law by now: take them out of {TOLERATED.name}"
+
+
+def test_every_number_is_told():
+    assert untold() == [], "say in census.toml whether these were fitted (code, effects.toml) or are facts"
+
+
+@each("path", sorted((PACKAGE / "catalog/kernels").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_constant_of_kernels_is_counted(path, numbers):
+    file = path.relative_to(PACKAGE).as_posix()
+    stored = [key for key in leaves(tomllib.loads(path.read_text())) if key not in RULES["kernels"]["facts"]]
+    counted = sum(number.file == file for number in numbers)
+    assert counted == (0 if path.stem in RULES["kernels"]["definition"] else len(stored))
+
+
+def test_every_constant_of_collectives_is_counted_or_a_fact(numbers):
+    rules = RULES["libraries"]
+    files = [path for kind in ("libraries", "exchanges") for path in (PACKAGE / "catalog" / kind).glob("*.toml")]
+    for path in files:
+        facts = tomllib.loads(path.read_text())
+        floors = facts.pop("eager_floor_s", {})
+        keys = list(leaves(facts))
+        assert set(keys) <= {*rules["fitted"], *rules["ranges"], *rules["facts"]}, path.stem
+        fitted = sum(key in (*rules["fitted"], *rules["ranges"]) for key in keys) + len(floors)
+        assert fitted == sum(number.file == path.relative_to(PACKAGE).as_posix() for number in numbers), path.stem
+
+
+@each("key", RULES["kernels"]["chosen"])
+def test_constants_that_were_chosen_have_sources_that_say_so(key):
+    sources = table(f"catalog/kernels/{key}.toml")["sources"]
+    for name in RULES["kernels"]["chosen"][key]:
+        form = name.partition(".")[0]
+        said = sources["step" if form == "step" else "train"]["title"]  # of small kernels that of training
+        assert "assumed" in said or "guessed" in said, name
+
+
+@pytest.mark.parametrize("rule", ["counted", "measured"])
+def test_what_engines_did_not_fit_names_sources_that_are_used(rule):
+    for key, sources in RULES["engines"][rule].items():
+        used = re.findall(r', "([^"]+)"\]$', (PACKAGE / f"catalog/engines/{key}.toml").read_text(), re.MULTILINE)
+        assert set(sources) <= set(used), key
+
+
+def test_effects_of_engines_were_fitted_on_chips_of_the_catalogue(numbers):
+    chips = {path.stem for path in (PACKAGE / "catalog/chips").glob("*.toml")}
+    effects = [n for n in numbers if n.kind == "effect" and n.fitted_on and n.file.startswith("catalog/engines")]
+    assert effects
+    for number in effects:
+        assert set(number.owner.chips.split(", ")) <= chips, number.where
+
+
+def test_what_is_counted_has_a_value_and_a_kind(numbers):
+    for number in numbers:
+        assert math.isfinite(number.value), number.where
+        assert number.kind in KINDS, number.where
+        if number.kind == "effect":
+            assert number.owner.mechanism, number.where
+    assert sum(totals(numbers).values()) == len(numbers)
+    assert {*KINDS, "chosen", "breakers", "commit"} == set(stood())
+
+
+def test_an_effect_of_a_model_and_one_beyond_the_law_are_found():
+    on = {"engine": "vllm", "chips": "hopper", "kernel": "experts", "mechanism": "m"}
+    lawful = Fitted("f", "lawful", "log", 0.8, "effect", "runs", Owner(**on), True)
+    beyond = replace(lawful, group="beyond", value=0.6)
+    of_a_family = replace(lawful, group="family", value=0.4, owner=Owner(model="DeepseekV3ForCausalLM"))
+    broken = breakers([lawful, beyond, of_a_family])
+    assert broken["f beyond.log"] == ("outside 0.7 to 1.4",)
+    rules = {"belongs to models", "belongs to no engine", "no mechanism", "outside 0.7 to 1.4"}
+    assert broken.keys() == {"f beyond.log", "f family.log"}
+    assert rules <= set(broken["f family.log"])
+
+
+def test_the_command_counts_and_names_breakers(numbers):
+    done = run_here("catalog", "constants")
+    assert done.returncode == 0
+    assert f"stood ({stood()['commit']})" in done.stdout
+    assert f"{sum(totals(numbers)[kind] for kind in KINDS):,}" in done.stdout
+    document = json.loads(run_here("catalog", "constants", "--json").stdout)
+    assert len(document["numbers"]) == len(numbers)
+    assert document["breakers"].keys() == breakers(numbers).keys()
+    part = json.loads(run_here("catalog", "constants", "engines/vllm.toml", "--json").stdout)
+    assert {number["file"] for number in part["numbers"]} == {"catalog/engines/vllm.toml"}
+    refused = run_here("catalog", "constants", "no-such-file")
+    assert refused.returncode == 2
+    assert "no file with fitted numbers" in refused.stderr
+
+
+def test_every_effect_says_what_it_is():
+    for name, known in mechanisms().items():
+        assert known.on, name
+        assert known.mechanism, name

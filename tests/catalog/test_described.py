@@ -1,0 +1,261 @@
+"""A cluster in a file of one's own: what a bundled one says it says to the last digit, and no file breaks anything."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import commtax
+from cli_run import run_here
+from commtax import catalog
+from commtax.statement import Refusal
+from paths import ROOT
+
+FACTS = ROOT / "src" / "commtax" / "catalog"
+NUMBERS = ("num_gpus", "domain", "nics_per_host", "gpus_per_host")
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+KEYS = st.sampled_from(
+    ["chip", "intra", "inter", "bridge", "gpus_per_host", "num_hosts", "nvlink_domain", "nics_per_host", "sources", "name", "chp"]
+)
+
+
+def written(folder, text, name="box.toml"):
+    file = folder / name
+    file.write_text(text) if isinstance(text, str) else file.write_bytes(text)
+    return str(file)
+
+
+def tried(text):
+    """The cluster, or why there is none."""
+    try:
+        return catalog.cluster(text), None
+    except Refusal as error:
+        return None, error
+
+
+def refusal(folder, text, name="box.toml"):
+    return refused(written(folder, text, name))
+
+
+def refused(text):
+    place, error = tried(text)
+    assert place is None
+    assert error.argument == "cluster"
+    assert Path(text).name in str(error)
+    return str(error)
+
+
+def under(text, table):
+    """A file's text as a table of another: its own tables move below it."""
+    return f"\n[{table}]\n" + re.sub(r"^\[(\w)", rf"[{table}.\1", text, flags=re.MULTILINE)
+
+
+def spelled_out(key):
+    """A bundled host with its chip and links written into one file."""
+    host, place = (FACTS / "clusters" / f"{key}.toml").read_text(), catalog.cluster(key)
+    for name in ("chip", "intra", "inter"):
+        host = re.sub(rf'^{name} = ".*"\n', "", host, flags=re.MULTILINE)
+    parts = {"chip": f"chips/{place.chip.key}", "intra": f"links/{place.intra.key}", "inter": f"links/{place.inter.key}"}
+    return host + "".join(under((FACTS / f"{file}.toml").read_text(), name) for name, file in parts.items())
+
+
+@pytest.mark.parametrize("key", catalog.keys("clusters"))
+def test_a_bundled_file_is_the_bundled_cluster(tmp_path, key):
+    own, bundled = (catalog.cluster(name) for name in (written(tmp_path, (FACTS / "clusters" / f"{key}.toml").read_text()), key))
+    whole = catalog.cluster(written(tmp_path, spelled_out(key), "whole.toml"))
+    for place in (own, whole):
+        assert [getattr(place, name) for name in NUMBERS] == [getattr(bundled, name) for name in NUMBERS]
+        assert (place.intra, place.inter, place.chip.key, place.name) == (
+            bundled.intra,
+            bundled.inter,
+            bundled.chip.key,
+            bundled.name,
+        )
+        assert place.sources == bundled.sources
+    facts = ("memory_Bps", "flops_per_s", "visible_bytes", "num_sms", "fp32_per_sm", "tdp_w", "family", "sources")
+    assert [getattr(whole.chip, name) for name in facts] == [getattr(bundled.chip, name) for name in facts]
+
+
+@pytest.mark.parametrize("key", ["dgx-h200", "p5en", "8xl40s-pcie", "gb300-nvl72", "8xmi355x"])
+def test_the_same_bill_to_the_last_digit(tmp_path, key):
+    for text in ((FACTS / "clusters" / f"{key}.toml").read_text(), spelled_out(key)):
+        own = f"{catalog.cluster(f'2x{key}').num_hosts}x" + written(tmp_path, text)
+        for ask in (commtax.bill, lambda *a, **k: commtax.bill(*a, phase="prefill", **k)):
+            made, known = (ask("llama-3.1-8b", place, tp=8) for place in (own, f"2x{key}"))
+            assert made.lines == known.lines
+            assert (made.step_s, made.low_s, made.high_s) == (known.step_s, known.low_s, known.high_s)
+        assert commtax.train_bill("llama-3.1-8b", own, tp=4, batch=4).step_s == (
+            commtax.train_bill("llama-3.1-8b", f"2x{key}", tp=4, batch=4).step_s
+        )
+
+
+def test_links_that_say_what_a_catalogued_one_says_are_it(tmp_path):
+    """A rate and a latency alone are enough to know NVLink 4; another rate is another link."""
+    file = 'chip = "h100-sxm"\n[intra]\nkind = "nvlink"\nbandwidth_Bps = {}\nlatency_s = 0.6e-6\n'
+    known, other = (catalog.cluster(written(tmp_path, file.format(rate))) for rate in ("450e9", "440e9"))
+    assert known.intra == catalog.link("nvlink4")
+    assert (other.intra.key, other.intra.bandwidth_Bps, other.intra.switched) == ("box-intra", 440e9, True)
+    bills = [commtax.bill("llama-3.1-8b", place, tp=8) for place in (known, other)]
+    assert {x.source.kind for x in bills[1].lines if x.kind == "comm"} == {"assumed"}
+    assert bills[1].step_s > bills[0].step_s
+    assert bills[0].low_s > bills[1].low_s
+
+
+def test_another_chip_under_a_known_name_has_no_measurements_of_it(tmp_path):
+    same = (FACTS / "chips" / "h100-sxm.toml").read_text()
+    other = same.replace("memory_Bps = [3.35e12", "memory_Bps = [3.0e12")
+    places = [catalog.cluster(written(tmp_path, 'intra = "nvlink4"\ninter = "ib-ndr"\n' + under(x, "chip"))) for x in (same, other)]
+    assert [place.chip.key for place in places] == ["h100-sxm", "h100-sxm of box"]
+    kinds = [{x.source.kind for x in commtax.bill("llama-3.1-8b", place).lines if x.kind == "compute"} for place in places]
+    assert kinds == [{"calibrated"}, {"transferred"}]
+
+
+def test_a_chip_alone_is_its_usual_host(tmp_path):
+    own, usual = catalog.cluster(written(tmp_path, 'chip = "h100"')), catalog.cluster("8xh100-sxm")
+    assert replace(own, key="", name="", note="", sources={}) == replace(usual, key="", name="", note="", sources={})
+    with_hosts = catalog.cluster(written(tmp_path, 'chip = "h100"\nnum_hosts = 4'))
+    assert with_hosts.num_gpus == 32
+    assert catalog.cluster(f"2x{with_hosts.key}").num_gpus == 16, "as many as are asked for"
+
+
+def test_paths_are_the_user_s(tmp_path, monkeypatch):
+    written(tmp_path, 'chip = "h100"')
+    written(tmp_path, 'chip = "l40s"', "2xodd.toml")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for text in ("box.toml", "./box.toml", "~/box.toml", " box.toml ", "3xbox.toml", "3x~/box.toml"):
+        assert catalog.cluster(text).chip.key == "h100-sxm", text
+    odd = catalog.cluster("2xodd.toml")
+    assert (odd.chip.key, odd.num_hosts) == ("l40s", 1), "a file of that name is itself"
+    assert commtax.fit("llama-3.1-405b", "box.toml").advice[-1].split("--cluster ")[1].split()[0] == "2xbox.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("chip = ", "not valid TOML"),
+        ("", "chip: missing; name one of the catalogue"),
+        ("[chip]", "intra: missing"),
+        ('chip = "h1000"', "unknown chip 'h1000'; did you mean"),
+        ("chip = 5", "chip=5: a name, or a table"),
+        ('chip = "h100"\ngpu_per_host = 8', "unknown key 'gpu_per_host'; did you mean gpus_per_host"),
+        ('chip = "h100"\ngpus_per_host = -1', "gpus_per_host=-1: a whole number from 1 to 1e+06; nearest valid: 1"),
+        ('chip = "h100"\ngpus_per_host = 2.5', "nearest valid: 2"),
+        ('chip = "h100"\nnum_hosts = nan', "num_hosts=nan: a whole number"),
+        ('chip = "h100"\nnum_hosts = 1e99', "nearest valid: 1e+06"),
+        ('chip = "h100"\nnum_hosts = 999999', "more than the 1,000,000 that are modelled"),
+        ('chip = "h100"\nnics_per_host = true', "nics_per_host=True: a whole number"),
+        ('chip = "h100"\nname = 5', "name=5: a text is needed"),
+        ('chip = "h100"\nintra = "ib-ndr"', "intra 'ib-ndr': runs between hosts"),
+        ('chip = "h100"\ninter = "nvlink4"', "inter 'nvlink4': runs inside a host"),
+        ('chip = "h100"\nintra = "xgmi"', "xgmi joins AMD chips"),
+        (
+            'chip = "h100"\n[intra]\nkind = "nvlnk"\nbandwidth_Bps = 1e9',
+            "intra.kind='nvlnk': one of memory, nvlink, pcie, xgmi; did you mean",
+        ),
+        ('chip = "h100"\n[intra]\nkind = "nvlink"', "intra.bandwidth_Bps: missing; bytes a second are needed"),
+        ('chip = "h100"\n[intra]\nkind = "nvlink"\nbandwidth_Bps = 0', "nearest valid: 1000"),
+        ('chip = "h100"\n[intra]\nkind = "pcie"\nbandwidth_Bps = 1e9\nswitched = 1', "intra.switched=1: true or false is needed"),
+        ('intra = "pcie5"\ninter = "ib-ndr"\n[chip]\nmemory_bytes = 8e9', "chip.memory_Bps: missing"),
+        (
+            'intra = "pcie5"\ninter = "ib-ndr"\n[chip]\nmemory_bytes = 8e9\nmemory_Bps = 1e12',
+            "chip.flops_per_s: missing bf16 or fp16",
+        ),
+        ('intra = "pcie5"\ninter = "ib-ndr"\n[chip]\nfamily = "hoper"', "chip.family='hoper': one of"),
+    ],
+)
+def test_a_bad_file_is_refused_by_file_key_and_rule(tmp_path, text, says):
+    assert says in refusal(tmp_path, text)
+    done = run_here("bill", "llama-3.1-8b", "--cluster", tmp_path / "box.toml")
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_is_no_file_of_text_is_refused(tmp_path):
+    assert "no such file" in refused(str(tmp_path / "none.toml"))
+    (tmp_path / "folder.toml").mkdir()
+    assert "is a folder" in refused(str(tmp_path / "folder.toml"))
+    assert "not valid TOML" in refusal(tmp_path, bytes(range(256)))
+    assert "not valid TOML" in refusal(tmp_path, "chip = " + "[" * 20_000)
+    assert "not valid TOML" in refusal(tmp_path, "num_hosts = " + "9" * 5000)
+    assert "larger than" in refusal(tmp_path, "#" * 100_000)
+    assert "num_hosts=0: a whole number from 1" in refused("0x" + written(tmp_path, 'chip = "h100"'))
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.booleans(), st.integers(-(2**70), 2**70), st.floats(), TEXT, st.sampled_from(["h100", "nvlink4", "pcie", "hopper"])
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.one_of(KEYS, TEXT), inner, max_size=4)),
+    max_leaves=8,
+)
+
+
+def toml(value):
+    """A value as TOML: JSON's spelling, but for tables and what JSON has no word for."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return json.dumps(value)
+
+
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(KEYS, VALUES, max_size=6), st.booleans())
+def test_no_file_breaks_anything(tmp_path, fields, with_chip):
+    """Whatever a file says, it is a cluster that can be priced, or a refusal of one line."""
+    said = fields | ({"chip": "h100-sxm"} if with_chip else {})
+    file = written(tmp_path, "\n".join(f"{key} = {toml(value)}" for key, value in said.items()))
+    place, error = tried(file)
+    if error is not None:
+        assert error.argument == "cluster"
+        assert "box.toml" in str(error)
+        return
+    assert 1 <= place.num_gpus <= 1_000_000
+    assert 0 < commtax.bill("llama-3.2-1b", place).step_s < math.inf
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=300))
+def test_no_bytes_break_anything(tmp_path, raw):
+    _, error = tried(written(tmp_path, raw))
+    assert error is None or "box.toml" in str(error)
+
+
+def test_the_page_reads_no_files(tmp_path):
+    from commtax.report.view.state import RefusedError, State
+
+    keys = dict(State().keys) | {"c": written(tmp_path, 'chip = "h100"')}
+    with pytest.raises(RefusedError, match="reads no files"):
+        State(keys).question  # noqa: B018
+
+
+def test_the_example_of_the_documents_is_the_file_that_is_run(tmp_path):
+    file = ROOT / "tests" / "fixtures" / "our-hosts.toml"
+    assert f"```toml\n{file.read_text()}```" in (ROOT / "docs" / "hosts.md").read_text()
+    place = catalog.cluster(str(file))
+    assert (place.num_gpus, place.nics_per_host, place.inter.bandwidth_Bps, place.inter.nic_per_gpu) == (8, 2, 12.5e9, True)
+    shown = run_here("catalog", "clusters", file)
+    assert "our own copy test" in shown.stdout
+    assert "given by the user" in shown.stdout
+    described = json.loads(run_here("catalog", "clusters", file, "--json").stdout)["described"]
+    assert described["chip"]["memory_Bps"] == 3.0e12
+    assert described["inter"]["kind"] == "roce"
+
+
+@pytest.mark.parametrize(
+    "verb", [("bill",), ("fit",), ("plan", "--top", "1"), ("simulate", "-tp", "2"), ("compare", "--plans", "tp1,tp2")]
+)
+def test_every_verb_takes_a_file(tmp_path, verb):
+    file = written(tmp_path, 'chip = "h100"\ngpus_per_host = 2')
+    named, own = (run_here(verb[0], "llama-3.2-1b", *verb[1:], "--cluster", text, "--json") for text in ("1x2xh100-sxm", file))
+    assert own.returncode == 0, own.stderr
+    assert own.stdout.replace(file, "2xh100-sxm")[:2000] == named.stdout[:2000]

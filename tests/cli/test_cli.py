@@ -1,0 +1,254 @@
+"""The command: answers, JSON, spellings, and one clear line for every mistake; some of each as a whole process."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cli_run import run_here
+from commtax import catalog
+from commtax.spelling import normalise
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "170")
+
+
+def run(*words):
+    """As a process of its own; ``run_here`` gives the same in a hundredth of the time."""
+    return subprocess.run([sys.executable, "-m", "commtax", *words], capture_output=True, text=True, check=False)
+
+
+def document(*words, code=0, ran=run_here):
+    done = ran(*words, "--json")
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_fit_json():
+    found = document("fit", "llama-3.1-70b", "--cluster", "8xh100-sxm")
+    keys = {
+        "schema", "fits", "tp", "pp", "weights_bytes_per_rank", "kv_bytes_per_token_per_rank", "kv_tokens", "kv_blocks_per_rank",
+        "block_size", "max_concurrency", "shortfall_bytes",
+    }  # fmt: skip
+    assert keys <= found.keys()
+    assert (found["fits"], found["tp"], found["pp"], found["shortfall_bytes"]) == (True, 4, 1, 0)
+    assert found["kv_bytes_per_token_per_rank"] == 2 * 80 * 2 * 128 * 2
+    assert found["kv_tokens"] == found["kv_blocks_per_rank"] * found["block_size"]
+    assert sum(w["bytes"] for w in found["weights"]) == pytest.approx(found["weights_bytes_per_rank"])
+
+
+def test_fit_says_no_with_exit_1():
+    found = document("fit", "llama-3.1-405b", "--cluster", "8xh100-sxm", code=1, ran=run)
+    assert not found["fits"]
+    assert found["shortfall_bytes"] > 0
+    assert found["advice"]
+    assert "does not fit" in run_here("fit", "llama-3.1-405b", "--cluster", "8xh100-sxm").stdout
+
+
+def test_fit_in_the_words_of_the_log():
+    text = run_here("fit", "llama-3.1-8b", "--cluster", "h100-sxm", "--max-model-len", "8K").stdout
+    for words in ("Model loading took 14.9888 GiB", "Available KV cache memory:", "GPU KV cache size:", "# GPU blocks:"):
+        assert words in text
+    assert "Maximum concurrency for 8,192 tokens per request" in text
+
+
+def test_bill_exact_json():
+    found = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", "--exact")
+    assert found["schema"] == "commtax.bill-exact/1"
+    items = {(i["what"], i["op"]): i for i in found["items"]}
+    assert {"axis", "op", "nbytes", "ranks", "count"} <= items["attention output", "all-reduce"].keys()
+    assert items["attention output", "all-reduce"]["nbytes"] == 8192
+    assert sum(i["count"] for i in found["items"]) == 66
+
+
+def test_bill_json():
+    found = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", ran=run)
+    keys = {
+        "schema", "model", "cluster", "plan", "phase", "batch", "context", "engine", "step_s", "compute_s", "comm_s",
+        "exposed_comm_s", "comm_fraction", "tokens_per_s", "fits", "idle_gpus", "items", "verdict", "counterfactuals", "sources",
+    }  # fmt: skip
+    assert keys <= found.keys()
+    assert (found["phase"], found["batch"], found["context"], found["engine"].split("@")[0]) == ("decode", 1, 1024, "vllm")
+    item = {"kind", "axis", "op", "nbytes", "ranks", "count", "link", "algorithm", "each_s", "total_s", "hidden_s", "exposed_s"}
+    assert all(item <= i.keys() for i in found["items"])
+    assert sum(i["exposed_s"] for i in found["items"]) == pytest.approx(found["step_s"])
+    what = [c["what"] for c in found["counterfactuals"]]
+    assert {"collective latency / 2", "collective bandwidth x 2", "prefill instead"} <= set(what)
+    exact = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", "--exact")
+    sent = [(i["what"], i["nbytes"], i["count"]) for i in found["items"] if i["kind"] == "comm"]
+    assert sorted(sent) == sorted((i["what"], i["nbytes"], i["count"]) for i in exact["items"]), "the bill prices what is sent"
+
+
+def test_bill_text_tells_its_defaults_and_its_sentence():
+    text = run_here("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8").stdout
+    for words in (
+        "decode: batch 1 per replica, 1,024 cached tokens each",
+        "vllm@",
+        "to scale",
+        "what if",
+        "weakest source",
+        "fewer ranks",
+    ):
+        assert words in text
+    assert "custom one-shot over nvlink4" in text
+
+
+def test_bill_training_json():
+    found = document(
+        "bill", "llama-3.1-70b", "--cluster", "8x8xh100-sxm", "--phase", "train", "-tp", "8", "-pp", "4", "-dp", "2",
+        "--global-batch", "32", "--seq", "4096", "--zero", "1", "--sequence-parallel",
+    )  # fmt: skip
+    assert found["plan"]["microbatches"] == 16
+    assert {"tp", "pp", "dp"} == {i["axis"] for i in found["items"]} - {""}
+
+
+def test_catalog_json():
+    found = document("catalog", "models", "mixtral-8x7b")
+    assert (found["params"], found["active_params"]) == (46_702_792_704, 12_879_925_248)
+    assert document("catalog", "chips", "h100")["memory_Bps"] == 3.35e12
+    assert "h100-sxm" in document("catalog", "chips")["chips"]
+    assert len(document("catalog")["models"]) >= 30
+    assert document("catalog", "clusters", "2x8xh100-sxm")["nics_per_host"] == 8
+    assert document("catalog", "engines", "vllm")["order"] == ["tp", "cp", "pp", "dp"]
+
+
+@pytest.mark.parametrize(
+    ("words", "ran"),
+    [
+        (("catalog",), run),
+        (("catalog", "chips", "gb200"), run_here),
+        (("catalog", "models", "glm-5"), run_here),
+        (("claims",), run_here),
+        (("--help",), run),
+    ],
+)
+def test_readable_output(words, ran):
+    done = ran(*words)
+    assert done.returncode == 0
+    assert len(done.stdout) > 200
+    assert not done.stderr
+
+
+def test_spellings_of_the_engines():
+    ours = document("bill", "mixtral-8x7b", "-c", "8xh100-sxm", "-tp", "4", "-dp", "2", "-ep")
+    for words in (
+        ("--tensor-parallel-size", "4", "--data-parallel-size", "2", "--enable-expert-parallel"),
+        ("--tensor_parallel_size=4", "--data_parallel_size=2", "--enable_expert_parallel"),
+        ("--tp", "4", "--dp", "2", "--ep", "8"),
+        ("--ep-size", "8", "--tp-size", "4", "--dp-size", "2"),
+    ):
+        assert document("bill", "mixtral-8x7b", "-c", "8xh100-sxm", *words) == ours
+    assert ours["plan"]["ep"] == 8
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        (["-ep"], ["--ep", "auto"]),
+        (["-ep", "-tp", "8"], ["--ep", "auto", "--tp", "8"]),
+        (["-ep", "16"], ["--ep", "16"]),
+        (["--enable-expert-parallel", "--json"], ["--ep", "auto", "--json"]),
+        (["--max_model_len", "128k"], ["--max-model-len", "128k"]),
+        (["--batch", "-4"], ["--batch", "-4"]),
+        (["--", "--max_model_len"], ["--", "--max_model_len"]),
+    ],
+)
+def test_normalise(typed, read):
+    assert normalise(typed) == read
+
+
+GOOD = ("--cluster", "8xh100-sxm")
+MISTAKES = {
+    "unknown model": (("fit", "llama-3.1-9b", *GOOD), "did you mean llama-3.1-8b"),
+    "tp 3": (("fit", "llama-3.1-8b", *GOOD, "-tp", "3"), "nearest legal tp: 2 or 4"),
+    "too few GPUs": (("fit", "llama-3.1-8b", "--cluster", "2xh100-sxm", "-tp", "8"), "2xh100-sxm has 2"),
+    "batch 0": (("bill", "llama-3.1-8b", *GOOD, "--batch", "0"), "batch=0"),
+    "batch NaN": (("bill", "llama-3.1-8b", *GOOD, "--batch", "NaN"), "batch"),
+    "batch -1": (("bill", "llama-3.1-8b", *GOOD, "--batch", "-1"), "batch=-1"),
+    "batch 1.5": (("bill", "llama-3.1-8b", *GOOD, "--batch", "1.5"), "batch"),
+    "huge batch": (("bill", "llama-3.1-8b", *GOOD, "--batch", "9" * 40), "batch"),
+    "10^12 GPUs": (("fit", "llama-3.1-8b", "--cluster", "1000000000000xh100-sxm"), "more than the 1,000,000"),
+    "unknown chip": (("fit", "llama-3.1-8b", "--cluster", "8xh10-sxm"), "did you mean"),
+    "unknown engine": (("fit", "llama-3.1-8b", *GOOD, "--engine", "vlm"), "did you mean vllm"),
+    "unknown link": (("fit", "llama-3.1-8b", *GOOD, "--inter", "nvlink9"), "unknown link"),
+    "unknown option": (("fit", "llama-3.1-8b", *GOOD, "--tpp", "8"), "--tpp"),
+    "no cluster": (("fit", "llama-3.1-8b"), "--cluster"),
+    "no model": (("fit", *GOOD), "MODEL"),
+    "unknown command": (("fitt",), "fitt"),
+    "utilisation": (("fit", "llama-3.1-8b", *GOOD, "--gpu-memory-utilization", "130%"), "at most 1"),
+    "not a size": (("fit", "llama-3.1-8b", *GOOD, "--kv-cache-memory-bytes", "lots"), "kv_cache_memory_bytes"),
+    "training option": (("bill", "llama-3.1-8b", *GOOD, "--zero", "3"), "belongs to --phase train"),
+    "serving option": (("fit", "llama-3.1-8b", *GOOD, "--phase", "train", "--max-num-seqs", "3"), "belongs to serving"),
+    "exact with a what-if": (("bill", "llama-3.1-8b", *GOOD, "--exact", "--overlap", "50%"), "--exact has none"),
+    "overlap 2": (("bill", "llama-3.1-8b", *GOOD, "--overlap", "2"), "overlap=2"),
+    "unknown library": (("bill", "llama-3.1-8b", *GOOD, "--library", "mpi"), "unknown library"),
+    "tp 0": (("fit", "llama-3.1-8b", *GOOD, "-tp", "0"), "at least 1"),
+    "ep -1": (("bill", "mixtral-8x7b", *GOOD, "--ep=-1"), "ep=-1"),
+    "serving with a training length": (("fit", "llama-3.1-8b", *GOOD, "--context", "9"), "--max-model-len"),
+    "fit in another phase": (("fit", "llama-3.1-8b", *GOOD, "--phase", "prefill"), "serve or train"),
+    "training with a KV type": (("bill", "llama-3.1-8b", *GOOD, "--phase", "train", "--kv-dtype", "fp8"), "belongs to serving"),
+    "drafts in a prefill": (("bill", "llama-3.1-8b", *GOOD, "--phase", "prefill", "--speculative", "3"), "speculative=3"),
+    "nics 0": (("fit", "llama-3.1-8b", *GOOD, "--nics", "0"), "nics=0"),
+    "schedule": (("bill", "llama-3.1-8b", *GOOD, "--phase", "train", "--schedule", "foo"), "1f1b, gpipe"),
+    "endless number": (("fit", "llama-3.1-8b", "--cluster", "9" * 5000 + "xh100-sxm"), "cluster"),
+    "catalogue kind": (("catalog", "gpus"), "one of chips"),
+    "negative nics": (("fit", "llama-3.1-8b", *GOOD, "--nics", "-2"), "nics"),
+    "a page nowhere": (("bill", "llama-3.1-8b", *GOOD, "--html", "/nonexistent/x.html"), "html"),
+    "ep on a dense model": (("bill", "llama-3.1-8b", *GOOD, "-tp", "8", "--ep", "8"), "dense"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MISTAKES))
+def test_mistakes_get_one_clear_line(name):
+    words, says = MISTAKES[name]
+    done = (run if name in sorted(MISTAKES)[::6] else run_here)(*words)  # some as whole processes
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_config_gets_one_clear_line(tmp_path):
+    file = tmp_path / "config.json"
+    for text, says in (
+        ('{"architectures": ["Llama', "not valid JSON"),
+        ('{"architectures": ["RwkvForCausalLM"]}', "RwkvForCausalLM is not supported"),
+        ('{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}', "lacks"),
+        ("[]", "not a JSON object"),
+    ):
+        file.write_text(text)
+        done = run_here("fit", str(tmp_path), *GOOD)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert says in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_answer():
+    shell = f"{sys.executable} -m commtax catalog | head -1 >/dev/null; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("0", "141")
+    assert not done.stderr
+
+
+def test_plain_ascii_terminals_get_the_answer():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "0"}
+    words = [sys.executable, "-m", "commtax", "fit", "llama-3.1-8b", "--cluster", "h100-sxm"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0
+    assert "GPU KV cache size" in done.stdout
+
+
+def test_no_arguments_shows_help():
+    assert "Usage" in run().stdout
+
+
+@pytest.mark.parametrize("engine", catalog.keys("engines"))
+def test_every_engine_is_shown(engine):
+    """An engine without a limit has infinity in its record, which no document can hold."""
+    assert json.loads(run_here("catalog", "engines", engine, "--json").stdout)["key"] == engine
+    assert engine in run_here("catalog", "engines", engine).stdout

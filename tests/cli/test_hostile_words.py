@@ -1,0 +1,234 @@
+"""Whatever is typed: an answer, a no, or one clear line. Never a traceback, never a fault of ours."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import click
+import pytest
+
+from cli_run import run_here
+from commtax import cli
+from each import each
+
+WHERE = ("llama-3.2-1b", "-c", "8xh100-sxm")
+VERBS = {
+    "bill": ("bill", *WHERE),
+    "bill train": ("bill", *WHERE, "--phase", "train"),
+    "compare": ("compare", *WHERE, "--over", "tp=1,2"),
+    "compare plans": ("compare", *WHERE, "--plans", "tp1,tp2"),
+    "expect": ("expect", "all-reduce", *WHERE[1:]),
+    "fit": ("fit", *WHERE),
+    "fit train": ("fit", *WHERE, "--phase", "train"),
+    "pipeline": ("pipeline", "-p", "4", "-m", "8"),
+    "plan": ("plan", "llama-3.2-1b", "-c", "1xh100-sxm"),
+    "plan train": ("plan", "llama-3.2-1b", "-c", "2xh100-sxm", "--phase", "train"),
+    "simulate": ("simulate", *WHERE),
+    "audit": ("audit", "{log}", "-m", *WHERE),
+    "calibrate": ("calibrate", "{nccl}", "-c", "2xh100-sxm", "-o", os.devnull),
+}
+HOSTILE = ("0", "-1", "1e400", "nan", "99999999999999999999", "", "1e-300", "1e308", "9" * 5000, "\x1b[31m\udcff")
+WRITTEN = ("plot", "html", "svg", "chrome_trace", "out", "rows", "data", "timeline", "save", "anonymise")
+SLOW = {"plan": ("1e308", "1e-300")}  # large and small limits are searched for plans that hold them
+
+
+def options(verb):
+    command = cli.commands([]).commands[verb]
+    return [max(p.opts, key=len) for p in command.params if isinstance(p, click.Option) and not p.is_flag and p.name not in WRITTEN]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    log, nccl = folder / "log.txt", folder / "nccl.txt"
+    log.write_text("INFO Model loading took 2.51 GiB memory and 2.1 seconds\n")
+    rows = (f"{1024 * 4**i} {256 * 4**i} float sum -1 {10 + i * 5}.4 41.2 41.2 0 25.2 41.6 41.6 0\n" for i in range(8))
+    nccl.write_text("# all_reduce_perf\n# Rank 0\n# Rank 1\n" + "".join(rows))
+    return {"log": log, "nccl": nccl}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_value_of_any_option_is_a_fault(verb, files):
+    base = [word.format(**files) for word in VERBS[verb]]
+    for nth, option in enumerate(options(base[0])):
+        for value in HOSTILE[nth % 2 :: 2]:  # half of them: the next option meets the others
+            if value not in SLOW.get(verb, ()):
+                assert_civil(run_here(*base, option, value), (option, value[:30]))
+
+
+def assert_civil(done, what):
+    assert done.returncode in (0, 1, 2, 3), (what, done.stderr)
+    if done.returncode == 2:
+        assert done.stderr.startswith("error: "), what
+        assert done.stderr.count("\n") == 1, (what, done.stderr)
+        assert len(done.stderr) < 1100, what
+    assert "\x1b" not in done.stdout + done.stderr, what
+
+
+@pytest.mark.parametrize("axis", ["-tp", "-dp", "-pp", "-ep", "--batch", "--context"])
+def test_a_whole_number_has_a_bound_that_is_named(axis):
+    done = run_here("bill", *WHERE, axis, "99999999999999999999")
+    assert done.returncode == 2
+    assert "at most 281,474,976,710,656" in done.stderr
+    assert_civil(run_here("bill", *WHERE, axis, str(2**48)), axis)
+
+
+def test_a_pasted_command_has_the_same_bound():
+    done = run_here("bill", "-c", "8xh100-sxm", "--from", "vllm serve llama-3.2-1b -tp 99999999999999999999")
+    assert_civil(done, "from")
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--times", "1e-300:1:1"),
+        ("--straggler", "1:99999999999999999999"),
+        ("--times", "1e6:1e6:1e-6", "--straggler", "3:0.001", "--schedule", "zb-v"),
+        ("--transfer", "1e-300"),
+        ("--times", "1:1"),
+        ("--times", "1:1:" + "9" * 100_000),
+    ],
+)
+def test_times_of_a_pipeline(words):
+    assert_civil(run_here("pipeline", "-p", "4", "-m", "8", *words), words[0])
+
+
+def test_lists_have_a_limit():
+    done = run_here("simulate", *WHERE, "--concurrency", ",".join(["1"] * 100_000))
+    assert done.returncode == 2
+    assert "100,000 values, more than the 1,024" in done.stderr
+
+
+WORDS = {
+    "long": "a" * 1_000_000,
+    "long path": "/" + "a/" * 100_000,
+    "brackets": "/x/[/bold]",
+    "escape": "\x1b]0;title\x07",
+    "right to left": "a\u202eb",
+    "no text": "\udc80\udcff",
+    "a user's home": "~no-such-user/model",
+    "zero": "a\0b",
+    "line": "a\nb",
+    "dollar": "a$b$c",
+}
+
+
+@each("word", WORDS.values(), ids=WORDS.keys())
+def test_any_word_in_any_place(word):
+    for words in (
+        ("bill", word, "-c", "8xh100-sxm"),
+        ("bill", "llama-3.2-1b", "-c", word),
+        ("bill", *WHERE, "-e", word),
+        ("bill", *WHERE, "--profile", word),
+        ("bill", *WHERE, "--topo", word),
+        ("bill", "-c", "8xh100-sxm", "--from", f"vllm serve {word} --odd {word}"),
+        ("bill", "-c", "8xh100-sxm", "--from", word),
+        ("compare", *WHERE, "--over", word),
+        ("compare", *WHERE, "--plans", word),
+        ("expect", word, "-c", "8xh100-sxm"),
+        ("expect", "all-reduce", "-c", "8xh100-sxm", "--measured", word),
+        ("catalog", "models", word),
+        ("catalog", word),
+        (word,),
+        ("bill", f"--{word}"),
+        ("audit", word, "-m", "llama-3.2-1b", "-c", "8xh100-sxm"),
+    ):
+        done = run_here(*words)
+        assert done.returncode == 2, words[:2]
+        assert_civil(done, words[:2])
+
+
+def test_brackets_and_controls_in_a_folder_are_shown_as_they_are(tmp_path):
+    from json import dumps
+
+    from commtax.catalog import config
+
+    folder = tmp_path / "a[bold]b\x1b[31m$x$"
+    folder.mkdir()
+    (folder / "config.json").write_text(dumps(config("llama-3.2-1b")))
+    for words in (("bill", folder, *WHERE[1:]), ("catalog", "models", folder), ("fit", folder, *WHERE[1:])):
+        done = run_here(*words)
+        assert done.returncode == 0
+        assert "a[bold]b\\x1b[31m$x$" in done.stdout
+    assert run_here("compare", folder, *WHERE[1:], "--over", "tp=1,2", "--plot", tmp_path / "x.png").returncode == 0
+
+
+def test_a_fault_of_ours_is_one_line_and_debug_shows_where(monkeypatch):
+    for fault in (RuntimeError("odd"), RecursionError("deep"), MemoryError(), KeyError("k"), AssertionError()):
+
+        def fail(*_, fault=fault, **__):
+            raise fault
+
+        monkeypatch.setattr("commtax.cli.expect.expect", fail)
+        words = ("expect", "all-reduce", "-c", "8xh100-sxm")
+        done = run_here(*words)
+        assert done.returncode == 70
+        assert done.stderr.startswith("error: internal: ")
+        assert "--debug" in done.stderr
+        assert done.stderr.count("\n") == 1
+        for place in (0, 1, 4):
+            shown = run_here(*words[:place], "--debug", *words[place:])
+            assert shown.returncode == 70
+            assert "Traceback" in shown.stderr
+
+
+def run(*words, **streams):
+    return subprocess.run([sys.executable, "-m", "commtax", *words], check=False, text=True, **streams)
+
+
+def test_closed_streams():
+    def close():
+        os.close(1)
+
+    done = run("bill", *WHERE, preexec_fn=close, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_of_errors_that_left_changes_no_exit_code(unbuffered):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "commtax", "--debug", "bill", "nope", "-c", "8xh100-sxm"]
+    done = subprocess.run(command, stderr=write, env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, check=False)
+    os.close(write)
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("expect", "all-gather", "--cluster", "4x4xv100-16-sxm", "--size", "1e308"),
+        ("bill", "qwen2.5-7b", "--cluster", "4xa100-80-sxm", f"--engine=vllm@{'9' * 5000}"),
+        ("bill", "qwen2.5-7b", "--cluster", "4xa100-80-sxm", f"--engine=vllm@1.{'9' * 5000}"),
+    ],
+)
+def test_sizes_and_versions_have_bounds(words):
+    assert_civil(run_here(*words), words)
+    assert run_here(*words).returncode == 2
+
+
+def test_a_full_disk_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = run("expect", "all-reduce", "-c", "8xh100-sxm", stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["numpy", "click", "commtax.cli.pasting"])
+def test_an_interrupt_while_modules_are_imported(module):
+    code = f"""
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["commtax", "bill", "llama-3.2-1b", "-c", "8xh100-sxm"]
+from commtax.__main__ import main
+main()
+"""
+    usual = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, **usual)
+    assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")

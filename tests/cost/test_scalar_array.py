@@ -1,0 +1,210 @@
+"""Every public function of ``cost`` gives an array's elements what it gives them alone: found by introspection."""
+
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+
+import numpy as np
+import pytest
+
+import commtax.cost
+from commtax import catalog
+from commtax.arrays import pick
+from commtax.catalog.fabric import fabric
+from commtax.catalog.kernel_constants import kernel_constants
+from commtax.cost.collectives import Choice, Crossing
+from commtax.cost.compute import step_kernels
+from commtax.cost.forms.form import Table
+from commtax.cost.inventory import Tensor, inventory
+from commtax.cost.kernel import Kernel, Step, Terms
+from commtax.cost.kernels import Applied
+from commtax.cost.network import Decoding, Flow, Prompting, Wire, flow, nodes_to
+from commtax.cost.network import Network as Stations
+from commtax.cost.placement import Span
+from commtax.cost.serving import Load, Served, Steps
+from commtax.cost.tensors import Held
+from commtax.ledger import Item, Line
+from commtax.question import WhatIf
+from commtax.spec import (
+    Attention,
+    Chip,
+    Cluster,
+    DeltaNet,
+    Engine,
+    Experts,
+    Fabric,
+    Hyper,
+    KernelConstants,
+    Mamba2,
+    Mixer,
+    Model,
+    Network,
+    Path,
+    Plan,
+    Quant,
+    TrainStep,
+    Workload,
+)
+from each import each
+
+N = 3
+CLUSTER, ENGINE, MODEL = catalog.cluster("4x8xh100-sxm"), catalog.engine("vllm"), catalog.model("mixtral-8x7b")
+NUMBERS = np.array([2, 3, 8])
+TP, DP = np.array([1, 2, 8]), np.array([2, 1, 2])
+WORK = Workload(np.array([1, 5, 9]), np.array([100, 700, 9000]), np.array([0, 1, 2]), np.array([0, 64, 300]), np.array([0, 0, 10]))
+PLAN = Plan(tp=TP, pp=np.array([1, 2, 2]), dp=DP, ep=np.array([1, 2, 16]), microbatches=np.array([1, 4, 8]))
+KERNEL = step_kernels(MODEL, PLAN, WORK, WORK.rows, ENGINE)[0]
+
+STATIONS = Stations(
+    NUMBERS * 10, NUMBERS * 20, 0.01,
+    Prompting(NUMBERS, NUMBERS * 0.1, 0.05, NUMBERS * 1.0), Wire(NUMBERS * 0.01, NUMBERS * 0.01, NUMBERS * 0.02),
+    Decoding.of(NUMBERS, 1, 64.0, 0.01 + nodes_to(64.0) / 1000), 0.5,
+)  # fmt: skip
+# One sample for each type that a cost function takes; numbers inside are arrays of N.
+SAMPLES = {
+    typing.Any: NUMBERS,
+    float: 0.5,
+    int: 2,
+    str: "all-reduce",
+    bool: False,
+    Model: MODEL,
+    Plan: PLAN,
+    Workload: WORK,
+    TrainStep: TrainStep(np.array([1, 2, 4]), np.array([1024, 2048, 4096])),
+    Engine: ENGINE,
+    Cluster: CLUSTER,
+    Chip: CLUSTER.chip,
+    Experts: Experts(16, 2, 128),
+    Attention: Attention(32, 8, 128, 128),
+    Kernel: KERNEL,
+    Path: Path("all-reduce", "ring", 1e9, 1e-6, 1e-6),
+    Span: Span(np.array([16, 16, 16]), np.array([8, 8, 8]), np.array([2, 2, 2])),
+    Choice: Choice(NUMBERS * 1e-6, NUMBERS * 1e-6, NUMBERS * 0),
+    Network: catalog.fabric("nccl", CLUSTER).network,
+    Crossing: Crossing("all-reduce", NUMBERS * 1e6, NUMBERS * 8, NUMBERS * 0 + 8, NUMBERS, NUMBERS * 1e11, CLUSTER.inter),
+    Fabric: fabric("vllm", CLUSTER),
+    KernelConstants: kernel_constants(ENGINE, CLUSTER.chip),
+    WhatIf: WhatIf(async_axes=("dp", "cp", "ep")),
+    Table: kernel_constants(ENGINE, CLUSTER.chip).tables["gemm.bf16"],
+    Applied: Applied((("step.clock", 0.9),), 1.1),
+    Item: Item("sums", "tp", "all-reduce", NUMBERS * 1e6, NUMBERS, NUMBERS),
+    list[Line]: [],
+    Terms: Terms(MODEL, PLAN, CLUSTER, ENGINE, fabric("vllm", CLUSTER), kernel_constants(ENGINE, CLUSTER.chip)),
+    list[Kernel]: [KERNEL],
+    Load: Load(
+        np.array([2, 30, 300]), np.array([100, 5000, 900]), np.array([10, 300, 20]), np.array([20, 300, 900]), np.array([0, 0.1, 0])
+    ),
+    Steps: Steps(np.array([1e-3, 2e-3, 9e-3]), np.array([2e-3, 3e-2, 5e-2]), np.array([1, 2, 1])),
+    Served: Served(*(NUMBERS * 0.1 * (i + 1) for i in range(9))),
+    Stations: STATIONS,
+    Flow: flow(STATIONS),
+    tuple[Path, ...]: fabric("vllm", CLUSTER).paths["all-reduce"],
+    Quant | None: None,
+    Mixer | None: Mamba2(16, 64, 4, 128),
+    Tensor: inventory(MODEL)[-5],
+    list[Held]: [Held(inventory(MODEL)[-5], 3, NUMBERS * 1.0, NUMBERS * 1.0)],
+    DeltaNet: DeltaNet(16, 32, 128, 128, decay_rank=64),
+    Mamba2: Mamba2(16, 64, 4, 128),
+    Step: Step(replace(MODEL, hyper=Hyper(4)), replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
+}
+SPECIAL = {  # arguments whose type does not tell their meaning
+    ("share", "split"): "kv",
+    ("span", "axis"): "tp",
+    ("idle_s", "schedule"): "zb-h1",
+    ("recomputed", "plan"): replace(PLAN, recompute="full"),
+    ("exchanged", "place"): "dispatch",
+    ("tp_item", "op"): "all-reduce",
+    ("tp_item", "part"): "layers",
+    ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",
+    ("wide_twin", "kernel"): replace(KERNEL, form="gemm", dtype="fp8", weight_bytes=1.0),
+    ("quantised_before", "product"): replace(KERNEL, static_scales=True),
+    ("held", "stage"): 0,
+    ("held", "pp"): 1,
+    ("weights", "stage"): 0,
+    ("weights", "pp"): 1,
+}
+# Records whose numbers are arrays.
+AT = {
+    *("Plan", "Workload", "TrainStep", "Kernel", "Span", "Choice", "Crossing", "Network", "Load", "Steps", "Served"),
+    *("Prompting", "Wire", "Decoding", "Flow", "Terms", "Step", "Item"),
+}
+# About one scalar thing by nature: a whole model, a stage, a name, a message.
+SCALAR = {
+    *("inventory", "copies", "num_params", "num_active_params", "mtp_params", "weight_bytes", "quantisation"),
+    *("formats", "format_of", "spellings", "stage_layers", "total_bytes", "kv_pool", "compressed_widths"),
+    *("entry_bytes", "unfinished_bytes", "default_utilization", "check_stored", "fewest_microbatches", "check"),
+    *("legal_values", "notes"),
+    *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
+    *("widened", "num_launches", "choosing", "narrow_note"),
+    *("flow", "nodes_to"),  # looked for as well as is asked: tests/verbs/test_disaggregated.py
+    *("tower_kernels", "tower_items"),  # of a model that has one: tests/cost/test_pictures.py
+    *(
+        f"latent_{name}" for name in ("projections", "selector", "decode", "prefill", "attention", "trained")
+    ),  # tests/cost/test_latent.py
+    *("projections", "head_products", "scans", "read", "choose", "seen_in_decode", "prompt_sizes", "compressed_pairs"),
+    "exposed",  # tests/verbs/test_two_batches.py
+    *("terms", "fused_by", "equation", "stated", "reduced", "charged_as"),  # of one kernel or collective that is explained
+    *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
+}
+
+
+def functions():
+    for module in pkgutil.iter_modules(commtax.cost.__path__, "commtax.cost."):
+        loaded = importlib.import_module(module.name)
+        for name, function in inspect.getmembers(loaded, inspect.isfunction):
+            if function.__module__ == module.name and not name.startswith("_") and name not in SCALAR:
+                yield pytest.param(function, id=f"{module.name.split('.')[-1]}.{name}")
+
+
+def at(value, i):
+    """One element of everything that is an array of N."""
+    if isinstance(value, np.ndarray):
+        return value[i].item() if value.ndim == 1 and len(value) == N else value
+    if isinstance(value, list):
+        return [at(x, i) for x in value]
+    if is_dataclass(value) and not isinstance(value, type) and type(value).__name__ in AT:
+        return replace(value, **{f.name: at(getattr(value, f.name), i) for f in fields(value)})
+    return value
+
+
+def flat(value):
+    """All numbers in a result, in order."""
+    if isinstance(value, (list, tuple, Iterator)):
+        return [x for v in value for x in flat(v)]
+    if isinstance(value, dict):
+        return [x for v in value.values() for x in flat(v)]
+    if isinstance(value, Item):  # what is not sent has no size worth comparing
+        sent = np.asarray(value.count) > 0
+        return [value.count, pick(sent, value.nbytes, 0), pick(sent, value.ranks, 0)]
+    if isinstance(value, Line):
+        return [*flat(value.item), value.total_s, value.hidden_s]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [
+            x
+            for f in fields(value)
+            if f.name not in ("names", "link", "algorithm", "sources")
+            for x in flat(getattr(value, f.name))
+        ]
+    return [value] if isinstance(value, (int, float, np.ndarray, np.generic)) and not isinstance(value, bool) else []
+
+
+@each("function", list(functions()))
+def test_scalar_equals_array(function):
+    hints = typing.get_type_hints(function)
+    arguments = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is not parameter.empty:
+            continue
+        key = (function.__name__, name)
+        assert key in SPECIAL or hints[name] in SAMPLES, f"no sample for {name}: {hints[name]}"
+        arguments[name] = SPECIAL.get(key, SAMPLES.get(hints[name]))
+    many = flat(function(**arguments))
+    assert many
+    for i in range(N):
+        one = flat(function(**{k: at(v, i) for k, v in arguments.items()}))
+        assert len(one) == len(many)
+        for a, b in zip(many, one, strict=True):
+            assert np.broadcast_to(a, N)[i] == pytest.approx(float(b), rel=1e-12), function.__name__

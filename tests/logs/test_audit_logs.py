@@ -1,0 +1,411 @@
+"""What logs say: real excerpts of public threads with figures counted by hand, and laws over made ones."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commtax.audit import audit, formats
+from commtax.evidence.finding import Claim
+from commtax.logs import nccl_log
+from commtax.logs.engine_logs import sglang_log, trtllm_log, vllm_log
+from commtax.logs.nccl_audit import audit_nccl
+from commtax.logs.nccl_log import Route
+from commtax.logs.started import named, typical
+from commtax.logs.startup_audit import audit_log
+from commtax.verbs.asking import unsettled
+from paths import FIXTURES
+from tables import tables
+
+DATA = tables(__file__)
+
+GIB = 2**30
+REAL = json.loads((FIXTURES / "audit" / "logs.json").read_text())
+READERS = {"vllm": vllm_log, "sglang": sglang_log, "trtllm": trtllm_log, "nccl": nccl_log}
+
+
+def real(*kinds):
+    return pytest.mark.parametrize("row", [r for r in REAL if r["kind"] in kinds], ids=lambda r: r["name"])
+
+
+def claimed(words):
+    words = dict(words)
+    return Claim(unsettled(words.pop("model"), words.pop("cluster"), words))
+
+
+def test_enough_real_logs():
+    kinds = [r["kind"] for r in REAL]
+    least = {"vllm": 3, "sglang": 3, "trtllm": 2, "nccl": 5, "flight": 1}
+    assert all(kinds.count(kind) >= n for kind, n in least.items())
+    assert all(r["source"].startswith(("https://", "recorded ")) for r in REAL)
+
+
+@real("vllm", "sglang", "trtllm", "nccl")
+def test_a_real_log_is_recognised_as_what_it_is(row, tmp_path):
+    path = tmp_path / "x.log"
+    path.write_text("\n".join(row["lines"]))
+    assert "log" in formats.kinds(path)
+    said = formats.read(path)[0]
+    assert getattr(said, "engine", "nccl") == row["kind"]
+
+
+@real("vllm", "sglang", "trtllm")
+def test_figures_of_real_starts(row):
+    log, wanted = READERS[row["kind"]].parse("\n".join(row["lines"])), row["expected"]
+    assert log.engine == wanted["engine"]
+    for name in ("version", "pp", "max_model_len", "block_size", "kv_tokens", "kv_cache_dtype", "world_size"):
+        assert name not in wanted or getattr(log, name) == wanted[name]
+    for name in ("dtype", "attention_backend", "all2all"):
+        assert name not in wanted or log.said(name) == wanted[name]
+    assert "tp" not in wanted or named(log)["tp"] == wanted["tp"]
+    assert "model" not in wanted or named(log)["model"] == wanted["model"]
+    assert log.nccl_version == wanted.get("nccl", "")
+    assert wanted.get("disabled", "") in log.custom_allreduce_disabled
+    assert [round(b / GIB, 2) for _, b in log.weights_bytes] == wanted.get("weights_gib", [])
+    assert "kv_gib" not in wanted or log.available_kv_bytes / GIB == pytest.approx(wanted["kv_gib"])
+    if each := wanted.get("kv_bytes_a_token"):
+        assert log.available_kv_bytes / log.kv_tokens == pytest.approx(each, rel=0.011 * GIB / log.available_kv_bytes)
+    assert sum(m.tokens_per_s > 0 for m in log.moments) == wanted.get("moments", 0)
+    if usual := wanted.get("typical"):
+        assert typical(log) == pytest.approx(tuple(usual), abs=0.02)
+
+
+@real("vllm", "sglang", "trtllm")
+def test_a_start_is_told_without_a_claim(row):
+    log = READERS[row["kind"]].parse("\n".join(row["lines"]))
+    told = audit_log(log, None, "x")
+    failed = [f for f in told.findings if f.code == "starts that failed"]
+    assert [f.verdict for f in failed] == ["disagree"] * row["expected"].get("causes", []).count("failure")
+    assert all(f.predicted is None and f.measured is not None and f.verdict == "unknown" for f in told.findings if f not in failed)
+    assert [c.code for c in told.causes] == row["expected"].get("causes", [])
+    assert told.facts["engine"] == log.engine
+    assert "api_key" not in told.facts
+    measured = {f.code: f.measured for f in told.findings}
+    if tokens := row["expected"].get("kv_tokens"):
+        assert measured["KV tokens"] == tokens
+    if len(loaded := row["expected"].get("weights_gib", [])) > 1:
+        assert measured["all ranks' weights"] / GIB == pytest.approx(sum(loaded), abs=0.005 * len(loaded))
+
+
+@pytest.mark.parametrize("row", [r for r in REAL if "agree" in r["expected"]], ids=lambda r: r["name"])
+def test_real_starts_agree_with_what_fits(row):
+    log = READERS[row["kind"]].parse("\n".join(row["lines"]))
+    found = audit_log(log, claimed(row["expected"]["claim"]))
+    verdicts = {f.code: f.verdict for f in found.findings}
+    assert {code: verdicts[code] for code in row["expected"]["agree"]} == dict.fromkeys(row["expected"]["agree"], "agree")
+    assert "disagree" not in verdicts.values()
+
+
+def test_all_ranks_together_hold_one_copy_and_what_is_on_each():
+    """QwQ-32B, TP 4: norms, and KV heads that divide, are all that ranks share; the sum is the model's."""
+    row = next(r for r in REAL if r["name"].startswith("QwQ"))
+    found = audit_log(sglang_log.parse("\n".join(row["lines"])), claimed(row["expected"]["claim"]))
+    (total,) = [f for f in found.findings if f.code == "all ranks' weights"]
+    (each,) = [f for f in found.findings if f.code == "weights"]
+    assert total.predicted == pytest.approx(4 * each.predicted)
+    half = audit_log(sglang_log.parse("\n".join(row["lines"]).replace("15.54", "7.77")), claimed(row["expected"]["claim"]))
+    (total,) = [f for f in half.findings if f.code == "all ranks' weights"]
+    assert total.verdict == "disagree"
+    assert "one copy has" in total.reason
+
+
+def test_a_disabled_allreduce_has_its_price_a_token():
+    line = (
+        "[2025-01-01 00:00:00 TP0] Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed."
+    )
+    claim = claimed({"model": "llama-3.1-8b", "cluster": "2xh100-sxm", "tp": 2, "engine": "sglang"})
+    (cause,) = audit_log(sglang_log.parse(line), claim).causes
+    step = float(claim.bill().step_s)
+    assert cause.cost_s == pytest.approx(float(claim.bill(library="nccl").step_s) - step)
+    assert cause.share == pytest.approx(cause.cost_s / (cause.cost_s + step))
+    assert "a token" in cause.gain or "each token" in cause.gain
+    eager = "INFO x] Initializing a V1 LLM engine (v0.11.0) with config: model='m', enforce_eager=True"
+    (cause,) = audit_log(vllm_log.parse(eager), claimed({"model": "llama-3.1-8b", "cluster": "dgx-h100", "tp": 8})).causes
+    assert (cause.code, cause.cost_s > 0) == ("eager", True)
+
+
+def test_an_order_of_dispatch_with_nccl_alone():
+    line = "INFO x.py:1] Using {} all-reduce backends (in dispatch order) for group 'tp:0' out of []"
+    assert [c.code for c in audit_log(vllm_log.parse(line.format("['PYNCCL']")), None).causes] == ["custom all-reduce"]
+    assert not audit_log(vllm_log.parse(line.format("['CUSTOM', 'PYNCCL']")), None).causes
+
+
+def test_a_log_is_judged_as_the_engine_that_wrote_it():
+    row = next(r for r in REAL if r["name"].startswith("QwQ"))
+    found = audit_log(sglang_log.parse("\n".join(row["lines"])), claimed(row["expected"]["claim"]))
+    assert "engine" in [n.code for n in found.notes]
+    same = audit_log(sglang_log.parse("\n".join(row["lines"])), claimed({**row["expected"]["claim"], "engine": "sglang"}))
+    assert "engine" not in [n.code for n in same.notes]
+    assert [f.predicted for f in same.findings] == [f.predicted for f in found.findings]
+
+
+def test_the_last_start_of_sglang_and_of_trtllm_counts():
+    run = "[2025-01-01 00:00:00] server_args=ServerArgs(model_path='m', tp_size={}, node_rank={})\n"
+    run += "[2025-01-01 00:00:01 TP0] max_total_num_tokens={}\n"
+    assert sglang_log.parse(run.format(1, 0, 10) + run.format(2, 0, 20)).kv_tokens == 20
+    assert sglang_log.parse(run.format(1, 0, 10) + run.format(1, 1, 20)).kv_tokens == 10  # two hosts of one start
+    trt = "[TensorRT-LLM] TensorRT-LLM version: {}\n[TRT-LLM] [I] Allocated 1.00 GiB for max tokens in paged KV cache ({}).\n"
+    twice = trtllm_log.parse(trt.format("1.0", 64) + trt.format("1.1", 32))
+    assert (twice.version, twice.kv_tokens) == ("1.1", 32)
+
+
+def test_iterations_of_trtllm():
+    line = (
+        "[01/16/2026-06:20:17] [TRT-LLM] [RANK 0] [I] iter = {}, host_step_time = {}ms, num_scheduled_requests: {}, states = "
+        "{{'num_ctx_requests': {}, 'num_ctx_tokens': 0, 'num_generation_tokens': {}}}"
+    )
+    log = trtllm_log.parse("\n".join([line.format(i, 20.0, 5, 0, 5) for i in range(3)] + [line.format(3, 80.0, 5, 1, 4)]))
+    assert typical(log) == (5, pytest.approx(250.0), 0)
+
+
+def test_serving_lines_of_vllm():
+    line = (
+        "INFO 1 [loggers.py:1] Engine 000: Avg prompt throughput: 10.0 tokens/s, Avg generation throughput: {} tokens/s, "
+        "Running: 8 reqs, Waiting: {} reqs, GPU KV cache usage: {}%, Prefix cache hit rate: 0.0%"
+    )
+    log = vllm_log.parse("GPU KV cache size: 100 tokens\n" + "\n".join(line.format(n, 2, 99.1) for n in (100.0, 300.0, 200.0)))
+    assert typical(log) == (8, 200.0, 0)
+    assert [c.code for c in audit_log(log, None).causes] == ["cache full"]
+    measured = audit_log(log, claimed({"model": "llama-3.1-8b", "cluster": "h100-sxm", "tp": 1}))
+    (served,) = [f for f in measured.findings if f.code == "served"]
+    assert served.measured == pytest.approx(8 / 200.0)
+
+
+@real("nccl")
+def test_figures_of_real_nccl_logs(row):
+    log, wanted = nccl_log.parse("\n".join(row["lines"])), row["expected"]
+    found = audit_nccl([log], None, ["x"])
+    measured = {str(f.item): f.measured for f in found.findings}
+    ways = {item.removeprefix("ways over "): n for item, n in measured.items() if item.startswith("ways over ")}
+    assert ways == wanted.get("ways", {})
+    by_pair = {f"{r.source}->{r.target}": log.channels(r) for r in log.routes}
+    assert wanted.get("channels", {}).items() <= by_pair.items()
+    assert measured.get("ranks in a communicator") == wanted.get("ranks")
+    assert measured.get("hosts") == wanted.get("hosts")
+    assert "width" not in wanted or log.widths == {tuple(wanted["width"])}
+    assert [list(ring) for ring in log.rings] == wanted.get("rings", [])
+    assert wanted.get("parents", {}).items() <= {str(k): v for k, v in log.parents.items()}.items()
+    assert sum(log.warnings.values()) == wanted.get("warnings", 0)
+    assert {c.op: [c.count, c.nbytes] for c in found.collectives} == wanted.get("calls", {})
+    assert sorted([t.rank, t.seq, t.elements] for t in log.timeouts) == wanted.get("timeouts", [])
+    assert {f"{g}/{r}": [p.failed, p.enqueued, p.completed] for (g, r), p in log.progress.items()} == wanted.get("progress", {})
+    assert {name: list(said) for name, said in log.tuned.items()} == wanted.get("tuned", {})
+    assert sorted(c.code for c in found.causes) == wanted["causes"]
+    assert set(wanted.get("notes", [])) <= {n.code for n in found.notes}
+    assert found.culprit is None
+    assert wanted.get("environment", {}).items() <= found.facts.items()
+    assert "nics" not in wanted or list(log.nics) == wanted["nics"]
+    assert found.facts.get("network") == wanted.get("network")
+    assert found.facts.get("NVLS") == wanted.get("nvls", found.facts.get("NVLS"))
+
+
+@pytest.mark.parametrize("row", [r for r in REAL if "priced" in r["expected"]], ids=lambda r: r["name"])
+def test_slow_ways_have_a_price(row):
+    log, claim = nccl_log.parse("\n".join(row["lines"])), claimed(row["expected"]["claim"])
+    priced = [c for c in audit_nccl([log], claim, ["x"]).causes if c.cost_s]
+    assert [c.code for c in priced] == row["expected"]["priced"]
+    assert all(c.cost_s > 0 and 0 < c.share < 1 and "decode step" in c.gain for c in priced)
+
+
+PROGRESS = (
+    "[PG ID 0 PG GUID 0(default_pg) Rank {}] failure detected by watchdog at work sequence id: 9 "
+    "PG status: last enqueued work: {}, last completed work: 8"
+)
+
+
+def test_a_rank_that_never_called_is_named():
+    lines = [PROGRESS.format(rank, 8 if rank == 3 else 12) for rank in range(4)]
+    found = audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"])
+    assert found.culprit.rank == 3
+    healthy = audit_nccl([nccl_log.parse("\n".join(PROGRESS.format(rank, 12) for rank in range(4)))], None, ["x"])
+    assert healthy.culprit is None
+
+
+CALL = (
+    "n{0}:{0}:1 [0] NCCL INFO {1}: opCount {2:x} sendbuff 0x1 recvbuff 0x2 count {3} datatype 9 op 0 root 0 "
+    "comm 0xa{0} [nranks=4] stream 0x3"
+)
+
+
+@given(st.integers(0, 3), st.integers(1, 30), st.booleans())
+def test_the_rank_that_called_something_else_is_named(odd, number, sized):
+    def line(rank, n):
+        wrong = rank == odd and n == number
+        return CALL.format(rank, "AllReduce" if sized or not wrong else "AllGather", n, 64 if wrong and sized else 128)
+
+    logs = [nccl_log.parse("\n".join(line(rank, n) for n in range(number + 2))) for rank in range(4)]
+    members = "\n".join(
+        f"n{r}:{r}:1 [0] NCCL INFO comm 0xa{r} rank {r} nranks 4 cudaDev 0 busId 1 commId 0xc - Init COMPLETE" for r in range(4)
+    )
+    found = audit_nccl([nccl_log.parse(members), *logs], None, ["x"])
+    assert found.culprit.rank == odd
+    assert f"number {number:x}" in found.culprit.said
+    assert audit_nccl([nccl_log.parse(members), *(log for r, log in enumerate(logs) if r != odd)], None, ["x"]).culprit is None
+
+
+def test_rings_that_cross_hosts_too_often():
+    def log(order):
+        comm = [f"h{r // 4}:{r}:1 [0] NCCL INFO comm 0x{r} rank {r} nranks 8 commId 0x9 - Init COMPLETE" for r in range(8)]
+        return nccl_log.parse("\n".join([*comm, f"h0:1:1 [0] NCCL INFO Channel 00/01 :    {'   '.join(map(str, order))}"]))
+
+    assert [c.code for c in audit_nccl([log([0, 4, 1, 5, 2, 6, 3, 7])], None, ["x"]).causes] == ["ring order"]
+    assert not audit_nccl([log([3, 2, 1, 0, 4, 5, 6, 7])], None, ["x"]).causes
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 9),
+            st.integers(0, 9),
+            st.integers(0, 20),
+            st.sampled_from(["P2P/CUMEM/read", "SHM/direct/direct", "NET/IB/3/GDRDMA", "NET/Socket/1"]),
+        ),
+        max_size=40,
+    )
+)
+def test_ways_are_counted_once_whoever_tells_them(ways):
+    lines = [
+        f"h:{at}:1 [0] NCCL INFO Channel {channel:02d}/0 : {a}[0] -> {b}[0] [{side}] via {via}"
+        for side in ("send", "receive")
+        for at, (a, b, channel, via) in enumerate(ways)
+    ]
+    whole = nccl_log.parse("\n".join(lines))
+    parts = nccl_log.joined(nccl_log.parse(line) for line in lines)
+    assert whole.routes == parts.routes
+    kinds = {"P2P/CUMEM/read": "P2P/CUMEM", "SHM/direct/direct": "SHM", "NET/IB/3/GDRDMA": "NET/IB", "NET/Socket/1": "NET/Socket"}
+    for a, b, _, via in ways:
+        channels = {c for x, y, c, v in ways if (x, y, v) == (a, b, via)}
+        assert whole.channels(Route(a, b, kinds[via], "GDRDMA" in via)) == len(channels)
+
+
+def test_versions_that_differ_between_processes():
+    line = "h:{0}:{0} [0] NCCL INFO NCCL version {1}+cuda12.4"
+    found = audit_nccl([nccl_log.parse(line.format(1, "2.21.5")), nccl_log.parse(line.format(2, "2.27.5"))], None, ["a", "b"])
+    assert [c.code for c in found.causes] == ["versions"]
+    assert found.facts["version"] == "NCCL 2.21.5+cuda12.4, NCCL 2.27.5+cuda12.4"
+
+
+@pytest.mark.parametrize("reader", [vllm_log, sglang_log, trtllm_log, nccl_log])
+def test_one_endless_line_ends(reader):
+    for piece in DATA["one_endless_line_ends"]:
+        reader.parse(piece * 200_000)
+
+
+@given(st.sampled_from([r for r in REAL if r["kind"] != "flight"]), st.randoms(use_true_random=False), st.integers(1, 12))
+def test_mutated_logs_are_read(row, random, cuts):
+    text = list("\n".join(row["lines"]))
+    for _ in range(cuts):
+        at = random.randrange(len(text))
+        text[at : at + random.randrange(4)] = random.choice(["", "\n", "9" * 40, "-", "[", "]", "0x", "\x00", "é", "1e9", ","])
+    log = READERS[row["kind"]].parse("".join(text))
+    section = audit_nccl([log], None, ["x"]) if row["kind"] == "nccl" else audit_log(log, None, "x")
+    assert all(math.isfinite(f.measured) for f in section.findings)
+
+
+def test_no_graphs_are_advised_where_no_gpu_ran():
+    log = vllm_log.parse((FIXTURES / "vllm-cpu-tp2.log").read_text())
+    assert log.settings["enforce_eager"] == "True"
+    assert "eager" not in [c.code for c in audit_log(log, None, "a").causes]
+
+
+INIT = "n1:10{0}:20{0} [{0}] NCCL INFO ncclCommInitRankConfig comm 0x55a{0} rank {0} nranks {1} cudaDev {0} commId 0x79 - Init {2}"
+
+
+@given(st.integers(2, 6), st.data())
+@settings(max_examples=12)
+def test_a_start_that_hangs_did_not_start(size, data):
+    """Ranks that began and never finished are named; those that called anything afterwards had finished."""
+    stuck = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
+    begun = [INIT.format(rank, size, "START") for rank in range(size)]
+    ended = [INIT.format(rank, size, "COMPLETE") for rank in range(size) if rank not in stuck]
+    section = audit_nccl([nccl_log.parse("\n".join([*begun, *ended]))], None, ["x"])
+    (finding,) = [f for f in section.findings if f.code == "unstarted"]
+    assert finding.verdict == "disagree"
+    assert f"rank{'s' * (len(stuck) > 1)} {', '.join(map(str, stuck))} of {size} began" in finding.reason
+    call = (
+        "n1:10{0}:20{0} [{0}] NCCL INFO AllReduce: opCount 0 sendbuff 0x1 recvbuff 0x2 count 8 datatype 7 op 0 root 0 comm 0x55a{0}"
+    )
+    called = [f"{call.format(rank)} [nranks={size}] stream 0x3" for rank in stuck]
+    went_on = audit_nccl([nccl_log.parse("\n".join([*begun, *ended, *called]))], None, ["x"])
+    assert not [f for f in went_on.findings if f.code == "unstarted"]
+
+
+def test_a_second_try_that_starts():
+    first = [INIT.format(rank, 2, "START") for rank in (0, 1)]
+    again = [line.replace(":10", ":30").replace("0x79", "0x80") for line in first]
+    done = [line.replace("START", "COMPLETE") for line in again]
+    assert not audit_nccl([nccl_log.parse("\n".join([*first, *again, *done]))], None, ["x"]).causes
+    hung = audit_nccl([nccl_log.parse("\n".join([*again, *done, *first]))], None, ["x"])  # a second communicator that hangs
+    assert [c.code for c in hung.causes] == ["unstarted"]
+
+
+def test_an_engine_that_only_began_to_start():
+    text = "INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='Qwen/Qwen3-8B', tensor_parallel_size=2"
+    assert "did not finish starting" in audit_log(vllm_log.parse(text), None).notes[0]
+    assert "did not finish" in audit_log(vllm_log.parse(f"{text}\nINFO GPU KV cache size: 5,760 tokens"), None).notes[0]
+    assert "started" in audit_log(vllm_log.parse(f"{text}\nINFO:     Application startup complete."), None).notes[0]
+
+
+WATCHDOG = (
+    "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, "
+    "Timeout(ms)=600000) ran for 600061 milliseconds before timing out."
+)
+
+
+@given(st.integers(4, 9), st.data())
+@settings(max_examples=12)
+def test_the_rank_whose_watchdog_is_silent(size, data):
+    absent = data.draw(st.integers(0, size - 2))  # of the last one nobody would know
+    lines = [WATCHDOG.format(rank, 9) for rank in range(size) if rank != absent]
+    assert audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"]).culprit.rank == absent
+    assert audit_nccl([nccl_log.parse("\n".join([*lines, WATCHDOG.format(absent, 9)]))], None, ["x"]).culprit is None
+    assert audit_nccl([nccl_log.parse(lines[0])], None, ["x"]).culprit is None
+    strided = audit_nccl([nccl_log.parse("\n".join(WATCHDOG.format(rank, 9) for rank in range(0, 2 * size, 2)))], None, ["x"])
+    assert [c.code for c in strided.causes] == ["timeout"]  # a group of every other rank
+
+
+def test_the_lowest_number_is_named():
+    lines = [WATCHDOG.format(rank, 64088 if rank == 2 else 96117) for rank in range(4)]
+    found = audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"])
+    (cause,) = [c for c in found.causes if c.code == "behind"]
+    assert "rank 2 gave up number 64,088, the lowest" in cause.said
+
+
+CLAIM = (
+    "(Worker_TP{0} pid=5{0}) INFO 06-13 20:03:57 [cpu_worker.py:235] Auto set ({1}/18.0) GiB for KV cache on node {2}, "
+    "with {3} GiB requested memory for the worker. 3.92 GiB memory was consumed by non-kv usages."
+)
+
+
+def test_workers_on_cpus_claim_their_node():
+    """vLLM's own line; each worker claims a share of its node as if it were alone there."""
+    log = vllm_log.parse("\n".join(CLAIM.format(rank, kv, 0, 16.2) for rank, kv in ((0, 1.5), (1, 1.25))))
+    assert log.available_kv_bytes == 1.25 * GIB
+    assert not log.kv_fixed
+    assert [(c.node, c.nbytes / GIB, c.node_bytes / GIB) for c in log.claims] == [(0, pytest.approx(16.2), 18.0)] * 2
+    assert [c.code for c in audit_log(log, None).causes] == ["node memory"]
+    for apart in (("0", "1"), ("1", "1")):
+        lines = [CLAIM.format(rank, 1.5, node, 8.1 if apart[0] == "1" else 16.2) for rank, node in enumerate(apart)]
+        assert not audit_log(vllm_log.parse("\n".join(lines)), None).causes
+
+
+def test_a_workers_share_is_judged_by_its_own_node(tmp_path):
+    """Qwen2.5-1.5B on a laptop of 18 GiB: 1.48 GiB hold 55,424 tokens, whatever memory the catalogue's host has."""
+    sizes = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **sizes}))
+    served = "INFO GPU KV cache size: 55,424 tokens\nINFO Maximum concurrency for 32,768 tokens per request: 1.69x"
+    log = vllm_log.parse(f"{CLAIM.format(0, 1.48, 0, 5.4)}\n{served}")
+    found = {f.code: f for f in audit_log(log, claimed({"model": str(tmp_path), "cluster": "1xcpu"})).findings}
+    assert found["KV memory left, of the node's memory"].verdict == "unknown"
+    assert found["KV tokens in that memory"].predicted == 55424
+    assert found["full-length requests at once"].verdict == "agree"
+
+
+@pytest.mark.parametrize("name", ["a watchdog on three ranks", "a rank that called something else"])
+def test_what_never_ended_is_off(name, tmp_path):
+    path = tmp_path / "x.log"
+    path.write_text("\n".join(next(r["lines"] for r in REAL if r["name"] == name)))
+    assert audit([path]).verdict == "disagree"

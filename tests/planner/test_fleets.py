@@ -1,0 +1,299 @@
+"""How many GPUs for a rate: what is listed holds, its laws, its words and refusals, and a plain search agrees."""
+
+import json
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+from math import floor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import brute_fleets
+import commtax
+from cli_run import run_here
+from commtax.planner.columns import Rejected
+from commtax.planner.fleet_search import burden
+from commtax.planner.fleet_trials import (
+    SURE,
+    _each_alone,
+    _first_pair,
+    _trial,
+    all_requests,
+    capacity,
+    ran,
+    rate_of,
+    too_slow,
+    worst,
+)
+from commtax.planner.fleets import best_fleets, plan_fleet
+from commtax.planner.layouts import candidates
+from commtax.report.planning import shortened
+from paths import HELPERS
+from planned import share_out
+
+SHORT = {"num_prompts": 150, "max_num_seqs": 16, "input_len": 512, "output_len": 32}
+QUICK = {**SHORT, "disaggregated": False, "processes": 1}
+SLO = {"p95_ttft": 0.5, "p99_itl": 0.05}
+ASKED = ("plan", "llama-3.1-8b", "--cluster", "2xh100-sxm", "--request-rate", "20", "--p95-ttft", "1s")
+FAST = ("--num-prompts", "150", "--max-num-seqs", "16", "--input-len", "512", "--output-len", "32")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Nobody is asked for help that is not asked for in so many words; that helpers change nothing is a test of its own."""
+    monkeypatch.setattr("commtax.planner.crew.cores", lambda: 1)
+
+
+def rows(answer):
+    return [(t.layout.question.plan, t.size, t.gpus, t.over, t.capacity, t.growth, t.figures, t.ranges) for t in answer.plans]
+
+
+def test_gpus_without_limits_follow_from_the_throughput_of_one():
+    """By hand: n copies that answer c each are the least for a rate between (n - 1) c and n c."""
+    one = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=5, **QUICK).plans[0]
+    alone = capacity(one.layout, (1, 0))
+    for rate in (0.9 * alone, 1.1 * alone, 2.5 * alone):
+        answer = plan_fleet("llama-3.1-8b", "3xh100-sxm", request_rate=rate, **QUICK)
+        assert answer.plans[0].size == (floor(rate / alone) + 1, 0)
+        assert answer.plans[0].gpus == floor(rate / alone) + 1
+
+
+@pytest.mark.parametrize("model", ["qwen3.5-4b", "nemotron-nano-9b-v2"])
+def test_requests_of_models_with_states_have_room_for_them(model):
+    answer = plan_fleet(model, "1xh100-sxm", request_rate=1, **{**QUICK, "num_prompts": 100})
+    assert answer.plans
+
+
+def test_what_is_listed_holds_and_its_growth_too():
+    answer = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=50, slo=SLO, headroom=0.1, **QUICK)
+    assert answer.plans
+    for trial in answer.plans:
+        q = trial.layout.question
+        assert worst(q, ran(trial.layout, trial.size, rate_of(q))) <= 1
+        assert trial.capacity > rate_of(q)
+        assert trial.growth < 0 or trial.growth >= 0.1 - 1e-9
+        for low, high in trial.ranges.values():
+            assert low <= high
+    assert [burden(t) for t in answer.plans] == sorted(burden(t) for t in answer.plans)
+
+
+@settings(max_examples=2, deadline=None)
+@given(rate=st.sampled_from((30.0, 90.0)), itl=st.sampled_from((0.03, 0.06)), looser=st.sampled_from((1.0, 2.0)))
+def test_less_is_never_harder(rate, itl, looser):
+    """A lower rate, a looser limit or more GPUs on offer never need more of them; 1 GPU is chance."""
+    words = {"slo": {"p99_itl": itl}, **QUICK}
+    hard = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=rate, **words).plans
+    easy = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=rate / 2, **(words | {"slo": {"p99_itl": itl * looser}})).plans
+    more = plan_fleet("llama-3.1-8b", "3xh100-sxm", request_rate=rate, **words).plans
+    if hard:
+        assert easy[0].gpus <= hard[0].gpus
+        assert more[0].gpus <= hard[0].gpus
+
+
+def test_one_process_and_two_say_the_same():
+    asked = {"request_rate": 40, "slo": SLO, **SHORT}
+    alone, both = (plan_fleet("llama-3.1-8b", "2xh100-sxm", processes=n, **asked) for n in (1, 2))
+    assert rows(alone) == rows(both)
+    assert alone.rejected == both.rejected
+
+
+def test_a_plain_search_agrees():
+    rng, agreed = random.Random(5), 0
+    while agreed < 2:
+        asked = brute_fleets.question(rng)
+        small = asked["cluster"] in ("2xh100-sxm", "2xh200-sxm") and asked["num_prompts"] and asked["max_num_seqs"] == 16
+        if not small or asked["output_len"] > 128:  # those take long
+            continue
+        assert brute_fleets.agree(plan_fleet(**asked, processes=1), brute_fleets.best(asked)), asked
+        agreed += 1
+
+
+@given(data=st.data())
+@settings(max_examples=100)
+def test_the_first_fleet_of_two_kinds_that_holds_is_the_first(data):
+    """Whatever holds does with more workers of either kind: the search tries fewer and chooses alike."""
+    least = data.draw(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), max_size=3))
+    most = data.draw(st.integers(3, 14))
+    every = [(n, p) for n in range(1, 7) for p in range(1, 7) if n + 2 * p <= most]
+    able = sorted(every, key=lambda size: (size[0] + 2 * size[1], -size[0]))
+
+    def holds(at):
+        return any(n <= able[at][0] and p <= able[at][1] for n, p in least)
+
+    plain = next((at for at in range(len(able)) if holds(at)), len(able) - 1)
+    assert _first_pair(able, holds) == plain
+
+
+def test_what_the_closed_form_thinks_too_small_is_tried_before_it_is_refused(monkeypatch):
+    wanted = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=20, **QUICK)
+    monkeypatch.setattr("commtax.planner.fleet_trials.SLACK", 0.01)
+    found = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=20, **QUICK)
+    assert rows(found) == rows(wanted)
+    assert found.plans[0].growth > 0
+    assert not any("overloaded" in lost.reason for lost in found.rejected)
+
+
+def test_what_the_closed_form_calls_too_slow_breaks_its_limit():
+    """Pipelines and copies across hosts, each with as many as it may have."""
+    asked = {"slo": {"mean_tpot": 0.03}, "disaggregated": False, "processes": 1}
+    q = plan_fleet("llama-3.1-70b", "2x8xh100-sxm", request_rate=30, **asked).question
+    slow = [x for x in candidates(q, all_requests(q)).layouts if too_slow(x, (x.most, 0))]
+    assert len(slow) > 5
+    for layout in random.Random(0).sample(slow, 5):
+        assert not _trial(layout, (layout.most, 0)).holds
+
+
+def test_two_kinds_of_workers_answer_no_more_than_either_alone():
+    short = {"num_prompts": 1000, "max_num_seqs": 16, "output_len": 32, "processes": 1}
+    q = plan_fleet("llama-3.1-8b", "4xh100-sxm", request_rate=1, **short).question
+    layout = next(x for x in candidates(q, all_requests(q)).layouts if x.apart)
+    decodes, prompts = _each_alone(layout)
+    for size in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1)):
+        least = min(size[0] * decodes, size[1] * prompts)
+        assert 0.8 * least < capacity(layout, size) <= SURE * least
+
+
+def test_an_interrupt_leaves_the_best_so_far():
+    q = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=20, **QUICK).question
+
+    def interrupt(done, total, best):
+        if best:
+            raise KeyboardInterrupt
+
+    answer = best_fleets([q], processes=1, progress=interrupt)
+    assert not answer.complete
+    assert answer.plans[0].holds
+
+
+def test_what_is_forbidden_on_several_clusters_is_said_once():
+    places = ["3xh100-sxm", "3xh200-sxm"]
+    lost = plan_fleet("llama-3.1-8b", places, request_rate=5, **QUICK).rejected
+    named = [r for r in lost if r.family.startswith("TP 3")]
+    assert [r.family for r in named] == ["TP 3 on 3xh100-sxm and 3xh200-sxm"]
+    degrees = [Rejected(f"TP {n} on a and b", f"no {n}", n, "no {tp}", where=" on a and b") for n in (3, 5)]
+    assert [(r.family, r.reason) for r in shortened(degrees)] == [("TP 3, 5 on a and b", "no 3 or 5")]
+
+
+def test_chips_are_ranked_by_dollars_where_all_have_a_price():
+    asked = {"request_rate": 20, **QUICK}
+    answer = commtax.plan_fleet("llama-3.1-8b", ["2xh100-sxm", "2xb200-sxm"], **asked)
+    assert answer.objective == "cost"
+    assert {t.layout.question.cluster.chip.key for t in answer.plans} == {"h100-sxm", "b200-sxm"}
+    dollars = [t.gpus * t.layout.question.goal.usd_per_gpu_hour for t in answer.plans]
+    assert dollars == sorted(dollars)
+    dear = commtax.plan_fleet("llama-3.1-8b", ["2xh100-sxm", "2xb200-sxm"], usd_per_gpu_hour=[50, 1], **asked)
+    assert dear.plans[0].layout.question.cluster.chip.key == "b200-sxm"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"request_rate": 0}, "request_rate=0"),
+        ({"request_rate": float("inf")}, "request_rate=inf"),
+        ({"slo": {"p42_ttft": 1}}, "slo 'p42_ttft'"),
+        ({"slo": {"p95_ttft": "soon"}}, "p95_ttft"),
+        ({"objective": "latency"}, "objective 'latency': one of gpus, cost, tokens"),
+        ({"headroom": -1}, "headroom=-1"),
+        ({"num_prompts": 10}, "num_prompts=10"),
+        ({"burstiness": 0}, "burstiness=0"),
+        ({"usd_per_gpu_hour": [1, 2]}, "price: 2 prices for 1 cluster"),
+        ({"cost_of": "input"}, "cost_of 'input'"),
+        ({"output_len": 1, "spread": 0, "slo": {"p99_itl": 1}}, "one output token"),
+        ({"input_len": 200_000}, "the longest request has"),
+        ({"input_len": "nonsense"}, "input_len"),
+        ({"on": "tcp://127.0.0.1:1"}, "on 'tcp://127.0.0.1:1'"),
+        ({"tp": 2}, "tp: not an option here"),
+    ],
+)
+def test_refusals(words, says, monkeypatch):
+    monkeypatch.setattr("commtax.planner.crew.REACHED_S", 0.2)
+    with pytest.raises(ValueError, match=says.replace("(", r"\(")):
+        plan_fleet("llama-3.1-8b", "2xh100-sxm", **{"request_rate": 10, "processes": 1, **words})
+
+
+def test_without_the_extra_it_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ValueError, match=r"on 'tcp://x:1': .*pip install 'commtax\[cluster\]'"):
+        plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=10, on="tcp://x:1")
+
+
+def test_the_document_of_a_rate():
+    done = run_here(*ASKED, *FAST, "--p99-itl", "50ms", "--json", "--emit", "vllm")
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["schema"], answer["complete"]) == (0, "commtax.plan-fleet/1", True)
+    assert answer["limits_s"] == {"p99_itl_s": 0.05, "p95_ttft_s": 1}
+    best = answer["plans"][0]
+    assert best["gpus"] == 1
+    assert best["p95_ttft_s"] <= 1
+    assert best["ranges_s"]["p95_ttft_s"][0] <= best["p95_ttft_s"] <= best["ranges_s"]["p95_ttft_s"][1]
+    assert best["usd_per_million_tokens"] == pytest.approx(best["usd_per_hour"] / 3600 / (20 * 32) * 1e6)
+    full = best["usd_per_hour"] / 3600 / (best["full_requests_per_s"] * 32) * 1e6
+    assert best["full_usd_per_million_tokens"] == pytest.approx(full)
+    assert best["usd_per_month"] == pytest.approx(730 * best["usd_per_hour"])
+    assert answer["cost_of"] == "output"
+    assert best["utilisation"] == pytest.approx(20 / best["capacity_requests_per_s"])
+    assert answer["emit"]["launch"].startswith("vllm serve meta-llama/Llama-3.1-8B")
+    assert "--request-rate 20" in answer["emit"]["benchmark"]
+
+
+def test_no_plan_holds_is_an_answer_with_the_obstacle():
+    done = run_here(*ASKED[:5], "9000", *FAST, "--no-disaggregated", "--json")
+    answer = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert not answer["plans"]
+    assert "overloaded" in answer["near"][0]["obstacle"]
+    assert any("requests/s" in text for text in answer["would_take"])
+    done = run_here(*ASKED, *FAST, "--p99-ttft", "1us")
+    assert done.returncode == 1
+    assert "No plan holds: the limits are below what a request takes with no load" in done.stdout
+
+
+def test_a_terminal_is_told_what_to_run():
+    done = run_here(*ASKED, *FAST, "--no-disaggregated", "--objective", "tokens", "--cluster", "2xh200-sxm")
+    assert done.returncode == 0
+    assert "Recommended and best: 1 GPU = TP 1 on " in done.stdout
+    assert "the rate may grow by" in done.stdout
+    assert "per GPU-hour (the catalogue's, 2026-" in done.stdout
+    assert "as asked, " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--p95-ttft", "1s"), "p95_ttft: belongs to --request-rate"),
+        (("--input-len", "sharegpt"), "input_len 'sharegpt': distributions are drawn from for a --request-rate"),
+        (("--request-rate", "5", "--plot", "x.svg"), "plot: is not known beside --request-rate"),
+        (("--request-rate", "5", "--price", "cheap"), "price: 'cheap'"),
+        (("--request-rate", "5", "--phase", "train"), "train"),
+    ],
+)
+def test_options_go_together_or_are_refused(words, says):
+    done = run_here("plan", "llama-3.1-8b", "--cluster", "2xh100-sxm", *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_a_cluster_that_loses_a_worker_says_the_same():
+    """A real Dask cluster of two workers: the first that is given something is killed at once."""
+    pytest.importorskip("distributed", reason="needs the extra: pip install 'commtax[cluster]'")
+    command = [sys.executable, "-m", "commtax", *ASKED, *FAST, "--json"]
+    helper = HELPERS / "dask_workers.py"
+    with subprocess.Popen([sys.executable, helper], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
+        here = run_here(*ASKED, *FAST, "--json")
+        address = cluster.stdout.readline().strip()
+        there = subprocess.run([*command, "--on", address], capture_output=True, text=True, check=True, env=os.environ)
+        assert cluster.stdout.readline().strip() == "killed"
+        cluster.stdin.close()
+    assert json.loads(here.stdout) == json.loads(there.stdout)
+
+
+def test_a_process_that_may_have_no_children_works_alone():
+    answers = multiprocessing.get_context("spawn").Queue()
+    process = multiprocessing.get_context("spawn").Process(target=share_out, args=(answers,), daemon=True)
+    process.start()
+    assert answers.get(timeout=60) == [(0, 1), (1, 2)]
+    process.join()

@@ -1,0 +1,285 @@
+"""Commands agree: a plan is what simulate says of it, alone or among others, and what is emitted pastes back as itself."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import brute
+import commtax
+from commtax import catalog
+from commtax.launch.reading import parse
+from commtax.planner import plan, plan_training, standing
+from commtax.planner.choosing import complexity
+from commtax.planner.columns import worth
+from commtax.planner.exchanges import exchanges
+from commtax.planner.space import space
+from commtax.planner.splits import SAME
+from commtax.spec import Workload
+from commtax.verbs.asking import ask
+from commtax.verbs.billing import price
+from commtax.verbs.steps import step_bill
+from each import each
+from planned import command, questions, value
+from tables import tables
+
+DATA = tables(__file__)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=3)
+def test_no_plan_at_any_load_beats_an_answer(seed):
+    """The best in the objective and at each place, and simpler plans within the margin, against a plain search."""
+    rng = random.Random(seed)
+    asked = brute.question(rng)
+    assert not brute.disagreements(asked, plan(**asked), rng, points=32)
+
+
+@given(questions())
+@settings(max_examples=4)
+def test_a_plan_is_what_simulate_says(question):
+    """The first plans of both kinds, one copy or one split each: the same TTFT, TPOT, tokens/s and decode step."""
+    a = plan(**question, max_concurrency=32)
+    rows, asked = a.plans, a.question
+    for i in {int(j) for mode in (0, 1) for j in np.flatnonzero(rows.mode == mode)[:3]}:
+        apart, copies = bool(rows.mode[i]), int(rows.replicas[i])
+        names = {"prefill_workers": "prefill_replicas", "prefill_tp": "prefill_tp", "prefill_dp": "prefill_dp"}
+        workers = {name: int(getattr(rows, column)[i]) for name, column in names.items()} | {"decode_workers": copies}
+        one = commtax.simulate(
+            asked.model, asked.cluster, engine=asked.engine, input_len=question["input_len"], output_len=question["output_len"],
+            concurrency=int(rows.concurrency[i]) // (1 if apart else copies), disaggregated=apart,
+            **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}, **(workers if apart else {}),
+            **a.exchanges[int(rows.exchange[i])].asked,
+        )  # fmt: skip
+        assert float(rows.ttft_s[i]) == pytest.approx(float(one.ttft_s))
+        assert float(rows.tpot_s[i]) == pytest.approx(float(one.tpot_s))
+        assert float(rows.tokens_per_s[i]) == pytest.approx(float(one.tokens_per_s) * (1 if apart else copies))
+        step, seqs = a.step_of(rows, i), a.step_of(rows, i).question.work.decode_seqs
+        least, most = step.step_s, step.step_s
+        if apart:  # between batches that graphs hold, steps grow evenly
+            least, most = (price(step.question.but(batch=n)).step_s for n in (max(1, int(seqs) // 2), int(seqs * 1.25) + 2))
+        assert float(least) * (1 - 1e-6) <= float(one.steps.decode_s) <= float(most) * (1.05 if apart else 1 + 1e-6)
+
+
+LARGER = DATA["larger"]
+
+
+@given(questions(), st.sampled_from(LARGER))
+@settings(max_examples=3)
+def test_more_gpus_never_make_the_best_worse(question, clusters):
+    few, many = (value(plan(**{**question, "cluster": place}, max_concurrency=16)) for place in clusters)
+    assert many >= few * (1 - 1e-9)
+
+
+@given(questions(), st.sampled_from((1.01, 1.3, math.inf)), st.sampled_from(("ttft_s", "tpot_s", "confidence")))
+@settings(max_examples=3)
+def test_looser_limits_never_make_the_best_worse(question, factor, limit):
+    tight = question | {"confidence": 0.8}
+    loose = tight | ({"confidence": 0.8 / min(factor, 1.6)} if limit == "confidence" else {limit: tight[limit] * factor})
+    assert value(plan(**loose, max_concurrency=40)) >= value(plan(**tight, max_concurrency=40)) * (1 - 1e-9)
+
+
+@given(questions(), st.floats(0, 0.1), st.floats(0, 0.4))
+@settings(max_examples=3)
+def test_the_recommended_plan_is_the_simplest_within_the_margin(question, within, more):
+    """No simpler one lies within it; without a margin it is as good as the best; a wider one never asks for more to be set up."""
+    kinds = []
+    for share in (0, within, within + more):
+        a = plan(**question, max_concurrency=32, margin=share)
+        if not len(a.plans):
+            return
+        worths, hard = worth(a.question, a.plans), complexity(a.plans, a.question.cluster)
+        assert worths[a.recommended] * (1 + share) >= worths[0] * (1 - 1e-9)
+        assert np.all(hard[worths * (1 + share) >= worths[0]] >= hard[a.recommended])
+        kinds.append(float(hard[a.recommended]))
+    assert kinds == sorted(kinds, reverse=True)
+
+
+@given(questions(), st.sampled_from((("intra", "pcie4", "pcie5"), ("inter", "10gbe", "100gbe"))))
+@settings(max_examples=3)
+def test_a_faster_link_never_makes_the_best_worse(question, links):
+    scope, *keys = links
+    places = [catalog.cluster("2x4xh100-sxm", **{scope: key}) for key in keys]
+    slow, fast = (plan(**{**question, "cluster": place}, max_concurrency=40) for place in places)
+    apart = len(slow.plans) and slow.plans.mode[0]  # prompt workers are filled in whole clients: one of them may be lost
+    least = value(slow) * (1 - 1 / int(slow.plans.concurrency[0]) if apart else 1)
+    assert value(fast) >= least * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("model", "few", "many"), DATA["training_gains_from_gpus"])
+def test_training_gains_from_gpus(model, few, many):
+    """8 hosts 457 ms, 9 hosts 761 ms: nine do not divide the batch, and one may idle."""
+    fewer, more = (plan_training(model, place, global_batch=64) for place in (few, many))
+    if len(fewer.plans):
+        assert float(more.plans.step_s[0]) <= float(fewer.plans.step_s[0]) * (1 + 1e-9)
+
+
+def test_what_idles_is_said():
+    few, many = (plan("llama-3.1-405b", place, tpot_s=0.04) for place in ("2x8xh100-sxm", "3x8xh100-sxm"))
+    assert few.gpu_words(few.plans, 0) == "16 GPUs = TP 16"
+    assert many.gpu_words(many.plans, 0) == "16 GPUs = TP 16 (8 of 24 GPUs idle)"
+    assert value(many) == pytest.approx(value(few))
+    trained = plan_training("llama-3.1-8b", "9x8xh100-sxm", global_batch=64)
+    assert "(8 of 72 GPUs idle)" in trained.gpu_words(trained.plans, 0)
+
+
+@given(st.sampled_from(("llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-120b")), st.integers(1, 12), st.sampled_from((1, 2, 3, 4, 6, 8)))
+@settings(max_examples=8)
+def test_plans_are_nested(model, hosts, gpus):
+    """What is tried on fewer GPUs is tried on more, with at least as many copies; in a rack of 72 tp 16 is."""
+    small, large = (_tried(model, f"{h}x{g}xh100-sxm") for h, g in ((hosts, gpus), (hosts + 1, gpus)))
+    wide = _tried(model, f"{hosts}x{gpus + 1}xh100-sxm")
+    for sizes, copies in small.items():
+        assert min(large[sizes], wide[sizes]) >= copies, sizes
+    assert _tried("llama-3.1-405b", "18x4xgb200")[16, 1, 1, 1] == 4
+
+
+def _tried(model, cluster):
+    base = ask(model, cluster)
+    s = space(base, exchanges(base)[0])
+    return {(int(a), int(b), int(c), int(d)): int(n) for a, b, c, d, n in zip(s.tp, s.pp, s.dp, s.ep, s.replicas, strict=True)}
+
+
+@given(questions())
+@settings(max_examples=3)
+def test_no_prompt_worker_is_idle_weight(question):
+    """With one fewer, a prompt waits for more than a thousandth of its request, or a limit is broken, or tokens cost more."""
+    a = plan(**question, max_concurrency=64)
+    rows = a.plans
+    for i in np.flatnonzero((rows.mode == 1) & (rows.prefill_replicas > 1))[:5].tolist():
+        one = _split(a, i, int(rows.prefill_replicas[i]) - 1)
+        wait = float(one.served.ahead_s)
+        waits = wait > 0.9 * SAME * float(one.e2e_s - wait - one.served.moved_s)  # a little less is sent to who has to wait
+        dearer = (
+            a.question.goal.objective == "cost" and float(one.tokens_per_s) / float(one.num_gpus) <= rows.tokens_per_s_per_gpu[i]
+        )
+        late = float(one.ttft_s) > a.question.goal.ttft_s
+        assert waits or dearer or late
+
+
+def _split(a, i, workers):
+    rows, asked = a.plans, a.question
+    return commtax.simulate(
+        asked.model, asked.cluster, engine=asked.engine, concurrency=int(rows.concurrency[i]),
+        input_len=asked.requests.input_len, output_len=asked.requests.output_len, prefill_workers=workers,
+        disaggregated=True, prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i]),
+        **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "dp", "ep")}, decode_workers=int(rows.replicas[i]),
+        **a.exchanges[int(rows.exchange[i])].asked,
+    )  # fmt: skip
+
+
+def test_one_client_has_one_prompt_worker():
+    a = plan("llama-3.1-70b", "8x8xh100-sxm", objective="latency")
+    alone = a.plans.take(np.flatnonzero((a.plans.mode == 1) & (a.plans.concurrency == 1)))
+    assert len(alone)
+    assert np.all(alone.prefill_replicas == 1)
+
+
+@each("engine", ["vllm", "sglang", "trtllm"])
+@each("model", ["glm-5", "mixtral-8x7b", "qwen3-30b-a3b"])
+def test_a_plan_among_others_costs_what_it_costs_alone(model, engine):
+    """All plans of a cluster priced at once; experts are gathered over dp in some of them and over ep in others."""
+    base = ask(model, "4x8xh200-sxm", engine=engine)
+    whole = space(base, exchanges(base)[0])
+    legal = whole.take(np.flatnonzero(whole.codes == 0))
+    many = replace(base, plan=replace(base.plan, **{axis: getattr(legal, axis) for axis in ("tp", "pp", "dp", "ep")}))
+    work = Workload(decode_seqs=60, cached_tokens=60 * 1000)
+    together = np.asarray(step_bill(many, work).step_s)
+    for i in range(0, len(legal), 7):
+        one = {axis: int(getattr(legal, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
+        assert together[i] == pytest.approx(float(step_bill(replace(base, plan=replace(base.plan, **one)), work).step_s)), one
+
+
+def test_a_pasted_plan_at_its_own_load():
+    """Also where disaggregated plans take more clients, and where the cache holds fewer than there are."""
+    bench = "vllm bench serve --random-input-len 8192 --random-output-len 512 --max-concurrency {}"
+    server = "vllm serve openai/gpt-oss-120b --max-model-len 8704"
+    for clients in (16, 2000):
+        words = ("--cluster", "2x8xh200-sxm", "--from", f"{server}\n{bench.format(clients)}", "--objective", "gpus", "--json")
+        code, out, error = command(*words)
+        assert code == 0, error
+        assert json.loads(out)["pasted"]["concurrency"] == clients
+    found = plan("llama-3.1-8b", "2xh100-sxm", max_concurrency=8)
+    assert int(standing(found, {"tp": 1, "pp": 1, "dp": 1, "ep": 1}, 2).rows.concurrency[0]) == 8, "of both copies, as was asked"
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "words"),
+    [
+        ("mixtral-8x7b", "8xa100-80-sxm", ("--tpot", "60ms", "--dtype", "fp8,bf16")),
+        ("deepseek-v3", "3x8xh200-sxm", ("--engine", "sglang", "--objective", "cost", "--tpot", "40ms")),
+        ("qwen3-30b-a3b", "8xl40s", ("--engine", "trtllm", "--ttft", "2s", "--tpot", "50ms")),
+        ("llama-3.1-70b", "2x8xh100-sxm", ("--tpot", "30ms")),
+    ],
+)
+def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
+    engine = words[1] if words[0] == "--engine" else "vllm"
+    code, out, error = command(model, "--cluster", cluster, *words, "--emit", engine, "--json")
+    assert code == 0, error
+    found = json.loads(out)
+    first = found["recommended"]
+    kept = [w for i, w in enumerate(words) if w != "--engine" and (not i or words[i - 1] != "--engine")]
+    pasted = "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
+    code, out, error = command("--cluster", cluster, "--from", pasted, *kept, "--json")
+    assert code == 0, error
+    again = json.loads(out)["pasted"]
+    for name in ("tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency", "dtype", "prefill_dp"):
+        assert again.get(name) == first.get(name), name
+    assert again["tokens_per_s"] == pytest.approx(first["tokens_per_s"], rel=0.02), "the cache has room that a lower limit leaves"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_the_first_plan_is_written_whatever_its_workers(engine):
+    """Servers of their own for prompts are written, read back, and stand where the plan stands."""
+    words = ("--ttft", "500ms", "--tpot", "30ms")
+    code, out, error = command("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--engine", engine, *words, "--emit", engine, "--json")
+    assert code == 0, error
+    found = json.loads(out)
+    first, text = found["recommended"], "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
+    assert first["mode"] == "disaggregated"
+    read = parse(text)
+    assert (read.options.get("tp"), read.servers.count, read.servers.prefill_tp, read.servers.prefill_workers) == (
+        *(first["tp"], first["replicas"], first["prefill_tp"], first["prefill_replicas"]),
+    )
+    assert not read.unread
+    devices = [x for x in text.splitlines() if x.startswith("CUDA_VISIBLE_DEVICES")]
+    assert len(devices) == first["replicas"] + first["prefill_replicas"]
+    code, out, error = command("--cluster", "2x8xh100-sxm", "--from", text, *words, "--json")
+    assert code == 0, error
+    again = json.loads(out)["pasted"]
+    assert again["tokens_per_s"] == pytest.approx(first["tokens_per_s"], rel=0.02)
+    assert again["gpus"] == first["gpus"]
+
+
+def test_plans_without_workers_of_their_own():
+    words = ("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--ttft", "500ms", "--tpot", "30ms", "--no-disaggregated", "--json")
+    code, out, _ = command(*words, "--emit", "vllm")
+    found = json.loads(out)
+    assert (code, found["disaggregated"]) == (0, False)
+    assert {p["mode"] for p in found["plans"]} == {"together"}
+    assert found["emit"]["launch"].count("vllm serve") == found["plans"][0]["replicas"]
+    assert "--data-parallel-size" not in found["emit"]["launch"], "replicas are servers"
+    assert not np.any(plan("llama-3.1-8b", "4xh100-sxm", disaggregated=False).plans.mode)
+
+
+def test_no_request_is_refused_for_its_length():
+    """The model's own length where the cache holds it, else what varied lengths need: never the mean alone."""
+    roomy = plan("llama-3.1-8b", "h100-sxm", tpot_s=0.03)
+    assert roomy.longest(roomy.plans, 0) == 0
+    tight = plan("llama-3.1-8b", "rtx-4090", input_len=512, output_len=128, tpot_s=0.05)
+    assert 640 < tight.longest(tight.plans, 0) == 1024
+
+
+def test_the_page_details_the_plan_it_heads_with(tmp_path):
+    from commtax.web.pages import plan_page
+
+    found = plan("llama-3.1-70b", "2x8xh100-sxm", ttft_s=0.5, tpot_s=0.03)
+    page = plan_page(found, "commtax plan")
+    assert int(found.plans.mode[0]) == 1
+    assert page["view"]["state"]["tp"] == int(found.plans.tp[0])
+    assert page["view"]["totals"]["step_s"] == pytest.approx(float(found.step_of(found.plans, 0).step_s))

@@ -1,0 +1,184 @@
+"""Words never decide: labels, notes, reasons, sources and names of paths are renamed at random, and no figure changes."""
+
+import ast
+import json
+import random
+import sys
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+import pytest
+
+import commtax
+from cli_run import run_here
+from commtax.audit import audit
+from commtax.cost.kernel import Kernel
+from commtax.evidence.finding import Claim
+from commtax.ledger import Item
+from commtax.spec import Path
+from commtax.statement import Note, Source
+from commtax.verbs.asking import unsettled
+from commtax.verbs.layer import layer_of
+from paths import FIXTURES
+from source import FILES, nodes, place, unit
+
+
+def figures(value):
+    """All numbers of an answer in their order, and none of its words."""
+    if isinstance(value, np.ndarray | np.number):
+        return value.tolist()
+    if isinstance(value, dict):
+        value = list(value.values())
+    elif is_dataclass(value):
+        value = [getattr(value, f.name) for f in fields(value)]
+    return [figures(one) for one in value if not isinstance(one, str)] if isinstance(value, list | tuple) else value
+
+
+def told(*words):
+    """The numbers of a command's answer, and its exit code."""
+    done = run_here(*words, "--json")
+    return done.returncode, figures(json.loads(done.stdout))
+
+
+def steps(b):
+    """A bill's own figures and those of its lines."""
+    sums = (b.step_s, b.sigma, b.compute_s, b.comm_s, b.exposed_comm_s, b.tokens_per_s)
+    return figures([sums, *((x.total_s, x.exposed_s, x.hidden_s, x.window_s, x.sigma, x.flops, x.item.count) for x in b.lines)])
+
+
+def compared(name):
+    """Predicted and measured figures of an audit, with their verdicts."""
+    asked = Claim(unsettled(str(FIXTURES / "tiny-llama"), "2xcpu", {"tp": 2}))
+    return [
+        [(f.predicted, f.measured, f.verdict) for f in section.findings] for section in audit([FIXTURES / name], asked).sections
+    ]
+
+
+SERVED = {
+    "dense": ("llama-3.1-70b", "2x8xh100-sxm", {"tp": 16, "batch": 8}),
+    "eager": ("qwen3-8b", "4xl40s-pcie", {"tp": 4, "eager": True, "phase": "prefill"}),
+    "eager mixture": ("qwen3-30b-a3b", "8xh100-sxm", {"tp": 2, "dp": 4, "ep": 8, "batch": 64, "eager": True}),
+    "pairs": ("llama-3.1-8b", "4xh100-nvl", {"tp": 2, "pp": 2}),
+    "gathered": ("deepseek-v3", "4x8xh200-sxm", {"tp": 4, "dp": 8, "ep": 32, "batch": 64}),
+    "deepep": ("deepseek-v3", "4x8xh100-sxm", {"dp": 32, "ep": 32, "batch": 64, "ep_backend": "deepep_low_latency"}),
+}
+TRAINED = {
+    "mixture": ("mixtral-8x7b", "4x8xh100-sxm", {"dp": 32, "ep": 8, "batch": 4, "imbalance": 1.4, "recompute": "selective"}),
+    "fp8": ("llama-3.1-8b", "8xh100-sxm", {"tp": 2, "dp": 4, "sequence_parallel": True, "dtype": "fp8", "zero": 1, "batch": 8}),
+    "pipeline": ("gpt-3-175b", "16x8xa100-80-sxm", {"tp": 8, "pp": 16, "batch": 64, "context": 2048, "engine": "megatron-2021"}),
+    "sharded": ("llama-3.1-8b", "2x8xh100-sxm", {"dp": 16, "engine": "fsdp", "hsdp": 8, "batch": 2}),
+    "kept": ("llama-3.1-8b", "2x8xh100-sxm", {"dp": 16, "engine": "fsdp", "zero": 2, "batch": 2, "recompute": "full"}),
+    "context": ("llama-3.1-8b", "2x8xh100-sxm", {"tp": 2, "cp": 4, "dp": 2, "batch": 2, "context": 16384}),
+    "async": (
+        "qwen3-30b-a3b",
+        "2x8xh100-sxm",
+        {"tp": 2, "dp": 8, "ep": 8, "batch": 8, "sequence_parallel": True, "async_axes": ("dp", "tp", "ep")},
+    ),
+}
+QUESTIONS = {
+    **{f"bill {key}": lambda m=m, c=c, w=w: steps(commtax.bill(m, c, **w)) for key, (m, c, w) in SERVED.items()},
+    **{f"layer {key}": lambda m=m, c=c, w=w: figures(layer_of(commtax.bill(m, c, **w)).bars) for key, (m, c, w) in SERVED.items()},
+    **{f"train {key}": lambda m=m, c=c, w=w: steps(commtax.train_bill(m, c, **w)) for key, (m, c, w) in TRAINED.items()},
+    **{
+        f"trained layer {key}": lambda m=m, c=c, w=w: figures(layer_of(commtax.train_bill(m, c, **w)).bars)
+        for key, (m, c, w) in TRAINED.items()
+    },
+    "what-ifs": lambda: told("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8", "--batch", "32"),
+    "taxes": lambda: told(
+        "bill", "mixtral-8x7b", "-c", "4x8xh100-sxm", "--phase", "train", "-dp", "32", "-ep", "8", "--global-batch", "64"
+    ),
+    "simulate": lambda: told("simulate", "llama-3.1-8b", "-c", "4xh100-sxm", "-tp", "2", "--concurrency", "16"),
+    "plan": lambda: told("plan", "qwen3-8b", "-c", "4xh100-sxm", "--tpot", "20ms"),
+    "plan training": lambda: told("plan", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", "--global-batch", "64"),
+    "expect": lambda: told("expect", "all-reduce", "-c", "2x8xh100-sxm", "--size", "64MiB"),
+    "expect assumed": lambda: [commtax.expect(op, "8xa10", nbytes=1e6).is_assumed for op in ("all-reduce", "all-to-all")],
+    "audit": lambda: compared("vllm-cpu-tp2.latency.json"),
+    "audit trace": lambda: compared("vllm-cpu-tp2-rank0.trace.json.gz"),
+}
+
+
+def forget():
+    """Nothing that was made before is remembered."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("commtax"):
+            for thing in list(vars(module).values()):
+                if hasattr(thing, "cache_clear"):
+                    thing.cache_clear()
+
+
+@pytest.fixture
+def renamed(monkeypatch):
+    """Every label that is made from now on says something else."""
+    chance = random.Random(7)
+
+    def other(text):
+        return "".join(chance.choices("abcdefghij xyz", k=12)) if text else text
+
+    def rename(record, *names):
+        plain, order = record.__init__, [f.name for f in fields(record)]
+
+        def init(self, *values, **named):
+            every = {**dict(zip(order, values, strict=False)), **named}
+            is_kernel = bool(every.get("form"))
+            labels = {n for n in names if n in every and isinstance(every[n], str)} - (set() if is_kernel else {"op"})
+            plain(self, **{**every, **{name: other(every[name]) for name in labels}})
+
+        monkeypatch.setattr(record, "__init__", init)
+
+    def start():
+        forget()
+        rename(Kernel, "what")
+        rename(Item, "what", "note", "op")
+        rename(Path, "name")
+        note, source = Note.__new__, Source.__new__
+        monkeypatch.setattr(Note, "__new__", lambda cls, code, text: note(cls, code, other(text)))
+        monkeypatch.setattr(
+            Source, "__new__", lambda cls, kind, text="", basis="": source(cls, kind, other(text or kind), basis or kind)
+        )
+
+    yield start
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_no_label_decides_a_figure(name, renamed):
+    before = QUESTIONS[name]()
+    renamed()
+    assert QUESTIONS[name]() == before
+
+
+LABELS = {"what", "note", "notes", "why", "source", "sources", "label", "network_label", "host_label", "algorithm", "reason"}
+READS = {"startswith", "endswith", "removeprefix", "removesuffix", "split", "partition", "find", "index"}
+PATTERNS = {"search", "match", "fullmatch", "findall", "sub", "split"}
+FOREIGN = {"readers", "validate", "measure/launch.py"}
+"""Who reads other people's words: files and tables, and what a process said that died."""
+
+
+def is_label(node):
+    return isinstance(node, ast.Attribute) and node.attr in LABELS
+
+
+def is_sentence(node):
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+
+
+def reads_label(node):
+    """Whether an expression looks into a label of our own, or compares it with a sentence."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        on = node.func.value
+        if node.func.attr in READS and is_label(on):
+            return True
+        return isinstance(on, ast.Name) and on.id == "re" and node.func.attr in PATTERNS and any(map(is_label, node.args))
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        inside = any(isinstance(op, ast.In | ast.NotIn) for op in node.ops) and is_label(node.comparators[-1])
+        text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+        return (any(map(is_label, sides)) and any(map(is_sentence, sides))) or (inside and text)
+    return False
+
+
+def test_nobody_reads_our_own_sentences():
+    ours = [path for path in FILES if not {unit(path), place(path)} & FOREIGN]
+    decided = [f"{place(path)}:{node.lineno}" for path in ours for node in nodes(path) if reads_label(node)]
+    assert not decided, "these lines decide by text"

@@ -1,0 +1,319 @@
+"""The priced step: floors, sums, anchors, words."""
+
+import json
+from zlib import crc32
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import commtax
+from cli_run import run_here
+from commtax import catalog
+from commtax.cost.compute import step_kernels
+from commtax.cost.inventory import inventory, num_active_params
+from commtax.question import workload
+from commtax.spec import Plan
+from commtax.units import format_seconds
+from commtax.verbs.billing import price, with_link
+from commtax.verbs.explain import counterfactuals, verdict
+from each import each
+from strategies import questions
+
+FIGURES = ("step_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
+
+
+@each("key", ["llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b", "gpt-oss-120b", "deepseek-v3", "gemma-3-27b", "opt-1.3b"])
+@each("engine", ["vllm", "sglang", "trtllm", "torch", "textbook"])
+@each("cluster", ["8xh100-sxm", "8xl40s", "2x4xa100-80-sxm"])
+def test_no_step_below_its_physical_floor(key, engine, cluster):
+    """1,000 random steps for each of 105 questions: bytes / bandwidth, FLOPs / peak, wire bytes / link."""
+    rng = np.random.default_rng(crc32(f"{key} {engine} {cluster}".encode()))
+    place, model = catalog.cluster(cluster), catalog.model(key)
+    n = 1000
+    degrees = [t for t in (1, 2, 4, 8) if model.attention.num_heads % t == 0]
+    phase = ("decode", "prefill", "mixed")[int(rng.integers(3))]
+    b = commtax.bill(
+        model,
+        place,
+        engine=engine,
+        phase=phase,
+        tp=rng.choice(degrees, n),
+        batch=rng.integers(1, 600, n),
+        context=rng.integers(1, 30_000, n),
+    )
+    chip = place.chip
+    peak = max(chip.flops_per_s.values())
+    read = sum(x.item.count * x.item.nbytes for x in b.lines if x.kind == "compute") / chip.memory_Bps
+    math = sum(x.item.count * x.flops for x in b.lines if x.kind == "compute") / peak
+    fastest = max(place.intra.bandwidth_Bps, place.nics_per_host * place.inter.bandwidth_Bps)
+    wire = sum(x.item.sent_bytes_per_rank for x in b.lines if x.kind == "comm") / 2 / fastest  # a switch may halve a ring's bytes
+    assert np.all(b.compute_s >= read * (1 - 1e-9))
+    assert np.all(b.compute_s >= math * (1 - 1e-9))
+    assert np.all(b.comm_s >= wire * (1 - 1e-9))
+    assert np.all(np.isfinite(b.step_s))
+    assert np.all((b.comm_fraction >= 0) & (b.comm_fraction < 1))
+
+
+@given(questions(engines=("vllm", "sglang", "trtllm", "torch", "textbook")), st.integers(1, 300), st.integers(1, 20_000))
+def test_items_sum_to_the_step(question, batch, context):
+    model, cluster, plan, engine = question
+    axes = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "ep": plan.ep}
+    b = commtax.bill(model, cluster, **axes, engine=engine, batch=batch, context=context, overlap=0.3)
+    assert float(b.step_s) == pytest.approx(sum(float(x.exposed_s) for x in b.items), rel=1e-9)
+    assert float(b.step_s) == pytest.approx(float(b.compute_s) + float(b.exposed_comm_s), rel=1e-9)
+    assert float(b.exposed_comm_s) == pytest.approx(0.7 * float(b.comm_s), rel=1e-9)
+    if plan.num_gpus == 1:
+        assert float(b.comm_s) == 0
+
+
+@settings(max_examples=60)
+@given(questions(engines=("vllm", "torch"), max_dp=1), st.sampled_from(["decode", "prefill", "mixed"]))
+def test_scalar_equals_array_element(question, phase):
+    model, cluster, plan, engine = question
+    batches, contexts = np.array([1, 7, 64]), np.array([100, 5000, 33])
+    words = {"tp": plan.tp, "pp": plan.pp, "ep": plan.ep, "engine": engine, "phase": phase}
+    many = commtax.bill(model, cluster, batch=batches, context=contexts, **words)
+    for i in range(3):
+        one = commtax.bill(model, cluster, batch=int(batches[i]), context=int(contexts[i]), **words)
+        for name in FIGURES:
+            assert np.broadcast_to(getattr(many, name), 3)[i] == pytest.approx(float(getattr(one, name)), rel=1e-12)
+        at = many.at(i)
+        assert at.step_s == pytest.approx(float(one.step_s), rel=1e-12)
+        assert {x.algorithm for x in at.items if x.kind == "comm"} == {x.algorithm for x in one.items if x.kind == "comm"}
+
+
+@pytest.mark.parametrize(("tp", "milliseconds"), [(1, 4.94), (2, 3.30), (4, 2.47), (8, 1.87)])
+def test_llama_8b_decode_on_one_h200(tp, milliseconds):
+    """One rank's compute of a plain torch engine under a CUDA graph, batch 1, context 512, measured on an H200."""
+    b = commtax.bill("llama-3.1-8b", "8xh200-sxm", tp=tp, context=512, engine="torch")
+    assert float(b.compute_s) * 1e3 == pytest.approx(milliseconds, rel=0.15)
+    roofline = commtax.bill("llama-3.1-8b", "8xh200-sxm", tp=tp, context=512, engine="textbook")
+    assert float(roofline.compute_s) * 1e3 < 0.70 * milliseconds, "a roofline is far below"
+
+
+@pytest.mark.parametrize("key", ["llama-3.1-8b", "qwen3-32b", "mixtral-8x7b"])
+def test_flops_are_two_a_parameter_and_token(key):
+    """Prefill of a short prompt: 2 x active parameters x tokens, beside attention (the embedding is a lookup)."""
+    model, tokens = catalog.model(key), 4096
+    work = workload("prefill", 1, tokens)
+    kernels = step_kernels(model, Plan(), work, tokens, catalog.engine("torch"))
+    products = sum(k.flops * k.count for k in kernels if k.form == "gemm" and k.what != "head")
+    table = inventory(model)[0].size
+    expected = 2 * tokens * (num_active_params(model) - 2 * table)
+    assert products == pytest.approx(expected, rel=0.01)
+    attention = sum(k.flops * k.count for k in kernels if k.form == "prefill")
+    a = model.attention
+    assert attention == pytest.approx(2 * 2 * model.num_layers * a.num_heads * a.head_dim * tokens * (tokens + 1) / 2, rel=0.01)
+
+
+def test_decode_reads_the_weights_once():
+    model = catalog.model("llama-3.1-8b")
+    kernels = step_kernels(model, Plan(), workload("decode", 1, 1), 1, catalog.engine("torch"))
+    read = sum(k.nbytes * k.count for k in kernels if k.form == "gemm")
+    table = inventory(model)[0].size
+    assert read == pytest.approx(2 * (num_active_params(model) - table), rel=0.01)
+
+
+def test_tensor_parallel_helps_less_than_its_degree():
+    steps = [float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=tp).step_s) for tp in (1, 2, 4, 8)]
+    assert steps == sorted(steps, reverse=True)
+    assert 1.3 < steps[0] / steps[1] < 1.8
+    assert steps[0] / steps[3] < 5
+
+
+def test_pipelines_buy_throughput_and_nothing_for_latency():
+    one = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, batch=64)
+    two = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=128)
+    assert float(two.step_s) >= float(one.step_s)
+    assert float(two.tokens_per_s) > 1.7 * float(one.tokens_per_s)
+    starved = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=1)
+    assert "50% of the stages idle" in " ".join(starved.notes)
+    assert float(starved.tokens_per_s) <= float(commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, batch=1).tokens_per_s)
+
+
+def test_a_slow_rank_drags_all():
+    plain = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)
+    slow = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, slow_rank=1.5)
+    host = sum(float(x.total_s) for x in plain.lines if x.kind == "host")
+    assert float(slow.compute_s) - host == pytest.approx(1.5 * (float(plain.compute_s) - host))
+
+
+def test_speculation_checks_k_tokens_for_little_more():
+    one, four = (commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, speculative=k) for k in (0, 3))
+    assert float(one.step_s) < float(four.step_s) < 1.3 * float(one.step_s)
+
+
+def test_decode_is_latency_bound_and_prefill_bandwidth_bound():
+    decode = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8)
+    prefill = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, phase="prefill", context=8192)
+    gains = {}
+    for name, b in (("decode", decode), ("prefill", prefill)):
+        found = {c.what: c.delta_s for c in counterfactuals(b)}
+        gains[name] = (found["collective latency / 2"], found["collective bandwidth x 2"])
+    assert gains["decode"][0] < gains["decode"][1] <= 0, "halving latency beats doubling bandwidth"
+    assert gains["prefill"][1] < gains["prefill"][0] <= 0, "and the reverse"
+
+
+def sentence(b):
+    return verdict(b, counterfactuals(b))
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        (
+            ("llama-3.1-8b", "8xh100-sxm", {"tp": 8}),
+            ["latency-bound", "a faster link will not help, lower latency will: half of it saves"],
+        ),
+        (("llama-3.1-70b", "2x1xh200-sxm", {"tp": 2, "inter": "10gbe"}), ["over 10gbe", "inside a host and a pipeline across"]),
+        (("llama-3.1-8b", "h100-sxm", {}), ["nothing is communicated", "memory binds"]),
+        (("llama-3.1-8b", "h100-sxm", {"phase": "prefill", "context": 8192}), ["arithmetic binds"]),
+        (
+            ("llama-3.1-70b", "8xl40s", {"tp": 8, "phase": "prefill", "context": 4096}),
+            ["bandwidth-bound", "pcie4", "a faster link will help"],
+        ),
+        (("deepseek-v3", "8x8xh200-sxm", {"tp": 8, "dp": 8, "ep": 64, "batch": 128}), ["expert", "ib-ndr"]),
+    ],
+)
+def test_the_sentence(question, words):
+    model, cluster, options = question
+    place = catalog.cluster(cluster, inter=options.pop("inter", ""))
+    text = sentence(commtax.bill(model, place, **options))
+    assert text.endswith(".")
+    for word in words:
+        assert word in text, text
+
+
+@pytest.mark.parametrize(("dtype", "peak"), [("bf16", 2.25e15), ("fp8", 4.5e15), ("nvfp4", 9e15)])
+def test_the_peak_of_the_sentence_is_that_of_the_arithmetic(dtype, peak):
+    """Products count at the rate of their type, and no step is shorter than what its sentence calls the chip's peak."""
+    b = commtax.bill("llama-3.3-70b", "b200-sxm", phase="prefill", context=4096, dtype=dtype)
+    products = next(x for x in b.items if x.item.what == "feed-forward down")
+    assert products.peak_flops_per_s == peak
+    least = sum(float(x.item.count) * float(x.flops) / x.peak_flops_per_s for x in b.items if x.kind != "comm")
+    assert least < b.step_s
+    assert f"arithmetic binds: {format_seconds(least)} at the chip's peak" in sentence(b)
+
+
+def test_the_sentence_never_contradicts_its_table():
+    """Where it says that another degree would be faster, the table says so too, and the other way round."""
+    for tp, batch in ((2, 16), (8, 1), (4, 64)):
+        b = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=tp, batch=batch)
+        text, found = sentence(b), {c.what: c.delta_s / float(b.step_s) for c in counterfactuals(b)}
+        for n in (tp // 2, 2 * tp):
+            if f"tp {n}" in found and "would be" in text and f"tp {n} would be" in text:
+                assert found[f"tp {n}"] < 0
+    assert "tp 4 would be" in sentence(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2, batch=16))
+
+
+def test_pipelines_split_prompts_too():
+    one = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, batch=64, phase="prefill")
+    two = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=64, phase="prefill")
+    assert float(two.tokens_per_s) > 1.7 * float(one.tokens_per_s)
+    assert "chunks of 8,192" in " ".join(one.notes)
+
+
+def test_counterfactuals_are_recomputed():
+    b = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4)
+    found = {c.what: c for c in counterfactuals(b)}
+    assert found["tp 2"].step_s == pytest.approx(float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2).step_s))
+    assert found["NCCL only"].delta_s > 0
+    assert found["eager"].delta_s > 0
+    assert float(price(b.question).step_s) == float(b.step_s)
+    other = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4, library="nccl")
+    assert float(price(other.question).step_s) == float(other.step_s) > float(b.step_s), (
+        "a what-if keeps the library that was asked for"
+    )
+    assert "NCCL only" not in {c.what for c in counterfactuals(other)}
+
+
+def test_links():
+    host = catalog.cluster("8xh100-sxm")
+    slow, slower = (commtax.bill("llama-3.1-8b", with_link(host, link), tp=2) for link in ("pcie5", "10gbe"))
+    assert float(commtax.bill("llama-3.1-8b", host, tp=2).comm_s) < float(slow.comm_s) < float(slower.comm_s)
+    assert slower.comm_fraction > 0.4, "TP over 10 GbE is fatal for decode"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"overlap": 1.5}, "overlap=1.5"),
+        ({"overlap": float("nan")}, "overlap=nan"),
+        ({"slow_rank": 0.5}, "slow_rank=0.5"),
+        ({"phase": "train"}, "phase 'train'"),
+        ({"library": "nvshmem"}, "unknown library"),
+        ({"speculative": -1}, "speculative=-1"),
+        ({"ep_backend": "x"}, "all2all backend"),
+    ],
+)
+def test_bad_questions(change, says):
+    with pytest.raises(ValueError, match=says):
+        commtax.bill("llama-3.1-8b", "8xh100-sxm", **change)
+
+
+@given(questions(engines=("vllm", "sglang", "trtllm"), max_dp=1), st.integers(1, 400))
+def test_graphs_lose_to_eager_only_by_what_they_pad(question, each):
+    """A step in a graph is never slower than without one at the size that the graph was captured for."""
+    model, cluster, plan, engine = question
+    captured = min((size for size in engine.sends.graph_sizes if size >= each), default=each)
+    words = {"tp": plan.tp, "pp": plan.pp, "ep": plan.ep, "engine": engine}
+    graph = commtax.bill(model, cluster, batch=each * plan.pp, **words).step_s
+    eager = commtax.bill(model, cluster, batch=captured * plan.pp, eager=True, **words).step_s
+    assert graph <= eager * (1 + 1e-12)
+
+
+def test_drafted_tokens_are_counted_as_far_as_is_known():
+    """Between none and all accepted; what is not modelled is said, and from how many accepted drafts on they pay."""
+    words = ("bill", "deepseek-r1", "-c", "8xh200-sxm", "-tp", "8", "--batch", "64")
+    plain, drafted = (json.loads(run_here(*words, *more, "--json").stdout) for more in ((), ("--speculative", "3")))
+    told = run_here(*words, "--speculative", "3").stdout
+    least, most = (f"{drafted['tokens_per_s'] * n:,.1f}" for n in (1, 4))
+    assert f"{least} to {most} output tokens/s, as none or all 3 drafts are accepted" in told
+    assert "how many drafts are accepted is not modelled" in told
+    pays = drafted["step_s"] / plain["step_s"] - 1
+    assert f"drafts pay from a mean of {pays:.2f} accepted per step" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "words"),
+    [
+        ("deepseek-r1", "2x8xh100-sxm", {"dp": 16, "ep": 16}),
+        ("deepseek-r1", "2x8xh100-sxm", {"dp": 16, "ep": 16, "ep_backend": "deepep_low_latency"}),
+        ("llama-3.1-8b", "8xh100-sxm", {"tp": 8}),
+    ],
+)
+def test_launches_belong_to_the_host(model, cluster, words):
+    """Without graphs nothing is sent otherwise: what is late is the host's, and where nobody waits for it that is said."""
+    graphs, eager = (commtax.bill(model, cluster, batch=64, eager=e, **words) for e in (False, True))
+    assert [float(x.total_s) for x in eager.items if x.kind != "host"] == [
+        float(x.total_s) for x in graphs.items if x.kind != "host"
+    ]
+    hosts = [next(float(x.total_s) for x in b.lines if x.kind == "host") for b in (graphs, eager)]
+    assert float(eager.step_s - graphs.step_s) == pytest.approx(hosts[1] - hosts[0], abs=1e-12)
+    assert float(eager.exposed_comm_s) == float(graphs.exposed_comm_s)
+    note = next(x.why for x in eager.lines if x.kind == "host")
+    assert "launches without graphs take" in note
+    assert (hosts[1] > hosts[0]) == ("start" in note)
+
+
+def test_what_ifs_of_serving_say_where_they_do_not_fit():
+    """Half the ranks of 70B have no room for 200 requests, and nothing that lacks memory is advised."""
+    priced = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=4, batch=200)
+    told = {c.code: c for c in counterfactuals(priced)}
+    assert told["wider"].fits
+    assert not told["narrower"].fits
+    assert "does not fit in memory" in told["narrower"].note
+    large = commtax.bill("llama-3.1-405b", "8xh100-sxm", tp=4, batch=64)
+    assert not any(c.fits for c in counterfactuals(large) if c.code in ("narrower", "wider"))
+    assert "would be" not in verdict(large, counterfactuals(large))
+
+
+def test_launches_that_take_no_time_are_not_told():
+    notes = {
+        str(note)
+        for engine in ("textbook", "vllm")
+        for note in commtax.bill("llama-3.1-8b", "8xh100-sxm", engine=engine, eager=True).notes
+    }
+    assert not any("launches without graphs take 0 s" in note for note in notes)

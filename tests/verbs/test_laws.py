@@ -1,0 +1,23 @@
+"""The laws of ``laws.py`` on a few questions each; ``benchmarks/laws.py`` asks thousands."""
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from each import each
+from laws import LAWS
+
+SLOW = tuple(name for name, (_, share) in LAWS.items() if share == 1)
+
+
+@each("name", sorted(LAWS))
+def test_law(name):
+    law, _ = LAWS[name]
+
+    @settings(max_examples=2 if name in SLOW else 12, suppress_health_check=list(HealthCheck))
+    @given(st.randoms(use_true_random=False))
+    def holds(rng):
+        found = law(rng)
+        assume(found is not None)
+        assert found == ""
+
+    holds()

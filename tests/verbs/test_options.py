@@ -1,0 +1,210 @@
+"""Keywords of the public functions: honoured or refused, never ignored."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import commtax
+from cli_run import run_here
+from commtax.cli.options import GROUPS, KINDS
+from commtax.options import options, page_keys, refused_by, taken_by
+from commtax.question import PARTS, Question
+from commtax.verbs import checking, keywords
+from each import each
+
+SOURCE = Path(commtax.__file__).parent
+LLAMA = ("llama-3.1-8b", "8xh100-sxm")
+PRICING = ("bill", "compare", "simulate", "plan", "fit")
+
+
+@each(
+    ("verb", "name", "value"),
+    [
+        (commtax.bill, "micro_batch", 2),
+        (commtax.bill, "concurrency", 4),
+        (commtax.bill, "notes", ()),
+        (commtax.train_bill, "overlap", 0.5),
+        (commtax.traffic, "library", "nccl"),
+        (commtax.simulate, "batch", 8),
+        (commtax.fit, "batch", 2),
+        (commtax.train_fit, "max_num_seqs", 8),
+        (commtax.plan, "tp", 2),
+        (commtax.plan, "nonsense", 1),
+    ],
+)
+def test_what_a_verb_has_no_use_for_is_refused(verb, name, value):
+    with pytest.raises(ValueError, match=f"^{name}: not an option here; there are "):
+        verb("llama-3.1-8b", "8xh100-sxm", **{name: value})
+
+
+def test_lists_are_taken_where_arrays_are():
+    listed, array = (commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=kind([1, 2, 4]), batch=8) for kind in (list, np.array))
+    assert listed.step_s.tolist() == array.step_s.tolist()
+
+
+def test_microbatches_are_those_that_were_given():
+    """Of what is sent and held; else they follow from batch and micro_batch."""
+    words = {"pp": 4, "micro_batch": 2}
+    given, follows = {"microbatches": 8}, {"batch": 16}
+    sent = [commtax.traffic("llama-3.1-8b", "8xh100-sxm", phase="train", **words, **how) for how in (given, follows)]
+    assert sent[0].sent_bytes_per_rank == sent[1].sent_bytes_per_rank
+    held = [commtax.train_fit("llama-3.1-8b", "8xh100-sxm", **words, **how).memory.total for how in (given, follows)]
+    assert held[0] == held[1]
+    with pytest.raises(ValueError, match="microbatches=0"):
+        commtax.train_fit("llama-3.1-8b", "8xh100-sxm", **words, microbatches=0)
+
+
+@pytest.mark.parametrize("verb", ["fit", "train_fit"])
+def test_what_fits_is_asked_of_one_plan(verb):
+    with pytest.raises(ValueError, match="dp: fit judges one plan at a time"):
+        getattr(commtax, verb)("llama-3.1-8b", "8xh100-sxm", dp=[1, 2])
+
+
+def test_an_option_names_a_field_of_the_question():
+    """… a kind and a group that there are, and verbs that it is either taken by or refused by."""
+    own = {f.name for f in fields(Question)}
+    for name, option in options().items():
+        assert not option.field or option.key in (PARTS[option.part] if option.part else own), name
+        assert option.kind in KINDS or option.kind[0].isupper(), name
+        assert option.group in GROUPS
+        assert not set(option.verbs) & set(option.refused), name
+        assert all(len(reason) > 20 for reason in option.refused.values())
+
+
+def test_defaults_are_the_question_s_own():
+    usual = {}
+    for part in ("what_if", "limits", "requests", "offered", "pictures"):
+        usual |= {f"{part}.{f.name}": f.default for f in fields(Question.__dataclass_fields__[part].default)}
+    for name, option in options().items():
+        default = usual.get(option.field, MISSING)
+        if option.default not in (None, "") and default is not MISSING and name != "image_size":
+            assert option.default == default, name
+
+
+def test_every_option_of_a_step_is_taken_or_refused_with_a_reason_by_every_verb_that_prices_steps():
+    step = [name for name, option in options().items() if option.part == "what_if" and {"bill", "compare"} <= set(option.verbs)]
+    assert len(step) >= 8
+    for name in (*step, "speculative"):
+        if options()[name].group == "Training":
+            continue
+        for command in PRICING:
+            assert (name in taken_by(command)) != (name in refused_by(command)), (name, command)
+
+
+def test_a_refusal_says_why():
+    done = run_here("simulate", LLAMA[0], "--cluster", LLAMA[1], "--speculative", "3")
+    assert done.returncode == 2
+    assert "how many drafts are accepted is not modelled" in done.stderr
+    with pytest.raises(ValueError, match="speculative: how many drafts are accepted is not modelled"):
+        commtax.simulate(*LLAMA, speculative=3)
+    with pytest.raises(ValueError, match="library: takes time and no memory"):
+        commtax.fit(*LLAMA, library="nccl")
+
+
+@pytest.mark.parametrize("changes", [{"eager": True}, {"slow_rank": 1.5}, {"library": "nccl"}, {"latency_scale": 3.0}])
+def test_what_slows_a_step_slows_those_who_wait_for_it(changes):
+    plain, slow = (commtax.simulate(*LLAMA, tp=8, concurrency=2, **how) for how in ({}, changes))
+    assert slow.tpot_s > 1.05 * plain.tpot_s
+    plain, slow = (commtax.serve(*LLAMA, tp=8, concurrency=2, num_prompts=40, **how) for how in ({}, changes))
+    assert slow.statistic("tpot_mean") > 1.05 * plain.statistic("tpot_mean")
+    limited = {"objective": "latency", "disaggregated": False}
+    plain, slow = (commtax.plan(*LLAMA, **limited, **how) for how in ({}, changes))
+    assert slow.plans.tpot_s[0] > plain.plans.tpot_s[0]
+
+
+def test_graphs_take_no_memory_where_there_are_none():
+    plain, eager = (commtax.fit(*LLAMA, tp=1, **how) for how in ({}, {"eager": True}))
+    assert plain.graph_bytes > eager.graph_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("simulate", "--concurrency", "4"), ("plan",), ("compare", "--over", "tp=1,2"), ("fit", "-tp", "1")]
+)
+def test_eager_is_an_option_of_every_command(words):
+    done = run_here(words[0], LLAMA[0], "--cluster", "2xh100-sxm", *words[1:], "--eager", "--json")
+    assert done.returncode == 0, done.stderr
+
+
+def test_typed_keywords_are_what_the_table_says():
+    """``python benchmarks/keywords.py`` writes them."""
+    path = Path(__file__).parents[1] / "benchmarks" / "keywords.py"
+    spec = importlib.util.spec_from_file_location("keywords_writer", path)
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    assert Path(keywords.__file__).read_text() == writer.text()
+
+
+def test_the_page_says_options():
+    beside = {"model", "hidden", "layers", "config", "ttft_ms", "tpot_ms"}
+    assert {entry["option"] for entry in page_keys().values()} <= {*options(), *beside}
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Questions that were settled, as they were put."""
+    seen, check = [], checking.check_step
+    monkeypatch.setattr(checking, "check_step", lambda q: (seen.append(q), check(q)))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        ("bill", {"tp": 8, "context": 777}),
+        ("train_bill", {"dp": 8, "batch": 8}),
+        ("traffic", {"tp": 4}),
+        ("simulate", {"concurrency": 7}),
+        ("serve", {"request_rate": 2, "num_prompts": 50}),
+        ("fit", {"tp": 4}),
+        ("fit", {}),
+        ("train_fit", {"tp": 4}),
+    ],
+)
+def test_a_verb_settles_its_question_once(verb, options, settled):
+    getattr(commtax, verb)(*LLAMA, **options)
+    assert len(settled) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bill", "-tp", "8"),
+        ("bill", "--phase", "train", "-dp", "8", "--batch", "8"),
+        ("simulate", "--concurrency", "16"),
+        ("simulate", "--request-rate", "4", "--num-prompts", "100"),
+        ("fit", "-tp", "2"),
+        ("compare", "--over", "tp=1,2,4"),
+    ],
+)
+def test_a_command_settles_no_question_twice(words, settled):
+    run_here(words[0], LLAMA[0], "--cluster", LLAMA[1], *words[1:])
+    assert settled
+    assert not [q for q, times in Counter(settled).items() if times > 1]
+
+
+def test_pricing_a_step_imports_little():
+    code = (
+        "import sys, commtax; commtax.bill('llama-3.1-8b', '8xh100-sxm', tp=8);"
+        "print(sum(m == 'commtax' or m.startswith('commtax.') for m in sys.modules))"
+    )
+    assert int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) <= 75
+
+
+MOST_FILES, CROWDED, EXCESS = 3, 81, 1_040
+"""Files that may quote an option's name; options that more still do, and by how many: these two may only shrink."""
+
+
+def test_an_option_is_named_in_few_files():
+    """Its entry in the table, its field and the place that uses it; ``keywords.py`` is written from the table."""
+    texts = [path.read_text() for path in SOURCE.rglob("*.py") if path.name != "keywords.py"]
+    files = {name: sum(bool(re.search(rf"[\"']{name}[\"']", text)) for text in texts) for name in options()}
+    crowded = {name: count for name, count in files.items() if count > MOST_FILES}
+    assert len(crowded) <= CROWDED, crowded
+    assert sum(crowded.values()) - MOST_FILES * len(crowded) <= EXCESS, crowded

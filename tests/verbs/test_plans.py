@@ -1,0 +1,126 @@
+"""Plans side by side: the same work, break-evens that hold, table, CSV, JSON, heat maps."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import commtax
+from cli_run import run_here
+from commtax.verbs.comparing import compare_plans, parse_plan
+from each import each
+
+WORDS = ("llama-3.1-8b", "--cluster", "8xh100-sxm", "--plans", "tp1,tp8,tp4dp2,tp3", "--batches", "1,64")
+
+
+def run(*words):
+    return run_here("compare", *words)
+
+
+@given(st.permutations(["tp", "pp", "dp", "ep", "cp"]), st.lists(st.integers(1, 64), min_size=5, max_size=5))
+def test_sizes_in_any_order(names, sizes):
+    told = parse_plan("".join(f"{n}{s}" for n, s in zip(names, sizes, strict=True)))
+    assert told == {**dict(zip(names, sizes, strict=True)), "replicas": 1}
+
+
+@each("text", ["", "tp", "tp0", "8", "tp2tp4", "xp3", "tp2 pp2x", f"tp{10**20}"])
+def test_what_is_no_plan(text):
+    with pytest.raises(ValueError, match="plans"):
+        parse_plan(text)
+
+
+def test_a_batch_is_shared_out_over_replicas():
+    found = compare_plans("llama-3.1-8b", "8xh100-sxm", ["tp8", "dp8", "tp4dp2"], batches=[64])
+    rows = {r.plan: r for r in found.rows}
+    assert rows["dp8"].bill.step_s == commtax.bill("llama-3.1-8b", "8xh100-sxm", dp=8, batch=8).step_s
+    assert rows["dp8"].tokens_per_s == pytest.approx(64 / float(rows["dp8"].bill.step_s))
+    few = compare_plans("llama-3.1-8b", "8xh100-sxm", ["dp8"], batches=[2]).rows[0]
+    assert few.tokens_per_s == pytest.approx(2 / float(few.bill.step_s)), "idle replicas earn nothing"
+
+
+@given(st.sampled_from(["llama-3.1-8b", "qwq-32b", "mixtral-8x7b"]), st.sampled_from(["8xh100-sxm", "8xl40s"]), st.integers(1, 64))
+@settings(max_examples=8, deadline=None)
+def test_the_order_flips_where_it_is_said_to(model, cluster, batch):
+    found = compare_plans(model, cluster, ["tp1", "tp4", "tp8", "tp4dp2"], batches=[batch])
+    for flip in found.break_evens:
+        a, b = parse_plan(flip.first), parse_plan(flip.then)
+
+        def step(sizes, at, axis=flip.axis):
+            total = at if axis == "batch" else batch
+            words = {"context": int(at)} if axis == "context" else {}
+            return float(commtax.bill(model, cluster, **{**sizes, "batch": -(-int(total) // sizes["dp"])}, **words).step_s)
+
+        if flip.axis == "bandwidth":
+            continue
+        assert step(b, flip.at) < step(a, flip.at)
+        assert step(a, 1) < step(b, 1)
+        if flip.axis == "batch":
+            after = np.arange(int(flip.at), 1025, 37)
+            assert all(step(b, x) < step(a, x) for x in after)
+
+
+def test_bandwidth_break_even_holds_on_a_link_of_that_rate():
+    found = compare_plans("llama-3.1-8b", "8xl40s", ["tp1", "tp8"], batches=[16])
+    flips = [f for f in found.break_evens if f.axis == "bandwidth"]
+    assert [(f.first, f.then) for f in flips] == [("tp1", "tp8")]
+    factor = flips[0].at / catalog_rate("8xl40s")
+    below, above = (commtax.bill("llama-3.1-8b", "8xl40s", tp=8, batch=16, bandwidth_scale=factor * x).step_s for x in (0.95, 1.05))
+    assert above < commtax.bill("llama-3.1-8b", "8xl40s", batch=16).step_s < below
+
+
+def catalog_rate(name):
+    from commtax import catalog
+
+    return catalog.cluster(name).intra.bandwidth_Bps
+
+
+def test_table_csv_and_json_agree():
+    document = json.loads(run(*WORDS, "--json").stdout)
+    lines = list(csv.DictReader(io.StringIO(run(*WORDS, "--csv").stdout)))
+    assert [float(x["step_s"]) for x in lines if x["step_s"]] == pytest.approx(
+        [r["step_s"] for r in document["rows"] if r["step_s"]]
+    )
+    assert {f["axis"] for f in document["break_even"]} <= {"batch", "context", "bandwidth"}
+    text = run(*WORDS).stdout
+    assert "32 attention heads of llama-3.1-8b" in " ".join(text.split())
+    assert "plan x batch" in text
+    assert "████" in text
+    assert "break-even: batch: tp8 is faster below" in text
+
+
+def test_links_and_a_picture(tmp_path):
+    file = tmp_path / "heat.svg"
+    done = run(*WORDS[:-2], "--batches", "1,8", "--links", "nvlink4,10gbe", "--plot", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "plan x link, batch 1" in done.stdout
+    assert file.read_bytes().startswith(b"<?xml")
+
+
+def test_training_plans():
+    words = ("llama-3.1-8b", "--cluster", "8xh100-sxm", "--phase", "train", "--batches", "64", "--zero", "1")
+    found = json.loads(run(*words, "--plans", "tp8,tp2dp4,dp8", "--json").stdout)["rows"]
+    assert [r["gpus"] for r in found] == [8, 8, 8]
+    assert found[2]["tokens_per_s"] > found[0]["tokens_per_s"]
+
+
+def test_mistakes():
+    for words, says in (
+        (("--plans", "tp3,tp5"), "none of them is legal"),
+        (("--plans", "tp2", "--over", "tp=1"), "one of them"),
+        ((), "one of them"),
+        (("--plans", "tp2", "--batches", "0"), "at least 1"),
+        (("--plans", "tp2", "--links", "nvlink9"), "unknown link"),
+    ):
+        done = run("llama-3.1-8b", "--cluster", "8xh100-sxm", *words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert says in done.stderr
+
+
+def test_a_dense_model_has_no_experts_to_spread():
+    """As ``bill`` says it, not as if nothing had been asked for."""
+    spread = compare_plans("llama-3.1-8b", "8xh100-sxm", ["tp4", "tp4ep"], batches=[16]).rows[1]
+    assert (spread.bill, "is dense" in spread.refused) == (None, True)
