@@ -17,7 +17,7 @@ from commtax.evidence.thresholds import counts
 from commtax.files import LOG_BYTES, Stream, Watch, decoded, opened
 from commtax.logs import crashes, flight, flight_text, llamacpp_log, nccl_log, training_log
 from commtax.logs.crash_audit import audit_crash
-from commtax.logs.engine_logs import sglang_log, tgi_log, trtllm_log, vllm_log
+from commtax.logs.engine_logs import ENGINE_LOGS, tgi_log
 from commtax.logs.flight_audit import audit_analysis, audit_flight
 from commtax.logs.llamacpp_audit import audit_timings
 from commtax.logs.nccl_audit import audit_nccl
@@ -69,8 +69,7 @@ class Source:
     @cached_property
     def crash(self) -> crashes.Crash | None:
         """The error with which it ended, of other programs than engines, whose readers tell theirs themselves."""
-        engines = (vllm_log, sglang_log, trtllm_log)
-        if not crashes.may(self.raw) or any(engine.looks_like(self.text) for engine in engines):
+        if not crashes.may(self.raw) or any(engine.looks_like(self.text) for engine in ENGINE_LOGS):
             return None
         return crashes.find(lines(self.raw))
 
@@ -151,12 +150,10 @@ DATA = (
 )
 """Of which a file has one, the first that fits."""
 TEXTS = (
-    _told("log", "a vLLM log", StartupLog, audit_log, vllm_log),
-    _told("log", "an SGLang log", StartupLog, audit_log, sglang_log),
-    _told("log", "a TensorRT-LLM log", StartupLog, audit_log, trtllm_log),
+    *(_told("log", log.described, StartupLog, audit_log, log) for log in ENGINE_LOGS),
     Format(
         "log",
-        "a start of Text Generation Inference",
+        tgi_log.described,
         StartupLog,
         audit_log,
         lambda s: tgi_log.looks_like(s.text) and s.crash is None,

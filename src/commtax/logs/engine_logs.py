@@ -283,10 +283,11 @@ class _Tgi(_Reading):
 
 
 class EngineLog:
-    """The reader of one engine's logs."""
+    """The reader of one engine's logs; ``described`` as users read it."""
 
-    def __init__(self, engine: str, reading: type[_Reading]) -> None:
-        self.engine, self._reading, self._wordings = engine, reading, Wordings(f"logs/{engine}_log.toml")
+    def __init__(self, engine: str, reading: type[_Reading], described: str) -> None:
+        self.engine, self.described = engine, described
+        self._reading, self._wordings = reading, Wordings(f"logs/{engine}_log.toml")
 
     def looks_like(self, text: str) -> bool:
         """Whether a text holds lines of such an engine."""
@@ -310,5 +311,8 @@ class EngineLog:
         return self._reading(self._wordings, text).read(self.engine)
 
 
-vllm_log, sglang_log = EngineLog("vllm", _Vllm), EngineLog("sglang", _Sglang)
-trtllm_log, tgi_log = EngineLog("trtllm", _Trtllm), EngineLog("tgi", _Tgi)
+vllm_log, sglang_log = EngineLog("vllm", _Vllm, "a vLLM log"), EngineLog("sglang", _Sglang, "an SGLang log")
+trtllm_log = EngineLog("trtllm", _Trtllm, "a TensorRT-LLM log")
+tgi_log = EngineLog("tgi", _Tgi, "a start of Text Generation Inference")
+ENGINE_LOGS = (vllm_log, sglang_log, trtllm_log)
+"""Logs that tell how their engine ended, too."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Any
 
 from commtax import catalog
@@ -17,8 +18,8 @@ from commtax.catalog.hf import from_config
 from commtax.catalog.loader import suggest
 from commtax.catalog.models import named
 from commtax.cost.memory import LIGHT, RECOMPUTE
-from commtax.cost.schedules import DEFAULT, TRAINING
-from commtax.options import page_keys
+from commtax.cost.schedules import TRAINING
+from commtax.options import options, page_keys
 from commtax.planner.serving_search import OBJECTIVES
 from commtax.question import PHASES, Question
 from commtax.records import dataclass
@@ -55,6 +56,7 @@ class Key:
     words: tuple[str, ...] = ()
     length: int = 64
     pattern: str = ""
+    plain: bool = False  # asked and shown as it is, whatever else is
 
     @property
     def is_number(self) -> bool:
@@ -107,6 +109,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 }
 """All that a key may be, of those that have a list."""
 KEYS = tuple(Key(name, words=WORDS.get(name, ()), **entry) for name, entry in page_keys().items())
+PLAIN = tuple(key for key in KEYS if key.plain)
 SHORT = {key.option: key.name for key in KEYS} | {"micro_batch": "b", "global_batch": "n", "shard": "z", "async": "as"}
 """Arguments of the library, and the key that a reader knows them by."""
 
@@ -136,7 +139,8 @@ class State:
     @property
     def options(self) -> dict[str, object]:
         """What is asked beside model and cluster, by the names that the library and the command line have for it."""
-        asked = {name: self[SHORT[name]] for name in ("engine", "dtype", "library", *SIZES, "phase")}
+        asked = {name: self[SHORT[name]] for name in ("engine", "dtype", "library")}
+        asked |= {key.option: self[key.name] for key in PLAIN} | {"phase": self["ph"]}
         asked |= {"sequence_parallel": bool(self["sp"]) or None, "eager": bool(self["eg"])}
         if self["ep"] > 1:
             asked["imbalance"] = self["imb"] or None
@@ -173,10 +177,9 @@ def written(q: Question) -> State:
         "inter": "" if place.inter.key == place.chip.inter else place.inter.key,
         "e": f"{engine.key}@{engine.version}" if engine.note else engine.key,
         "ph": q.phase,
-        **{axis: int(getattr(plan, axis)) for axis in SIZES},
+        **{key.name: type(key.default)(attrgetter(options()[key.option].field)(q)) for key in PLAIN},
         "b": int(q.micro_batch if q.trains else q.batch),
         "s": int(q.context),
-        "dt": plan.weights_dtype,
         "sp": int(plan.sequence_parallel),
         "eg": int(q.what_if.eager),
         "red": int(plan.redundant_experts),
@@ -191,7 +194,7 @@ def written(q: Question) -> State:
     return State().but({**keys, **kinds, "n": int(q.batch // q.micro_batch), "as": axes})
 
 
-USUAL: dict[str, object] = {**dict.fromkeys(SIZES, 1), "phase": "decode", "recompute": "none", "schedule": DEFAULT, "chunks": 1}
+USUAL = {key.option: options()[key.option].default for key in KEYS if key.option in options()}
 """What needs no word; of all others nothing, "" and False."""
 FLAGS = {axis: f"-{axis}" for axis in SIZES} | {"async_axes": "--async"}
 
