@@ -105,7 +105,10 @@ def test_the_project_speaks_of_itself_alone():
     assert not [t.name for t in texts if path.search(t.read_text(errors="replace"))]
 
 
-@pytest.mark.parametrize("page", ["docs/orientation.md", "docs/design.md", "CONTRIBUTING.md"])
+MAPS = ["docs/orientation.md", "docs/design.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("inside-*.md"))]
+
+
+@pytest.mark.parametrize("page", MAPS)
 def test_the_maps_name_places_that_are(page):
     """Files and folders in backquotes, but for those with a NAME to fill in; a file may be named without its folder."""
     quoted = re.findall(r"`([\w.*-]*/[\w./*-]*|[\w*]+\.(?:py|toml))`", (ROOT / page).read_text())
