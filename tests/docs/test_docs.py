@@ -105,7 +105,12 @@ def test_the_project_speaks_of_itself_alone():
     assert not [t.name for t in texts if path.search(t.read_text(errors="replace"))]
 
 
-MAPS = ["docs/orientation.md", "docs/design.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("inside-*.md"))]
+MAPS = [
+    "docs/orientation.md",
+    "docs/design.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{page.name}" for page in (ROOT / "docs").glob("inside-*.md")),
+]
 
 
 @pytest.mark.parametrize("page", MAPS)
