@@ -86,7 +86,7 @@ def read(model: str, given: Given, verb: str, about: About) -> Order:
     family = given.pop("read_as", "")
     phase = given.phase or "decode"
     if launch and about is About.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
-        raise Refusal(f"phase '{phase}': the pasted command is one to {launch.phase}", "phase")
+        raise Refusal.of(f"the pasted command is one to {launch.phase}", phase=phase)
     taken = taken_by(verb)
     if phase == "train":
         serving = [name for name, option in taken.items() if option.serves(verb)]
@@ -107,7 +107,7 @@ def _pools(given: Given) -> None:
     here = given.cluster
     own, named = given.pop("decode_cluster", ""), here if isinstance(here, tuple) else (here,) if here else ()
     if own and any(name != own for name in named):
-        raise Refusal(f"decode_cluster '{own}': another spelling of --cluster, which is {', '.join(named)}", "decode_cluster")
+        raise Refusal.of(f"another spelling of --cluster, which is {', '.join(named)}", decode_cluster=own)
     if own:
         given.cluster = (own,) if isinstance(here, tuple) else own
     ahead = given.pop("prefill_cluster", "")

@@ -27,7 +27,7 @@ def pipeline_command(as_json: bool, **options: Any) -> None:
     """
     given = Given(options)
     if given.schedule not in SCHEDULES:
-        raise Refusal(f"schedule '{given['schedule']}': one of {', '.join(SCHEDULES)}", "schedule")
+        raise Refusal.of(f"one of {', '.join(SCHEDULES)}", schedule=given.schedule)
     kind, output = SCHEDULES[given.schedule], Output(as_json)
     if given.chunks is None:
         given.chunks = 1 if kind.chunks else 2
@@ -66,7 +66,7 @@ def _pipeline(kind: Schedule, given: Given, output: Output) -> NoReturn:
     if each * microbatches > MAX_CELLS:
         most = f"{MAX_CELLS // each:,} microbatches" if each <= MAX_CELLS else f"{MAX_CELLS * stages // each:,} stages"
         rule = f"{each * microbatches:,} cells, more than the {MAX_CELLS:,} that are simulated; at most {most}"
-        raise Refusal(f"microbatches={microbatches}: {rule} (--budget needs no simulation)", "microbatches")
+        raise Refusal.of(f"{rule} (--budget needs no simulation)", microbatches=microbatches)
     durations = parse_durations(given)
     ran = PipelineRun(kind, stages, microbatches, chunks, durations)
     if given.svg:

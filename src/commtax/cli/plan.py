@@ -49,14 +49,13 @@ def plan_command(order: Order) -> None:
     given = order.given
     if not 1 <= given.top <= MOST_LISTED:
         nearest = 1 if given.top < 1 else MOST_LISTED
-        rule = f"from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {nearest}"
-        raise Refusal(f"top={given['top']}: {rule}", "top", (nearest,))
+        raise Refusal.of(f"from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {nearest}", (nearest,), top=given.top)
     order.output.read(order.question.cluster)
     if given.phase not in ("serve", "train"):
-        raise Refusal(f"phase '{given['phase']}': serve or train", "phase", ("serve", "train"))
+        raise Refusal.of("serve or train", ("serve", "train"), phase=given.phase)
     able = tuple(one.emitted_as for one in programs() if one.trains == order.question.trains)
     if given.emit and given.emit not in able:
-        raise Refusal(f"emit '{given['emit']}': one of {', '.join(able)} here", "emit", able)
+        raise Refusal.of(f"one of {', '.join(able)} here", able, emit=given.emit)
     if given.request_rate is not None:
         fleet.answer(order, *_asked(order))
     refuse(given, beside("plan", "request_rate"), "belongs to --request-rate")
@@ -129,11 +128,11 @@ def _asked(order: Order) -> tuple[tuple[int | str, int | str], tuple[str, ...]]:
     if given.workload and any(x is not None for x in lengths):
         raise Refusal("workload: give it or lengths, not both", "workload")
     if given.workload and given.workload not in WORKLOADS:
-        raise Refusal(f"workload '{given['workload']}': one of {', '.join(WORKLOADS)}", "workload", tuple(WORKLOADS))
+        raise Refusal.of(f"one of {', '.join(WORKLOADS)}", tuple(WORKLOADS), workload=given.workload)
     usual = WORKLOADS.get(given.workload, (INPUT_LEN, OUTPUT_LEN))
     dtypes = tuple(dict.fromkeys(given.dtype.split(",")))
     if len(dtypes) > 1 and "" in given.dtype.split(","):
-        raise Refusal(f"dtype '{given['dtype']}': a type is missing between the commas", "dtype")
+        raise Refusal.of("a type is missing between the commas", dtype=given.dtype)
     return (usual[0] if lengths[0] is None else lengths[0], usual[1] if lengths[1] is None else lengths[1]), dtypes
 
 

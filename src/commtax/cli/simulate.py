@@ -66,6 +66,5 @@ def _check_gpus(simulated: Simulation) -> None:
         return
     clients = int(np.min(simulated.requests.concurrency))
     if given[1] and given[1] * plan.dp > clients:
-        rule = f"more than there are clients, {clients}, for each of their replicas"
-        raise Refusal(f"decode_workers={given[1]}: {rule}", "decode_workers")
+        raise Refusal.of(f"more than there are clients, {clients}, for each of their replicas", decode_workers=given[1])
     check_pools(simulated.question, apart.plan, given)

@@ -118,7 +118,7 @@ def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
         which, _, metric = name.partition("_")
         if which not in STATISTICS or metric not in METRICS:
             known = f"{', '.join(STATISTICS)} of {', '.join(METRICS)}, such as p95_ttft"
-            raise Refusal(f"slo '{name}': not a statistic; there are {known}", "slo", ("p95_ttft",))
+            raise Refusal.of(f"not a statistic; there are {known}", ("p95_ttft",), slo=name)
         limits.append((f"{metric}_{which}", checking.seconds(value, name)))
     return tuple(sorted(limits))
 
@@ -151,8 +151,7 @@ def _check_goal(q: Question) -> None:
         rule = f"a share of the rate, from 0 to {MOST_GROWTH}; nearest valid: 0.2"
         raise Refusal(f"headroom={goal.growth:g}: {rule}", "headroom", ("0.2",))
     if goal.objective and goal.objective not in OBJECTIVES:
-        rule = f"one of {', '.join(OBJECTIVES)} with a request rate"
-        raise Refusal(f"objective '{goal.objective}': {rule}", "objective", OBJECTIVES)
+        raise Refusal.of(f"one of {', '.join(OBJECTIVES)} with a request rate", OBJECTIVES, objective=goal.objective)
 
 
 def _check_requests(q: Question) -> None:

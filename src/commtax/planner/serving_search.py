@@ -73,7 +73,7 @@ def _check(q: Question) -> None:
     if wanted.output_len == 1 and goal.limited:
         raise Refusal("tpot_s: with one output token there is no time between tokens; limit ttft_s", "tpot_s")
     if goal.objective not in OBJECTIVES:
-        raise Refusal(f"objective '{goal.objective}': one of {', '.join(OBJECTIVES)}", "objective", OBJECTIVES)
+        raise Refusal.of(f"one of {', '.join(OBJECTIVES)}", OBJECTIVES, objective=goal.objective)
     checking.spread(wanted.spread)
     if wanted.prefill_cluster:
         _check_pools(q)

@@ -90,7 +90,7 @@ def check_apart(asked: Question) -> None:
                 text = value.key if isinstance(value, Cluster) else value
                 raise Refusal(f"{name}={text}: belongs to disaggregated serving", name)
     elif np.any(np.asarray(copies) > 1):
-        raise Refusal(f"replicas={copies}: disaggregated serving counts its servers as decode_workers", "replicas")
+        raise Refusal.of("disaggregated serving counts its servers as decode_workers", replicas=copies)
 
 
 def network_of(

@@ -48,7 +48,7 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
     given = {_key(name): _checked(value, name) for name, value in options.items() if value is not None}
     phase = str(given.pop("phase", "decode"))
     if phase not in PHASES:
-        raise Refusal(f"phase '{phase}': one of {', '.join(PHASES)}", "phase", tuple(PHASES))
+        raise Refusal.of(f"one of {', '.join(PHASES)}", tuple(PHASES), phase=phase)
     own = _profile(given.pop("profile", None))
     named, weights = given.pop("engine", ""), str(given.pop("weights_dtype", ""))
     if own:
@@ -57,7 +57,7 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
     sizes = {axis: numeric(given.pop(axis, 1), axis) for axis in SIZES}
     replicas = positive(given.pop("replicas", 1), "replicas")
     if PHASES[phase].trains and np.any(np.asarray(replicas) > 1):
-        raise Refusal(f"replicas={replicas}: those are servers; a training job has data-parallel ranks (dp)", "replicas")
+        raise Refusal.of("those are servers; a training job has data-parallel ranks (dp)", replicas=replicas)
     known = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     engine = _engine(cast(str | Engine, named), phase)
@@ -105,7 +105,7 @@ def _measured() -> Iterator[str]:
 def _ahead(cluster: str | Cluster, own: Profile | None) -> Cluster:
     """Where prompts run, apart from decoding; a profile tells of one machine."""
     if own:
-        raise Refusal(f"profile '{own.name}': tells of one machine, and prefill_cluster makes them two", "profile")
+        raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)
     return catalog.cluster(cluster) if isinstance(cluster, str) else cluster
 
 

@@ -189,9 +189,7 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
 def check_memory(asked: Question) -> None:
     """A profile without memory changes nothing here, and is refused rather than ignored."""
     if asked.profile and not {"memory_bytes", "visible_bytes"} & set(asked.profile.chip):
-        raise Refusal(
-            f"profile '{asked.profile.name}': says nothing of memory (chip.memory_bytes), and fit needs no seconds", "profile"
-        )
+        raise Refusal.of("says nothing of memory (chip.memory_bytes), and fit needs no seconds", profile=asked.profile.name)
     for name in SIZES:
         if np.ndim(getattr(asked.plan, name)):
             raise Refusal(f"{name}: fit judges one plan at a time, not arrays of them", name)

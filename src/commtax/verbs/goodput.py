@@ -62,9 +62,9 @@ def slo_of(words: Iterable[str], slo: Slo = Slo()) -> Slo:  # noqa: B008
     for word in words:
         name, colon, text = word.strip().partition(":")
         if name not in SPELLED or not colon:
-            raise Refusal(f"goodput '{word[:40]}': write limits in ms such as ttft:300 tpot:20 e2el:5000", "goodput")
+            raise Refusal.of("write limits in ms such as ttft:300 tpot:20 e2el:5000", goodput=word[:40])
         if isfinite(getattr(slo, SPELLED[name])):
-            raise Refusal(f"goodput '{word[:40]}': {name} has a limit already; leave one of them out", "goodput")
+            raise Refusal.of(f"{name} has a limit already; leave one of them out", goodput=word[:40])
         slo = replace(slo, **{SPELLED[name]: _seconds(text, name)})
     return slo
 

@@ -75,7 +75,7 @@ def _check(given: Mapping[str, object], offered: Offered) -> None:
         rule = f"{offered.request_rate:g} requests/s are more than {MOST_SERVED:,} requests in it; nearest valid: {most} s"
         raise Refusal(f"duration={offered.duration_s:g} s: {rule}", "duration", (most,))
     if (count := given.get("num_prompts", 1)) != inf and positive(count, "num_prompts") > MOST_SERVED:
-        raise Refusal(f"num_prompts={count}: at most {MOST_SERVED:,} are simulated", "num_prompts", (MOST_SERVED,))
+        raise Refusal.of(f"at most {MOST_SERVED:,} are simulated", (MOST_SERVED,), num_prompts=count)
 
 
 def _cut(offered: Offered, given: Mapping[str, object]) -> Offered:

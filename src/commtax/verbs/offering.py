@@ -57,7 +57,7 @@ def checked(q: Question) -> Question:
         positive(q.requests.kv_tokens, "kv_tokens")
     if q.offered.warmup >= (most := _requests(q.offered, q)):
         rule = f"the first {q.offered.warmup:,} of {most:,.0f} requests would be left out of all figures"
-        raise Refusal(f"warmup={q.offered.warmup}: {rule}; nearest valid: {most - 1:.0f}", "warmup", (int(most - 1),))
+        raise Refusal.of(f"{rule}; nearest valid: {most - 1:.0f}", (int(most - 1),), warmup=q.offered.warmup)
     return q
 
 

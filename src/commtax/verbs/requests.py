@@ -268,7 +268,7 @@ def _check_steps(stream: Stream, fleet: Fleet) -> None:
         nearest = ceil(total / MOST_STEPS)
         cut = f"{len(stream):,} prompts of {total / len(stream):,.0f} tokens are cut into {total / tokens:,.0f} steps"
         rule = f"{cut}, and {MOST_STEPS:,} are simulated at most; fewer requests, or nearest valid: {nearest}"
-        raise Refusal(f"max_num_batched_tokens={tokens}: {rule}", "max_num_batched_tokens", (nearest,))
+        raise Refusal.of(rule, (nearest,), max_num_batched_tokens=tokens)
 
 
 def _answered(cut: Outcome) -> Outcome:
@@ -374,7 +374,7 @@ def _rules(asked: Question, longest: int) -> Rules:
     if room < longest + states * block or places < 1:
         beside = f" and states of {states * block:,} tokens' room" if states else ""
         rule = f"the longest request has {longest:,} tokens{beside}, and the KV cache of a replica holds {int(room):,}"
-        raise Refusal(f"kv_tokens={int(room)}: {rule}; more GPUs, smaller weights or shorter requests fit", "kv_tokens")
+        raise Refusal.of(f"{rule}; more GPUs, smaller weights or shorter requests fit", kv_tokens=int(room))
     return replace(
         Rules.of(serves, tokens, int(min(seqs, places)), int(room) // block, block),
         states=states,

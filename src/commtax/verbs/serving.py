@@ -274,8 +274,7 @@ def _load(asked: Question) -> Load:
     if not np.all(np.isinf(prompts)):
         prompts = positive(prompts, "num_prompts")
         if np.any(np.asarray(prompts) < wanted.concurrency):
-            rule = f"at least as many as clients, {wanted.concurrency}, are needed"
-            raise Refusal(f"num_prompts={prompts}: {rule}", "num_prompts")
+            raise Refusal.of(f"at least as many as clients, {wanted.concurrency}, are needed", num_prompts=prompts)
     dp = asked.plan.dp * asked.plan.replicas
     each, lengths = np.maximum(1.0, wanted.concurrency / dp), (wanted.input_len * 1.0, wanted.output_len * 1.0)
     cached = asked.offered.prefix_hit_rate * lengths[0]

@@ -57,7 +57,7 @@ def points(text: str) -> tuple[str, tuple[float, ...]]:
     name, equals, rest = text.partition("=")
     name = name.strip().replace("-", "_")
     if name not in SWEPT or not equals:
-        raise Refusal(f"sweep '{text[:60]}': write request-rate=1:64, request-rate=1,2,4 or concurrency=1:256", "sweep")
+        raise Refusal.of("write request-rate=1:64, request-rate=1,2,4 or concurrency=1:256", sweep=text[:60])
     ends = rest.split(":")
     numbers = [_value(part, name) for part in (ends if len(ends) == 2 else rest.split(","))]
     if len(ends) == 2:

@@ -70,7 +70,7 @@ def chosen(names: Sequence[str], wanted: str) -> int:
     listed = [f"{i + 1} {names[i]}" for i in (alike or range(len(names)))]
     more = f"; … and {len(listed) - MOST_LISTED} more, up to number {len(names)}" if len(listed) > MOST_LISTED else ""
     rule = f"{len(alike)} lines have this in their name" if alike else "no line has this name or number"
-    raise Refusal(f"why '{wanted[:60]}': {rule}: {'; '.join(listed[:MOST_LISTED])}{more}", "why")
+    raise Refusal.of(f"{rule}: {'; '.join(listed[:MOST_LISTED])}{more}", why=wanted[:60])
 
 
 def why(b: StepBill, wanted: str) -> Why:
