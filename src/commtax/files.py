@@ -31,7 +31,6 @@ DATASET_MEMORY_BYTES = 16384 * MiB  # … of text that is full of commas
 MAX_DEPTH = 64  # lists and objects inside each other
 
 _GZIP = b"\x1f\x8b"
-_GZIP_MOST = 1032  # deflate packs no better than this
 _GZIP_WINDOW = 31  # what zlib calls a gzip file of any window
 _CHUNK = MiB
 _PACKED = MiB // 4
@@ -59,24 +58,8 @@ def local(name: Named) -> Path:
 
 def read_bytes(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> bytes:
     """A regular file's bytes, unpacked where they are gzip, and never more than ``most``."""
-    with _regular(path, what, most) as file:
-        head = _now(file, 2)
-        file.seek(0)
-        size = os.fstat(file.fileno()).st_size
-        if head != _GZIP:
-            raw = b"" if size > most else _now(file, most + 1)
-            _within(max(size, len(raw)), most, path, what)
-            return raw
-        try:
-            if size * _GZIP_MOST > most:  # count before anything is kept: a small file may unpack to a very large one
-                total = 0
-                for piece in _unpacked(file):
-                    total += len(piece)
-                    _within(total, most, path, what, " unpacked")
-                file.seek(0)
-            return b"".join(_unpacked(file))
-        except (zlib.error, EOFError) as error:
-            raise Refusal(f"{what} '{path}': the gzip file is damaged or cut off ({error})") from None
+    with opened(path, what, most=most) as stream:
+        return stream.whole(most)
 
 
 class Stream:
@@ -89,14 +72,18 @@ class Stream:
         """Bytes on the disk, as packed as they are."""
 
     @property
+    def packed(self) -> bool:
+        self._file.seek(0)
+        return _now(self._file, 2) == _GZIP
+
+    @property
     def done(self) -> int:
         """Bytes of the file on the disk that have been taken since the last beginning."""
         return self._file.tell()
 
     def pieces(self, size: int = _CHUNK) -> Iterator[bytes]:
         """All of it, in pieces of at most so many bytes. A damaged gzip file ends with a refusal, after what is readable."""
-        self._file.seek(0)
-        packed = _now(self._file, 2) == _GZIP
+        packed = self.packed
         self._file.seek(0)
         try:
             for piece in _unpacked(self._file, size) if packed else iter(lambda: _now(self._file, size), b""):
@@ -125,11 +112,12 @@ class Stream:
         return taken[:size]
 
     def whole(self, most: int) -> bytes:
-        """All of it, and never more than so many bytes."""
-        kept, total = [], 0
+        """All of it, and never more than so many bytes: a small file may unpack to a very large one."""
+        kept, total, packed = [], 0, self.packed
+        _within(0 if packed else self.size, most, self.path, self.what)
         for piece in self.pieces():
             total += len(piece)
-            _within(total, most, self.path, self.what)
+            _within(total, most, self.path, self.what, " unpacked" if packed else "")
             kept.append(piece)
         return b"".join(kept)
 

@@ -55,11 +55,11 @@ def _launch(text: str, model: str) -> Launch:
     file = name if "\n" not in text and name and os.path.exists(name) else ""
     if not file:
         return parse(text)
-    return parse(read_text(file, "from"), file, (lambda theirs: _is_same(model, theirs)) if model else None, choice)
 
+    def is_same(theirs: str) -> bool:
+        return bool(theirs) and (normal(model) == normal(theirs) or (bool(origin(theirs)) and origin(model) == origin(theirs)))
 
-def _is_same(model: str, theirs: str) -> bool:
-    return bool(theirs) and (normal(model) == normal(theirs) or (bool(origin(theirs)) and origin(model) == origin(theirs)))
+    return parse(read_text(file, "from"), file, is_same if model else None, choice)
 
 
 def prompt_sizes(servers: Servers) -> str:

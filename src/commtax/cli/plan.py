@@ -12,7 +12,6 @@ import click
 
 from commtax import catalog
 from commtax.catalog.programs import programs
-from commtax.cli import fleet
 from commtax.cli.options import About, Verb
 from commtax.cli.order import Order, beside, ordered, refuse
 from commtax.cli.output import write_page
@@ -27,6 +26,19 @@ from commtax.units import parse_seconds, parse_tokens
 
 if TYPE_CHECKING:
     from commtax.launch.launched import Launch
+
+
+import sys
+from typing import TYPE_CHECKING
+
+from commtax.options import taken_by
+from commtax.units import plural
+from commtax.verbs.apart import check_one_place
+from commtax.verbs.loads import split
+
+if TYPE_CHECKING:
+    from commtax.planner.fleet_trials import Trial
+
 
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
@@ -57,7 +69,7 @@ def plan_command(order: Order) -> None:
     if given.emit and given.emit not in able:
         raise Refusal.of(f"one of {', '.join(able)} here", able, emit=given.emit)
     if given.request_rate is not None:
-        fleet.answer(order, *_asked(order))
+        _fleets(order)
     refuse(given, beside("plan", "request_rate"), "belongs to --request-rate")
     if order.question.trains:
         _train(order)
@@ -168,23 +180,17 @@ def _stands(searched: ServingPlans, launch: Launch) -> Standing:
 
 
 def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
-    """The launch of the recommended plan, all of its servers, and the benchmark that would check it."""
-    from commtax.launch.writing import apart_command, benchmark_command, launch_command
-
-    rows, engine, own = searched.plans, order.given.emit, searched.recommended
-    copies = int(rows.replicas[own])
+    """The launch of the recommended plan, and the benchmark that would check it."""
+    rows, own = searched.plans, searched.recommended
     q = searched.put(rows, own).but(
         max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or searched.longest(rows, own),
         max_num_seqs=max(1, int(rows.running[own])),
         concurrency=int(rows.concurrency[own]),
     )
-    if int(rows.mode[own]):
-        prompts = {"prefill_tp": int(rows.prefill_tp[own]), "prefill_workers": int(rows.prefill_replicas[own])}
-        prompts |= {"prefill_dp": int(rows.prefill_dp[own])}
-        launch = apart_command(q.but(**prompts, decode_workers=copies), engine)
-    else:
-        launch = launch_command(q.but(replicas=copies), engine)
-    return {"launch": launch, "benchmark": benchmark_command(q, engine)}
+    prompts = int(rows.prefill_replicas[own]) if rows.mode[own] else 0
+    if prompts:
+        q = q.but(prefill_tp=int(rows.prefill_tp[own]), prefill_dp=int(rows.prefill_dp[own]))
+    return _launched(order, q, int(rows.replicas[own]), prompts)
 
 
 def _timed(search: Callable[[], Answer]) -> tuple[Answer, str]:
@@ -243,3 +249,65 @@ def _trains(searched: TrainPlans, launch: Launch) -> Standing:
         async_axes=tuple(axes.split(",")) if axes else None,
     )
     return training_standing(searched, run)
+
+
+OTHERWISE = ("max_concurrency", "plot", "html")
+"""Options that a search for a rate has no use for."""
+INTERRUPTED = 130
+
+
+def _fleets(order: Order) -> NoReturn:
+    """How many GPUs for a rate of requests."""
+    from commtax.planner.fleets import best_fleets  # not for those who have no rate
+    from commtax.report import fleets
+
+    given = order.given
+    if order.question.trains:
+        raise Refusal("request_rate: belongs to serving, not to --phase train", "request_rate")
+    if order.launch:
+        raise Refusal("from: a pasted plan is ranked without a --request-rate; commtax simulate --from serves it at one", "from")
+    check_one_place(order.question)
+    refuse(given, OTHERWISE, "is not known beside --request-rate")
+    shown = sys.stderr.isatty() and not order.output.as_json
+    found = best_fleets(_with_rate(order), given.on, top=given.top, progress=_told if shown else None)
+    if shown:
+        sys.stderr.write("\r\x1b[K")
+    if given.emit:
+        best = found.plans[found.recommended] if found.plans else None
+        order.output.emitted = _launched(order, best.layout.question, *best.size) if best else {}
+    code = INTERRUPTED if not found.complete else 0 if found.plans else 1
+    order.output.answer(fleets.fleets_document, fleets.show_fleets, found, code=code)
+
+
+def _with_rate(order: Order) -> list[Question]:
+    """The question on each of its clusters."""
+    from commtax.planner.fleets import limits_of
+
+    given, (lengths, dtypes) = order.given, _asked(order)
+    drawn = {name: given[name] for name, option in taken_by("plan").items() if option.part == "offered"}
+    plain, offered = split({**drawn, "input_len": lengths[0], "output_len": lengths[1], "num_prompts": given.num_prompts})
+    slo = {f"mean_{name}": given[name] for name in ("ttft", "tpot") if given[name]}
+    slo |= {name: given[name] for name, option in taken_by("plan").items() if option.group == "Limits" and given[name]}
+    goal = {"slo": limits_of(slo), "objective": given.objective or "", "dtypes": dtypes, "growth": given.headroom or 0.0}
+    goal |= {"confidence": given.confidence, "cost_of": given.cost_of, "margin": given.margin}
+    places = (order.question.cluster, *order.others)
+    return priced([order.question.but(**plain, **goal, cluster=place, offered=offered) for place in places], given.price)
+
+
+def _told(done: int, total: int, best: Trial | None) -> None:
+    """How far the search is, on a terminal."""
+    so_far = f"; best so far {plural(best.gpus, 'GPU')}" if best else ""
+    sys.stderr.write(f"\r{done} of {total} layouts{so_far}; Ctrl-C: the answer so far\x1b[K")
+    sys.stderr.flush()
+
+
+def _launched(order: Order, q: Question, copies: int, prompts: int) -> dict[str, str]:
+    """The launch of a plan, all of its servers, and the benchmark that would check it."""
+    from commtax.launch.writing import apart_command, benchmark_command, launch_command
+
+    engine = order.given.emit
+    if prompts:
+        launch = apart_command(q.but(prefill_workers=prompts, decode_workers=copies), engine)
+    else:
+        launch = launch_command(q.but(replicas=copies), engine)
+    return {"launch": launch, "benchmark": benchmark_command(q, engine)}

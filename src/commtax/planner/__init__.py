@@ -16,8 +16,7 @@ from commtax.planner.columns import SERVED, ServingColumns, ServingPlans, Standi
 from commtax.planner.money import Prices, priced
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
-from commtax.planner.replica_loads import Roomy, figures, most_each
-from commtax.planner.space import WIDE, Space
+from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
 from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal

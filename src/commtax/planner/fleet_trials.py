@@ -127,12 +127,6 @@ def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
     return min(MOST, warmup + counted), warmup
 
 
-def stream_of_run(q: Question, rate: float, length: tuple[int, int]) -> Stream:
-    """The first requests of the question's stream, at a rate."""
-    part = first(all_requests(q), length[0])
-    return replace(part, arrival_s=part.arrival_s * (len(part) / rate / part.arrival_s[-1]))
-
-
 def all_requests(q: Question) -> Stream:
     """The longest stream that any fleet of a question sees."""
     count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
@@ -300,7 +294,8 @@ def ran(
 ) -> Outcome:
     """The run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
     length = length or lengths_of_run(layout.question, sum(size))
-    stream = stream_of_run(layout.question, rate, length)
+    part = first(all_requests(layout.question), length[0])
+    stream = replace(part, arrival_s=part.arrival_s * (len(part) / rate / part.arrival_s[-1]))
     asked, fleet = _engines(_sized(layout, size), longest_of(stream))
     asked = asked.but(request_rate=rate, warmup=length[1])
     fleet, stream = fleet if stretch == 1 else fleet.scaled(stretch), first(stream, most)

@@ -8,7 +8,7 @@ what is listed already, nor half of the best, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isnan
 from typing import TYPE_CHECKING, ClassVar, Unpack
@@ -31,7 +31,6 @@ from commtax.units import format_seconds, plural
 from commtax.verbs import checking
 from commtax.verbs.apart import check_one_place
 from commtax.verbs.asking import describe_layout, unsettled
-from commtax.verbs.checking import positive
 from commtax.verbs.confidence import confidence_of, margin_of, percent
 from commtax.verbs.loads import split
 
@@ -127,7 +126,8 @@ def best_fleets(
     put: Sequence[Question], on: str = "", processes: int = 0, top: int = LISTED, progress: Progress | None = None
 ) -> FleetPlans:
     """The fleets of a question on each of its clusters, ranked together; where none holds, what would."""
-    _check(put)
+    for q in put:
+        _check(q)
     objective, missing = _objective(put), _unpriced(put)
     # of a chip without a price, fewest dollars are fewest GPUs
     put = [q.but(objective="gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective) for q in put]
@@ -139,34 +139,21 @@ def best_fleets(
         return replace(_answer(searches, objective, top, workers), unpriced=missing)
 
 
-def _check(put: Sequence[Question]) -> None:
-    for q in put:
-        _check_goal(q)
-        _check_requests(q)
-
-
-def _check_goal(q: Question) -> None:
-    goal = q.goal
+def _check(q: Question) -> None:
+    goal, wanted, offered = q.goal, q.requests, q.offered
     if not 0 <= goal.growth <= MOST_GROWTH:
         rule = f"a share of the rate, from 0 to {MOST_GROWTH}; nearest valid: 0.2"
         raise Refusal(f"headroom={goal.growth:g}: {rule}", "headroom", ("0.2",))
     if goal.objective and goal.objective not in OBJECTIVES:
         raise Refusal.of(f"one of {', '.join(OBJECTIVES)} with a request rate", OBJECTIVES, objective=goal.objective)
-
-
-def _check_requests(q: Question) -> None:
-    wanted, offered = q.requests, q.offered
     if not 0 < offered.request_rate < inf:
         rule = "requests/s, a number above 0; nearest valid: 1"
         raise Refusal(f"request_rate={offered.request_rate:g}: {rule}", "request_rate", (1,))
     if not wanted.num_prompts >= LEAST_PROMPTS:
         rule = f"at least {LEAST_PROMPTS} make a percentile; nearest valid: {LEAST_PROMPTS}"
         raise Refusal(f"num_prompts={wanted.num_prompts:g}: {rule}", "num_prompts", (LEAST_PROMPTS,))
-    for value, name in ((wanted.input_len, "input_len"), (wanted.output_len, "output_len")):
-        positive(value, name)
     if wanted.output_len == 1 and any(name.startswith(("itl", "tpot")) for name, _ in q.goal.slo):
         raise Refusal("slo: with one output token there is no time between tokens; limit ttft", "slo")
-    checking.spread(wanted.spread)
 
 
 def _objective(put: Sequence[Question]) -> str:
@@ -185,15 +172,11 @@ def _unpriced(put: Sequence[Question]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked))
 
 
-def _ranked(held: Iterable[Trial], objective: str) -> list[Trial]:
-    """Best first; those that dollars cannot rank stand behind those that they do."""
-    dollars = objective == "cost"
-    return sorted(held, key=lambda trial: (dollars and not trial.layout.question.goal.usd_per_gpu_hour, order(trial)))
-
-
 def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew) -> FleetPlans:
     """What all searches have, ranked together."""
-    held = _ranked((trial for search in searches for trial in search.held), objective)
+    every = (trial for search in searches for trial in search.held)
+    # those that dollars cannot rank stand behind those that they do
+    held = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
     broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.over)
     plans = leading(held, [trial.layout.question.cluster.key for trial in held], top)
     chosen = held[recommended(held)] if held else None

@@ -243,7 +243,9 @@ def _more(answer: ServingPlans, i: int, j: int) -> str:
     if q.goal.times:
         return f"{gain} {unit}"
     clients = int(rows.concurrency[i])
-    same = _gain(float(value[i] / (value[j] * answer.rate_at(rows, j, clients) / rows.tokens_per_s[j])))
+    copies = 1 if rows.mode[j] else int(rows.replicas[j])
+    rate = copies * float(answer.simulation(rows, j, max(copies, clients)).tokens_per_s)
+    same = _gain(float(value[i] / (value[j] * rate / rows.tokens_per_s[j])))
     alike = f"with the same {plural(clients, 'client')}"
     return f"{gain} {unit} {alike}" if same == gain else f"{gain} {unit} ({same} {alike})"
 

@@ -28,12 +28,10 @@ from commtax.planner.columns import (
     worth,
 )
 from commtax.planner.exchanges import ExpertExchange, exchanges
-from commtax.planner.replica_loads import Roomy, most_each, sizes
-from commtax.planner.space import Space, space
+from commtax.planner.space import Roomy, Space, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.statement import Refusal
-from commtax.verbs import checking
 from commtax.verbs.apart import where_prompts_run
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
@@ -68,13 +66,10 @@ def searched(put: Question) -> ServingPlans:
 
 def _check(q: Question) -> None:
     wanted, goal = q.requests, q.goal
-    for value, name in ((wanted.input_len, "input_len"), (wanted.output_len, "output_len")):
-        positive(value, name)
     if wanted.output_len == 1 and goal.limited:
         raise Refusal("tpot_s: with one output token there is no time between tokens; limit ttft_s", "tpot_s")
     if goal.objective not in OBJECTIVES:
         raise Refusal.of(f"one of {', '.join(OBJECTIVES)}", OBJECTIVES, objective=goal.objective)
-    checking.spread(wanted.spread)
     if wanted.prefill_cluster:
         _check_pools(q)
     if goal.max_concurrency is not None:

@@ -16,7 +16,6 @@ from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
 from commtax.verbs.asking import Settled, laid
-from commtax.verbs.checking import positive
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.steps import BULK, chunk_tokens, decoding, prompt_work, step_bill
 
@@ -49,7 +48,7 @@ def prompter(asked: Question) -> Question:
     """Of a worker that computes prompts: its own tp and ranks of attention, experts spread where they were or ranks share them."""
     wanted, plan = asked.requests, asked.plan
     tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
-    dp = 1 if wanted.prefill_dp is None else int(positive(wanted.prefill_dp, "prefill_dp"))
+    dp = 1 if wanted.prefill_dp is None else wanted.prefill_dp
     spread = (np.asarray(plan.ep) > 1) | (dp > 1 and asked.model.experts is not None)
     return where_prompts_run(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1))
 

@@ -19,7 +19,6 @@ SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp
 KV_TYPES = ("", "bf16", "fp16", "fp32", "fp8")
 STATE_TYPES = ("", "fp32", "bf16", "fp16")
 TRAINED_IN = ("", "bf16", "fp16", "fp8", ROWWISE, "mxfp8", "nvfp4")
-TOWERS = ("weights", "data")
 CONVENTIONS = ("full", "causal")
 LOOKING = ("prefill", "mixed")
 """Phases that look at pictures."""
@@ -137,15 +136,12 @@ def size(value: float, name: str) -> float:
     return value
 
 
-RULES: Mapping[str, Callable[[Any, str], object]] = {"share": part, "fraction": share, "factor": factor, "size": size}
-"""Checks that the table of options names."""
-
-
-def spread(value: Number) -> Number:
-    value = numeric(value, "spread")
-    if np.any(np.asarray(value) < 0) or np.any(np.asarray(value) > 1):
-        raise Refusal.of("a share of the mean length from 0 to 1 is needed", spread=value)
-    return value
+def varied(value: object, name: str) -> Number:
+    """A share of a mean, or an array of them."""
+    shares = numeric(value, name)
+    if np.any(np.asarray(shares) < 0) or np.any(np.asarray(shares) > 1):
+        raise Refusal(f"{name}={shares}: a share of the mean length from 0 to 1 is needed", name)
+    return shares
 
 
 def dtype(name: str, argument: str = "dtype") -> str:
@@ -158,18 +154,15 @@ def dtype(name: str, argument: str = "dtype") -> str:
     return name
 
 
-def kv_dtype(name: str) -> str:
-    known = dtype(name, "kv_dtype")
-    if known not in KV_TYPES:
-        raise Refusal.of("a KV cache is kept in auto, bf16, fp16, fp32 or fp8", kv_dtype=name)
+def kv_dtype(value: str, name: str) -> str:
+    if (known := dtype(value, name)) not in KV_TYPES:
+        raise Refusal(f"{name} '{value}': a KV cache is kept in auto, bf16, fp16, fp32 or fp8", name)
     return known
 
 
-def recurrent_dtype(name: str) -> str:
-    known = dtype(name, "recurrent_dtype")
-    if known not in STATE_TYPES:
-        rule = f"recurrent_dtype '{name}': states are kept in auto, fp32, bf16 or fp16"
-        raise Refusal(rule, "recurrent_dtype", STATE_TYPES[1:])
+def recurrent_dtype(value: str, name: str) -> str:
+    if (known := dtype(value, name)) not in STATE_TYPES:
+        raise Refusal(f"{name} '{value}': states are kept in auto, fp32, bf16 or fp16", name, STATE_TYPES[1:])
     return known
 
 
@@ -200,12 +193,26 @@ def check_step(q: Question) -> None:
     _check_factors(q)
 
 
-def image_size(value: object) -> tuple[int, int]:
+def image_size(value: object, name: str) -> tuple[int, int]:
     """Width and height in pixels: ``"1024x768"``, or both as numbers."""
     sides = value.lower().split("x") if isinstance(value, str) else value
     if isinstance(sides, (list, tuple)) and len(sides) == 2 and all(str(side).strip().isdecimal() for side in sides):
         return int(sides[0]), int(sides[1])
-    raise Refusal(f"image_size={value!r}: width and height in pixels are needed, such as 1024x768", "image_size", ("1024x1024",))
+    raise Refusal(f"{name}={value!r}: width and height in pixels are needed, such as 1024x768", name, ("1024x1024",))
+
+
+RULES: Mapping[str, Callable[[Any, str], object]] = {
+    "share": part,
+    "fraction": share,
+    "factor": factor,
+    "size": size,
+    "varied": varied,
+    "dtype": dtype,
+    "kv dtype": kv_dtype,
+    "state dtype": recurrent_dtype,
+    "pixels": image_size,
+}
+"""Checks that the table of options names."""
 
 
 def check_pictures(q: Question, prompt: Number | None) -> None:
@@ -327,8 +334,6 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
         if isinstance(getattr(plan, name), np.ndarray):
             raise Refusal(f"{name}: one kind for all plans, not an array of them", name)
     _check_sharding(plan, engine)
-    if plan.tower not in TOWERS:
-        raise Refusal.of(f"one of {', '.join(TOWERS)}", TOWERS, tower=plan.tower)
     mixed = np.any((np.asarray(plan.ep) > 1) & (np.asarray(plan.tp) > 1))
     if engine.mixes.needs_sequence_parallel and mixed and not plan.sequence_parallel:
         raise Refusal(f"ep > 1 with tp > 1: {engine.key} needs sequence_parallel for it", "ep")

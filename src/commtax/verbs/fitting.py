@@ -347,6 +347,7 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
     lines, peak, pool = _contents(asked, stage, pp)
     kv_bytes, over, blocks = _cache(asked, float(sum(w.nbytes for w in lines)), peak, pool)
     wanted = pool.blocks_per_request(room.max_model_len, room.max_num_batched_tokens)
+    one_state = float(pool.state_bytes * pool.slots / pool.share) if pool.share else 0.0  # the cache beside a place for one
     concurrency = min(float(blocks / wanted), float(pool.places(pool.tokens(blocks))))
     return Fit(
         question=asked,
@@ -361,7 +362,7 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
         kv_blocks=int(blocks),
         kv_tokens=_logged_tokens(asked, pool, int(blocks), concurrency),
         max_concurrency=concurrency,
-        needed_kv_bytes=max(wanted * float(pool.bytes_per_block), _for_one_state(pool)),
+        needed_kv_bytes=max(wanted * float(pool.bytes_per_block), one_state),
         pool=pool,
         over_bytes=float(over),
     )
@@ -374,11 +375,6 @@ def _logged_tokens(asked: Question, pool: KvPool, blocks: int, concurrency: floa
     if asked.engine.states.tokens_at_full_length:
         return int(concurrency * asked.limits.max_model_len)
     return int(pool.shared_tokens(blocks))
-
-
-def _for_one_state(pool: KvPool) -> float:
-    """Bytes of blocks beside which the pool of states has a place for one request."""
-    return float(pool.state_bytes * pool.slots / pool.share) if pool.share else 0.0
 
 
 def _advice(failed: Fit) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf, isfinite
+from typing import Literal
 
 import numpy as np
 
@@ -28,17 +29,18 @@ def split(options: Mapping[str, object]) -> tuple[Given, Offered]:
     given = {name: value for name, value in options.items() if value is not None}
     stream = _trace(given) if "trace" in given else None
     offered = {option.key: within(given.pop(name), option) for name, option in offered_options().items() if name in given}
-    for side, name in (("inputs", "input_len"), ("outputs", "output_len")):
-        if isinstance(given.get(name), (str, Lengths)):
-            drawn = _lengths(given[name], side, name)
+    sides: tuple[tuple[Literal["inputs", "outputs"], str], ...] = (("inputs", "input_len"), ("outputs", "output_len"))
+    for side, name in sides:
+        if isinstance(value := given.get(name), (str, Lengths)):
+            drawn = lengths(value, side, name) if isinstance(value, str) else value
             offered[side], given[name] = drawn, max(1, round(drawn.mean))
     made = Offered(trace=stream, **offered)  # type: ignore[arg-type]
     _check(given, made)
-    return given, _uncached(_cut(made, given)) if offered.get("prefix_hit_rate") == 0 else _cut(made, given)
-
-
-def _lengths(value: object, side: str, name: str) -> Lengths:
-    return value if isinstance(value, Lengths) else lengths(str(value), "inputs" if side == "inputs" else "outputs", name)
+    made = _cut(made, given)
+    if offered.get("prefix_hit_rate") == 0:  # without a prefix cache no prompt shares anything
+        trace = made.trace and replace(made.trace, prefixes=None)
+        made = replace(made, trace=trace, unique_prompts=0, shared_prefix=0)
+    return given, made
 
 
 def _trace(given: Given) -> Stream:
@@ -90,12 +92,6 @@ def _cut(offered: Offered, given: Mapping[str, object]) -> Offered:
     if not len(stream):
         raise Refusal(f"duration={offered.duration_s:g} s: no request of the trace arrives within it", "duration")
     return replace(offered, trace=replace(stream, in_flight=min(stream.in_flight, offered.max_in_flight)))
-
-
-def _uncached(offered: Offered) -> Offered:
-    """Without a prefix cache no prompt shares anything."""
-    trace = None if offered.trace is None else replace(offered.trace, prefixes=None)
-    return replace(offered, trace=trace, unique_prompts=0, shared_prefix=0)
 
 
 def first(stream: Stream, count: float) -> Stream:

@@ -12,9 +12,9 @@ from commtax.question import Offered, Question
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs import requests
-from commtax.verbs.apart import WORKERS, check_apart, check_pools, prompter
+from commtax.verbs.apart import check_apart, check_pools, prompter
 from commtax.verbs.asking import settle, unsettled
-from commtax.verbs.checking import positive, spread
+from commtax.verbs.checking import positive
 from commtax.verbs.loads import split
 from commtax.verbs.requests import Outcome
 
@@ -45,11 +45,8 @@ def checked(q: Question) -> Question:
         if np.ndim(getattr(q.plan, name)):
             raise Refusal(f"{name}: requests are simulated for one plan at a time", name)
     for name in ("concurrency", "input_len", "output_len"):
-        value = getattr(q.requests, name)
-        if np.ndim(value):
+        if np.ndim(getattr(q.requests, name)):
             raise Refusal(f"{name}: one number is needed; a sweep goes over several", name)
-        positive(value, name)
-    spread(q.requests.spread)
     if np.ndim(q.requests.spread):
         raise Refusal("spread: one number is needed", "spread")
     _check_workers(q)
@@ -67,9 +64,6 @@ def _check_workers(q: Question) -> None:
     check_apart(q)
     if not wanted.disaggregated:
         return
-    for name in WORKERS:
-        if getattr(wanted, name) is not None:
-            positive(getattr(wanted, name), name)
     ahead = settle(prompter(q).but(offered=Offered())).plan
     check_pools(q, ahead, (wanted.prefill_workers, wanted.decode_workers))
 

@@ -182,8 +182,6 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Simul
 @remembered
 def serve(asked: Settled) -> Simulation:
     """The closed loop of a question."""
-    for name in ("concurrency", "input_len", "output_len"):
-        positive(getattr(asked.requests, name), name)
     checking.check_pictures(asked, asked.requests.input_len)
     load, known = _load(asked), asked.requests.kv_tokens
     kv = cache_tokens(asked) if known is None else known
@@ -224,9 +222,7 @@ def _split(asked: Settled, enough: Number) -> Apart | None:
     ahead = prompter(asked)
     if any(x is not None for x in (wanted.prefill_tp, wanted.prefill_dp, wanted.prefill_cluster)):  # must be legal
         settle(ahead.but(weights_dtype="", kv_dtype="", profile=None))
-    count = None if wanted.prefill_workers is None else int(positive(wanted.prefill_workers, "prefill_workers"))
-    copies = enough if wanted.decode_workers is None else int(positive(wanted.decode_workers, "decode_workers"))
-    return Apart(ahead.plan, count, copies)
+    return Apart(ahead.plan, wanted.prefill_workers, enough if wanted.decode_workers is None else wanted.decode_workers)
 
 
 def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Number) -> tuple[Steps, Served, tuple[Bill, Bill]]:
@@ -240,16 +236,12 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Numbe
     chunks, together = np.maximum(1.0, load.computed / tokens), np.maximum(1.0, tokens / load.computed)
     decode = step_bill(asked, decoding(np.ceil(decodes / pp), load))
     prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
-    ranks = _waiting_ranks(asked)
+    # a prompt of one holds up all that share experts, unless the engine lets them compute theirs together
+    ranks = ALONE if asked.model.experts is None or engine.serves.rank_patience else asked.plan.dp
     spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread)
     served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
     return steps, served, (decode, prompt)
-
-
-def _waiting_ranks(asked: Question) -> Number:
-    """Ranks that a prompt of one holds up: those that share experts, unless the engine lets them compute theirs together."""
-    return ALONE if asked.model.experts is None or asked.engine.serves.rank_patience else asked.plan.dp
 
 
 def spread_share(asked: Question, decode: Bill, prompt: Bill) -> Number:
@@ -278,7 +270,7 @@ def _load(asked: Question) -> Load:
     dp = asked.plan.dp * asked.plan.replicas
     each, lengths = np.maximum(1.0, wanted.concurrency / dp), (wanted.input_len * 1.0, wanted.output_len * 1.0)
     cached = asked.offered.prefix_hit_rate * lengths[0]
-    return Load(each, *lengths, prompts / dp, checking.spread(wanted.spread), state_tokens(asked), cached)
+    return Load(each, *lengths, prompts / dp, wanted.spread, state_tokens(asked), cached)
 
 
 def lengths_note(spread: float) -> Note:

@@ -14,9 +14,8 @@ from commtax.records import dataclass
 from commtax.statement import Refusal
 from commtax.verbs.asking import terms_of
 from commtax.verbs.billing import StepBill, by_cost
-from commtax.verbs.why_effects import engine_effect
 from commtax.verbs.why_kernels import explained_kernel
-from commtax.verbs.why_parts import Explanation, Range, TimePart
+from commtax.verbs.why_parts import Explanation, Range, TimePart, engine_effect
 from commtax.verbs.why_sent import explained_collective
 
 MOST_LISTED = 24
