@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from functools import cache, reduce
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
@@ -200,16 +200,8 @@ def limits_of(asked: Question) -> Limits:
     engine, given = asked.engine, asked.limits
     tokens = given.max_num_batched_tokens or engine.serves.max_batched_tokens
     usual = memory.default_utilization(asked.cluster.chip, asked.plan, engine, tokens)
-    return Limits(
-        max_model_len=given.max_model_len or asked.model.max_len,
-        max_num_seqs=given.max_num_seqs or engine.serves.max_seqs,
-        max_num_batched_tokens=tokens,
-        gpu_memory_utilization=given.gpu_memory_utilization or usual,
-        block_size=given.block_size or engine.memory.block_size,
-        kv_cache_memory_bytes=given.kv_cache_memory_bytes,
-        recurrent_dtype=given.recurrent_dtype,
-        state_slots=given.state_slots,
-    )
+    own = Limits(asked.model.max_len, engine.serves.max_seqs, tokens, usual, engine.memory.block_size)
+    return replace(own, **{f.name: said for f in fields(given) if (said := getattr(given, f.name))})
 
 
 def _candidates(

@@ -401,13 +401,4 @@ def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
 
 def _repeated(stream: Stream, count: int) -> Stream:
     """So many requests at once, those of the stream over and over."""
-    order = np.arange(count) % len(stream)
-    prefixes = tuple(stream.prefixes[i] for i in order.tolist()) if stream.prefixes else None
-    return replace(
-        stream,
-        arrival_s=np.zeros(count),
-        input_len=stream.input_len[order],
-        output_len=stream.output_len[order],
-        prefixes=prefixes,
-        in_flight=inf,
-    )
+    return replace(chosen(stream, np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=inf)
