@@ -21,6 +21,12 @@ class Refusal(ValueError):  # noqa: N818
         ((name, value),) = given.items()
         return cls(f"{name} '{value}': {rule}" if isinstance(value, str) else f"{name}={value}: {rule}", name, nearest)
 
+    @classmethod
+    def about(cls, **rule: str) -> Self:
+        """A rule that an option by its name breaks, whatever was given for it."""
+        ((name, text),) = rule.items()
+        return cls(f"{name}: {text}", name)
+
     def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[int | str, ...]]]:
         return type(self), (str(self), self.argument, self.nearest)  # it may have to leave another process
 

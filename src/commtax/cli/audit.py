@@ -108,7 +108,7 @@ def _one_job(read: Read, option: str) -> Read:
 def _diff(files: tuple[Path, ...], output: Output, given: Given) -> NoReturn:
     """The second of two runs against the first."""
     if len(files) != 2:
-        raise Refusal(f"diff: two runs are compared, each a file or a folder; {plural(len(files), 'path')} given", "diff")
+        raise Refusal.about(diff=f"two runs are compared, each a file or a folder; {plural(len(files), 'path')} given")
     refuse(given, ("anonymise", "baseline"), "belongs to one run, not to --diff")
     before, after = (_one_job(_read((path,), given), "diff") for path in files)
     claim = _claim(after, output, given) if given.model or given.cluster else None

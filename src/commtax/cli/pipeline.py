@@ -34,7 +34,7 @@ def pipeline_command(as_json: bool, **options: Any) -> None:
     if given.budget is not None:
         _budget(kind, given, output)
     if given.microbatches is None:
-        raise Refusal("microbatches: give -m, or --budget to be told how many are needed", "microbatches")
+        raise Refusal.about(microbatches="give -m, or --budget to be told how many are needed")
     _pipeline(kind, given, output)
 
 
@@ -49,7 +49,7 @@ def _budget(kind: Schedule, given: Given, output: Output) -> NoReturn:
     times = parse_durations(given)
     f, b, w = times.forward, times.backward, times.weight
     if not kind.any_times and not f == b == w:
-        raise Refusal(f"times '{given['times']}': the closed form of {kind.name} holds for equal times only")
+        raise Refusal(f"times '{given.times}': the closed form of {kind.name} holds for equal times only")
     needed = fewest_microbatches(kind, p, v, (f, b, w), budget)
     bubble = float(kind.idle(p, f, b, w)) / kind.total(p, needed, v, f, b, w)
     answer = {"schedule": kind.name, "stages": p, "budget": budget, "microbatches": needed, "bubble": bubble}

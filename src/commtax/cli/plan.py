@@ -91,7 +91,7 @@ def _serve(order: Order) -> NoReturn:
     if given.plot and len(searched.front):
         planning.plot_front(searched, Path(given.plot))
     elif given.plot:
-        click.echo(f"plot: no plan is good, {given['plot']} is not written", err=True)
+        click.echo(f"plot: no plan is good, {given.plot} is not written", err=True)
     _answer(order, searched, pasted, speed)
 
 
@@ -138,7 +138,7 @@ def _asked(order: Order) -> tuple[tuple[int | str, int | str], tuple[str, ...]]:
     given = order.given
     lengths = given.input_len, given.output_len
     if given.workload and any(x is not None for x in lengths):
-        raise Refusal("workload: give it or lengths, not both", "workload")
+        raise Refusal.about(workload="give it or lengths, not both")
     if given.workload and given.workload not in WORKLOADS:
         raise Refusal.of(f"one of {', '.join(WORKLOADS)}", tuple(WORKLOADS), workload=given.workload)
     usual = WORKLOADS.get(given.workload, (INPUT_LEN, OUTPUT_LEN))
@@ -218,9 +218,9 @@ def _answer(order: Order, searched: ServingPlans | TrainPlans, pasted: Standing 
 def _train(order: Order) -> NoReturn:
     given, q = order.given, order.question
     if order.others:
-        raise Refusal("cluster: training plans are searched on one cluster; name one", "cluster")
+        raise Refusal.about(cluster="training plans are searched on one cluster; name one")
     if given.global_batch is None:
-        raise Refusal("global_batch: training needs the sequences of a step, such as --global-batch 1024", "global_batch")
+        raise Refusal.about(global_batch="training needs the sequences of a step, such as --global-batch 1024")
     length = q.kind.length if given.input_len is None else given.input_len
     q = q.but(global_batch=given.global_batch, context=length, sequence_parallel=True, margin=given.margin)
     if given.tokens:
@@ -263,7 +263,7 @@ def _fleets(order: Order) -> NoReturn:
 
     given = order.given
     if order.question.trains:
-        raise Refusal("request_rate: belongs to serving, not to --phase train", "request_rate")
+        raise Refusal.about(request_rate="belongs to serving, not to --phase train")
     if order.launch:
         raise Refusal("from: a pasted plan is ranked without a --request-rate; commtax simulate --from serves it at one", "from")
     check_one_place(order.question)

@@ -41,7 +41,7 @@ def simulate_command(order: Order) -> None:
     """
     given, q = order.given, order.question
     if given.num_prompts is not None and given.prompts_per_client is not None:
-        raise Refusal("prompts_per_client: give it or num_prompts, not both", "prompts_per_client")
+        raise Refusal.about(prompts_per_client="give it or num_prompts, not both")
     counted = given.num_prompts, given.prompts_per_client, given.duration
     if any(x is not None for x in (given.request_rate, given.trace, *counted, given.sweep)):
         refuse(given, ("images",), "priced in steps and in the steady state of a closed loop, not for requests in time")
@@ -52,7 +52,7 @@ def simulate_command(order: Order) -> None:
         "belongs to requests in time: --request-rate, --trace, or --concurrency with --num-prompts",
     )
     if q.offered.inputs or q.offered.outputs:
-        raise Refusal("input_len: the steady state has one mean length; add --num-prompts to draw from a distribution", "input_len")
+        raise Refusal.about(input_len="the steady state has one mean length; add --num-prompts to draw from a distribution")
     simulated = serve(settle(q))
     if q.requests.disaggregated:
         _check_gpus(simulated)
@@ -66,7 +66,7 @@ def _counted(q: Question, given: Given) -> Question:
     if each is None or np.ndim(clients) or given.sweep is not None:
         return q
     if q.offered.request_rate or q.offered.trace is not None:
-        raise Refusal("prompts_per_client: belongs to the clients of a closed loop", "prompts_per_client")
+        raise Refusal.about(prompts_per_client="belongs to the clients of a closed loop")
     return q.but(num_prompts=positive(each, "prompts_per_client") * clients)
 
 
@@ -100,7 +100,7 @@ def _in_time(order: Order, q: Question) -> NoReturn:
     if swept:
         _sweep(order, q, slo, *swept)
     if not q.offered.request_rate and q.offered.trace is None and np.isinf(q.requests.num_prompts):
-        raise Refusal("num_prompts: a closed loop in time has an end; say how many requests, such as 1000", "num_prompts")
+        raise Refusal.about(num_prompts="a closed loop in time has an end; say how many requests, such as 1000")
     _one(order, q, slo)
 
 
@@ -119,8 +119,8 @@ def _swept(given: Given, q: Question) -> tuple[str, tuple[float, ...]] | None:
     if given.sweep is not None:
         name, values = points(given.sweep)
         if given[name] is not None or q.offered.trace is not None:
-            raise Refusal(
-                f"sweep: goes over {name.replace('_', '-')}; give it or --{name.replace('_', '-')} or --trace, not both", "sweep"
+            raise Refusal.about(
+                sweep=f"goes over {name.replace('_', '-')}; give it or --{name.replace('_', '-')} or --trace, not both"
             )
         return name, values
     if np.ndim(q.requests.concurrency):
@@ -156,7 +156,7 @@ def _write(order: Order, o: Outcome) -> None:
         shown, left_out = timeline_of(o)
         write_text(given.timeline, shown.to_chrome(), "timeline")
         if left_out:
-            text = f"{given['timeline']}: the first {len(shown.lane):,} slices; {left_out:,} later ones are left out"
+            text = f"{given.timeline}: the first {len(shown.lane):,} slices; {left_out:,} later ones are left out"
             order.output.remarks.append(Note("timeline", text))
     if given.plot:
         from commtax.report.request_sweeps import plot_outcome

@@ -61,7 +61,7 @@ def plan(
     by central predictions. Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over those of prompts too.
     """
     if not isinstance(cluster, str | Cluster):
-        raise Refusal("cluster: plans are searched on one; commtax.plan_several takes several", "cluster")
+        raise Refusal.about(cluster="plans are searched on one; commtax.plan_several takes several")
     usual: PlanOptions = {"disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
     put = unsettled(model, cluster, {**usual, **only("plan", options), "dtype": dtypes[0]})

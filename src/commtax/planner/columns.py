@@ -225,8 +225,8 @@ class ServingPlans(Searched):
         Else what requests of varied lengths may need, in whole 256s, as far as the cache holds it.
         """
         asked, wanted = settle(self.put(rows, i)), self.question.requests
-        sizes = {name: int(getattr(rows, name)[i]) for name in ("prefill_tp", "prefill_dp")}
-        workers = [asked, prompter(asked.vary(**sizes))] if rows.mode[i] else [asked]
+        ahead = rows.prompter(i)
+        workers = [asked, prompter(asked.vary(prefill_tp=ahead.tp, prefill_dp=ahead.dp))] if rows.mode[i] else [asked]
         kv = int(min(float(cache_tokens(one)) for one in workers))
         if kv >= asked.model.max_len:
             return 0
@@ -238,9 +238,9 @@ class ServingPlans(Searched):
         copies, clients, asked = int(rows.replicas[i]), clients or int(rows.concurrency[i]), self.put(rows, i)
         if not int(rows.mode[i]):
             return serve(settle(asked.but(concurrency=clients // copies, disaggregated=False)))
-        names = {"prefill_tp": "prefill_tp", "prefill_dp": "prefill_dp", "prefill_workers": "prefill_replicas"}
-        workers = {name: int(getattr(rows, column)[i]) for name, column in names.items()}
-        return serve(settle(asked.but(concurrency=clients, disaggregated=True, decode_workers=copies, **workers)))
+        ahead = rows.prompter(i)
+        workers = asked.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp, prefill_workers=ahead.replicas, decode_workers=copies)
+        return serve(settle(workers.but(concurrency=clients, disaggregated=True)))
 
     def range_of(self, rows: ServingColumns, i: int, name: str = "tpot_s") -> tuple[float, float]:
         """The 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""

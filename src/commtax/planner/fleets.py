@@ -101,7 +101,7 @@ def plan_fleet(
     """
     places = [cluster] if isinstance(cluster, str | Cluster) else list(cluster)
     if not places:
-        raise Refusal("cluster: name one, such as 8xh100-sxm", "cluster")
+        raise Refusal.about(cluster="name one, such as 8xh100-sxm")
     usual: PlanFleetOptions = {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "disaggregated": True}
     plain, offered = split({**usual, **only("plan_fleet", options), "request_rate": request_rate})
     put = [check_one_place(unsettled(model, place, {**plain, "dtype": dtypes[0]})) for place in places]
@@ -153,7 +153,7 @@ def _check(q: Question) -> None:
         rule = f"at least {LEAST_PROMPTS} make a percentile; nearest valid: {LEAST_PROMPTS}"
         raise Refusal(f"num_prompts={wanted.num_prompts:g}: {rule}", "num_prompts", (LEAST_PROMPTS,))
     if wanted.output_len == 1 and any(name.startswith(("itl", "tpot")) for name, _ in q.goal.slo):
-        raise Refusal("slo: with one output token there is no time between tokens; limit ttft", "slo")
+        raise Refusal.about(slo="with one output token there is no time between tokens; limit ttft")
 
 
 def _objective(put: Sequence[Question]) -> str:

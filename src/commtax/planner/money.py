@@ -129,5 +129,5 @@ def each_price(clusters: int, usd: Prices) -> list[float | None]:
     """What was said of each of so many clusters."""
     each = [usd] * clusters if usd is None or isinstance(usd, int | float) else list(usd)
     if len(each) != clusters:
-        raise Refusal(f"price: {len(each)} prices for {plural(clusters, 'cluster')}; give one, or one per cluster", "price")
+        raise Refusal.about(price=f"{len(each)} prices for {plural(clusters, 'cluster')}; give one, or one per cluster")
     return each

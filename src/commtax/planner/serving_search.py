@@ -67,7 +67,7 @@ def searched(put: Question) -> ServingPlans:
 def _check(q: Question) -> None:
     wanted, goal = q.requests, q.goal
     if wanted.output_len == 1 and goal.limited:
-        raise Refusal("tpot_s: with one output token there is no time between tokens; limit ttft_s", "tpot_s")
+        raise Refusal.about(tpot_s="with one output token there is no time between tokens; limit ttft_s")
     if goal.objective not in OBJECTIVES:
         raise Refusal.of(f"one of {', '.join(OBJECTIVES)}", OBJECTIVES, objective=goal.objective)
     if wanted.prefill_cluster:

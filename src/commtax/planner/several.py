@@ -77,7 +77,7 @@ def plan_several(
     Without one by dollars a token where all chips have a price, else by tokens/s a GPU.
     """
     if isinstance(clusters, str | Cluster) or not clusters:
-        raise Refusal("clusters: name several, such as ['4xl40s', '2xh100-sxm']; commtax.plan takes one", "clusters")
+        raise Refusal.about(clusters="name several, such as ['4xl40s', '2xh100-sxm']; commtax.plan takes one")
     prices = each_price(len(clusters), usd_per_gpu_hour)
     wanted = {**options, "objective": objective or "cost"}
     places = zip(clusters, prices, strict=True)

@@ -184,7 +184,7 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Tra
     the axes whose collectives run beside compute (the engine's own unless given); ``flops`` says what MFU counts.
     """
     if "microbatches" in options:
-        raise Refusal("microbatches: follow from batch and micro_batch", "microbatches")
+        raise Refusal.about(microbatches="follow from batch and micro_batch")
     return price(settle(unsettled(model, cluster, {**only("train_bill", options), "phase": "train"})))
 
 
@@ -342,7 +342,7 @@ def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[Traffi
             if given:
                 raise Refusal(f"{name}: belongs to serving, not to phase train", name)
     if put.profile:
-        raise Refusal("profile: holds seconds, and what is sent has none", "profile")
+        raise Refusal.about(profile="holds seconds, and what is sent has none")
     return sent(settle(put))
 
 

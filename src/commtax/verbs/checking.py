@@ -180,7 +180,6 @@ def check_step(q: Question) -> None:
     positive(q.batch, "batch")
     positive(q.context, "context", least=q.kind.least)
     positive(q.micro_batch, "micro_batch")
-    positive(q.speculative, "speculative", least=0)
     check_copies(q)
     if q.speculative and q.phase not in ("decode", "mixed"):
         raise Refusal.of(f"drafted tokens are checked in decode, not in {q.phase}", speculative=q.speculative)
@@ -217,7 +216,7 @@ RULES: Mapping[str, Callable[[Any, str], object]] = {
 
 def check_pictures(q: Question, prompt: Number | None) -> None:
     """Pictures need a tower, a phase that computes prompts, and room in them for their tokens."""
-    images, size = positive(q.pictures.images, "images", least=0), q.pictures.image_size
+    images, size = q.pictures.images, q.pictures.image_size
     if not images:
         return
     if q.model.tower is None:
@@ -228,8 +227,7 @@ def check_pictures(q: Question, prompt: Number | None) -> None:
         raise Refusal(f"image_size={size[0]}x{size[1]}: from 1 to {MAX_PIXELS:,} pixels a side", "image_size", ("1024x1024",))
     tokens = images * q.model.tower.patches(*size) // q.model.tower.patches_per_token
     if np.any(np.asarray(prompt) < tokens):
-        rule = f"images={images}: {tokens:,} tokens of pictures of {size[0]}x{size[1]} are more than a prompt of {prompt}"
-        raise Refusal(rule, "images")
+        raise Refusal.of(f"{tokens:,} tokens of pictures of {size[0]}x{size[1]} are more than a prompt of {prompt}", images=images)
 
 
 def _check_factors(q: Question) -> None:
@@ -269,7 +267,7 @@ def check_adapters(q: Question) -> None:
     Training has one set of them, which is what is trained.
     """
     plan, habits = q.plan, q.engine.memory
-    rank, slots = positive(plan.lora_rank, "lora_rank", least=0), positive(plan.max_loras, "max_loras")
+    rank, slots = plan.lora_rank, plan.max_loras
     if not rank:
         if slots != 1:
             raise Refusal(f"max_loras={slots}: needs the adapters' rank, lora_rank", "lora_rank")
@@ -304,9 +302,9 @@ def check_backend(q: Question) -> None:
 
 def check_copies(q: Question) -> None:
     """Copies of popular experts belong to a mixture that is served, as many for all plans."""
-    copies = positive(q.plan.redundant_experts, "redundant_experts", least=0)
+    copies = q.plan.redundant_experts
     if np.ndim(copies):
-        raise Refusal("redundant_experts: one number for all plans, not an array of them", "redundant_experts")
+        raise Refusal.about(redundant_experts="one number for all plans, not an array of them")
     if copies and q.trains:
         raise Refusal.of("copies of popular experts belong to serving, and training has none", (0,), redundant_experts=copies)
     if copies and q.model.experts is None:

@@ -96,10 +96,10 @@ def compared(put: Question, over: list[str], **fixed: int | None) -> Comparison:
     """A question over one or two axes; ``fixed`` holds a ``global_batch`` or ``local_tokens`` of all cells."""
     axes = [parse_over(text, TRAIN_AXES if put.trains else AXES) for text in over]
     if not 1 <= len(axes) <= 2 or len({name for name, _ in axes}) != len(axes):
-        raise Refusal("over: one or two different axes are needed", "over")
+        raise Refusal.about(over="one or two different axes are needed")
     cells = list(product(*(values for _, values in axes)))
     if len(cells) > MAX_CELLS:
-        raise Refusal(f"over: {len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown", "over")
+        raise Refusal.about(over=f"{len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown")
     names = tuple(name for name, _ in axes)
     rows = tuple(_cell(put, cell, fixed | dict(zip(names, cell, strict=True))) for cell in cells)
     return Comparison(names, rows, put.trains)
@@ -242,10 +242,10 @@ def compared_plans(
     """The plans of a question side by side."""
     sizes = {name: parse_plan(name) for name in dict.fromkeys(plans)}
     if any(b < 1 for b in batches):
-        raise Refusal("batches: whole numbers of at least 1 are needed", "batches")
+        raise Refusal.about(batches="whole numbers of at least 1 are needed")
     keys = [catalog.link(name).key for name in links] or [""]
     if len(sizes) * len(keys) * len(batches) > MAX_CELLS:
-        raise Refusal(f"plans: more than the {MAX_CELLS:,} combinations that are shown", "plans")
+        raise Refusal.about(plans=f"more than the {MAX_CELLS:,} combinations that are shown")
     tried = []
     for key, (name, axes) in product(keys, sizes.items()):
         place = where(axes) if where else put.cluster

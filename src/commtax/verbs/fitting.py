@@ -117,7 +117,7 @@ def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **op
     Where none fits, ``advise`` looks for the nearest changes that would.
     """
     if "phase" in options:
-        raise Refusal("phase: fit is about serving; train_fit is about training", "phase")
+        raise Refusal.about(phase="fit is about serving; train_fit is about training")
     put = unsettled(model, cluster, only("fit", options))
     judged = holds(put, chosen=options.get("tp") is not None, stages=put.plan.pp if options.get("pp") else None)
     return advised(judged) if advise else judged

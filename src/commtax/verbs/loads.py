@@ -63,15 +63,15 @@ def _check(given: Mapping[str, object], offered: Offered) -> None:
         rule = "which blocks of prompts are equal is known, and so is what is cached; only 0 (no cache) can be said beside it"
         raise Refusal(f"prefix_cache={offered.prefix_hit_rate:g}: {rule}", "prefix_cache", (0,))
     if offered.request_rate and "concurrency" in given:
-        raise Refusal(
-            "concurrency: clients of a closed loop have no rate; max_concurrency limits what is in flight beside one", "concurrency"
+        raise Refusal.about(
+            concurrency="clients of a closed loop have no rate; max_concurrency limits what is in flight beside one"
         )
     if not offered.request_rate and offered.trace is None:
         for name, value, usual in (("duration", offered.duration_s, inf), ("max_concurrency", offered.max_in_flight, inf)):
             if value != usual:
                 raise Refusal(f"{name}: belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts", name)
     if offered.ramp_up_s and offered.request_rate:
-        raise Refusal("ramp_up: belongs to a closed loop, whose clients start one after the other", "ramp_up")
+        raise Refusal.about(ramp_up="belongs to a closed loop, whose clients start one after the other")
     if isfinite(offered.duration_s) and offered.trace is None and offered.request_rate * offered.duration_s > MOST_SERVED:
         most = f"{MOST_SERVED / offered.request_rate:.4g}"
         rule = f"{offered.request_rate:g} requests/s are more than {MOST_SERVED:,} requests in it; nearest valid: {most} s"

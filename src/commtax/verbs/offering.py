@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
-from commtax.options import only
+from commtax.options import only, taken_by
 from commtax.question import Offered, Question
-from commtax.spec import SIZES, Cluster, Model
+from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs import requests
 from commtax.verbs.apart import check_apart, check_pools, prompter
@@ -35,20 +35,17 @@ def put(model: str | Model, cluster: str | Cluster, options: Mapping[str, object
     """The question of options that say what is offered, checked as far as that goes before anything is priced."""
     plain, offered = split(options)
     if not (offered.request_rate or "concurrency" in plain or offered.trace is not None):
-        raise Refusal("request_rate: say when requests come: request_rate, concurrency (a closed loop) or a trace", "request_rate")
+        raise Refusal.about(request_rate="say when requests come: request_rate, concurrency (a closed loop) or a trace")
     return checked(unsettled(model, cluster, plain).but(offered=offered))
 
 
 def checked(q: Question) -> Question:
     """One plan, one load, numbers that are some."""
-    for name in (*SIZES, "replicas"):
-        if np.ndim(getattr(q.plan, name)):
-            raise Refusal(f"{name}: requests are simulated for one plan at a time", name)
-    for name in ("concurrency", "input_len", "output_len"):
-        if np.ndim(getattr(q.requests, name)):
-            raise Refusal(f"{name}: one number is needed; a sweep goes over several", name)
-    if np.ndim(q.requests.spread):
-        raise Refusal("spread: one number is needed", "spread")
+    for name, option in taken_by("serve()").items():
+        if option.part in ("plan", "requests") and np.ndim(getattr(getattr(q, option.part), option.key)):
+            several = option.part == "plan"
+            rule = "requests are simulated for one plan at a time" if several else "one number is needed; a sweep goes over several"
+            raise Refusal(f"{name}: {rule}", name)
     _check_workers(q)
     if q.requests.kv_tokens is not None:
         positive(q.requests.kv_tokens, "kv_tokens")

@@ -208,7 +208,7 @@ class Outcome:
         for library in ("pandas", "polars"):
             with suppress(ImportError):
                 return import_module(library).DataFrame(self.columns)
-        raise Refusal("frame: needs pandas or polars (pip install pandas); columns has the same as arrays", "frame")
+        raise Refusal.about(frame="needs pandas or polars (pip install pandas); columns has the same as arrays")
 
     def holds(self, ttft_s: float, tpot_s: float, share: float = 0.99) -> bool:
         """Whether a share of the requests have both times below their limits."""

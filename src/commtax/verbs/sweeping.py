@@ -77,13 +77,13 @@ def _value(text: str, name: str) -> float:
     whole = name != "concurrency" or value == np.floor(value)
     if not 0 < value <= MOST_RATE or not whole or (name == "concurrency" and value < 1):
         kind = "a whole number of at least 1" if name == "concurrency" else "a rate above 0"
-        raise Refusal(f"sweep: '{text[:30]}' is not {kind}, at most {MOST_RATE:g}", "sweep")
+        raise Refusal.about(sweep=f"'{text[:30]}' is not {kind}, at most {MOST_RATE:g}")
     return value
 
 
 def _between(low: float, high: float, name: str) -> Iterator[float]:
     if high < low:
-        raise Refusal(f"sweep: {low:g}:{high:g}: the least comes first; nearest valid: {high:g}:{low:g}", "sweep")
+        raise Refusal.about(sweep=f"{low:g}:{high:g}: the least comes first; nearest valid: {high:g}:{low:g}")
     steps = 1 if name == "concurrency" else 2  # of an octave
     for i in range(int(steps * log(high / low, 2) + 1e-9) + 1):
         value = low * 2 ** (i // 2) * sqrt(2) ** (i % 2) if steps == 2 else low * 2**i
