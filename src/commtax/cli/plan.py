@@ -12,11 +12,11 @@ import click
 
 from commtax import catalog
 from commtax.catalog.programs import programs
-from commtax.cli.options import About, Verb
+from commtax.cli.options import About, Given, Verb
 from commtax.cli.order import Order, beside, ordered, refuse
 from commtax.cli.output import write_page
 from commtax.planner import best_serving, best_training, standing, training_standing
-from commtax.planner.columns import ServingPlans, Standing, TrainPlans
+from commtax.planner.columns import SERVED, ServingPlans, Standing, TrainPlans
 from commtax.planner.money import priced
 from commtax.planner.serving_search import WORKLOADS
 from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
@@ -160,30 +160,32 @@ def _check_launch(launch: Launch, length: int) -> None:
     for name in UNSEARCHED:
         if value := launch.options.get(name):
             raise Refusal(f"from: the command sets {name} ({value}), and plans are searched without it; leave it out", "from")
-    most = launch.number("max_model_len")
+    most = int(Given(launch.options).max_model_len or 0)
     if most and length > most:
         raise Refusal(f"from: the command's {most:,} tokens a request are fewer than input_len + output_len = {length:,}", "from")
 
 
 def _stands(searched: ServingPlans, launch: Launch) -> Standing:
     """The pasted plan: groups that share experts are one copy, all others are replicas."""
-    servers, dtype, clients = launch.servers, str(launch.options.get("dtype", "")), launch.number("concurrency")
-    sizes, experts = dict(launch.axes), searched.question.model.experts
-    inner = sizes["dp"]
-    if catalog.engine(launch.engine).sends.ep_is_tp_dp and inner > 1 and experts and "ep" not in launch.options:
-        sizes["ep"] = sizes["tp"] * inner
-    shared = experts is not None and sizes["ep"] > sizes["tp"]
-    plan = {"tp": sizes["tp"], "pp": sizes["pp"], "dp": inner if shared else 1, "ep": sizes["ep"]}
+    servers, said, experts = launch.servers, Given(launch.options), searched.question.model.experts
+    sizes = Given(launch.axes)
+    inner = sizes.dp
+    if catalog.engine(launch.engine).sends.ep_is_tp_dp and inner > 1 and experts and said.ep is None:
+        sizes.ep = sizes.tp * inner
+    shared = experts is not None and sizes.ep > sizes.tp
+    sizes.dp = inner if shared else 1
+    plan = {axis: sizes[axis] for axis in SERVED}
     ahead = servers.prefill_workers
     prompts = Plan(servers.prefill_tp or 1, dp=servers.prefill_dp or 1, replicas=ahead) if ahead else None
-    return standing(searched, plan, servers.count * (1 if shared else inner), dtype, clients, prompts)
+    copies = servers.count * (1 if shared else inner)
+    return standing(searched, plan, copies, str(said.dtype or ""), int(said.concurrency or 0), prompts)
 
 
 def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
     """The launch of the recommended plan, and the benchmark that would check it."""
-    rows, own = searched.plans, searched.recommended
+    rows, own, pasted = searched.plans, searched.recommended, Given(order.launch.options if order.launch else {})
     q = searched.put(rows, own).but(
-        max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or searched.longest(rows, own),
+        max_model_len=int(pasted.max_model_len or 0) or searched.longest(rows, own),
         max_num_seqs=max(1, int(rows.running[own])),
         concurrency=int(rows.concurrency[own]),
     )
@@ -235,18 +237,17 @@ def _train(order: Order) -> NoReturn:
 
 def _trains(searched: TrainPlans, launch: Launch) -> Standing:
     """The pasted job, with its own overlap."""
-    step, q = launch.options, searched.question
-    axes = str(step.get("async_axes", ""))
+    said, q = Given(launch.options), searched.question
     run = q.but(
         **launch.axes,
-        micro_batch=launch.number("micro_batch", 1),
-        zero=launch.number("zero", q.engine.trains.zero),
-        recompute=step.get("recompute", "none"),
-        schedule=step.get("schedule", "1f1b"),
+        micro_batch=int(said.micro_batch or 1),
+        zero=q.engine.trains.zero if said.zero is None else int(said.zero),
+        recompute=said.recompute or "none",
+        schedule=said.schedule or "1f1b",
         chunks=launch.chunks_of(q.model.num_layers) or 1,
-        sequence_parallel="sequence_parallel" in step or q.engine.trains.sequence_parallel,
-        shard=launch.number("hsdp"),
-        async_axes=tuple(axes.split(",")) if axes else None,
+        sequence_parallel=said.sequence_parallel is not None or q.engine.trains.sequence_parallel,
+        shard=int(said.hsdp or 0),
+        async_axes=tuple(str(said.async_axes).split(",")) if said.async_axes else None,
     )
     return training_standing(searched, run)
 
@@ -288,10 +289,11 @@ def _with_rate(order: Order) -> list[Question]:
     plain, offered = split({**drawn, "input_len": lengths[0], "output_len": lengths[1], "num_prompts": given.num_prompts})
     slo = {f"mean_{name}": given[name] for name in ("ttft", "tpot") if given[name]}
     slo |= {name: given[name] for name, option in taken_by("plan").items() if option.group == "Limits" and given[name]}
-    goal = {"slo": limits_of(slo), "objective": given.objective or "", "dtypes": dtypes, "growth": given.headroom or 0.0}
-    goal |= {"confidence": given.confidence, "cost_of": given.cost_of, "margin": given.margin}
-    places = (order.question.cluster, *order.others)
-    return priced([order.question.but(**plain, **goal, cluster=place, offered=offered) for place in places], given.price)
+    q = order.question.but(
+        **plain, slo=limits_of(slo), objective=given.objective or "", dtypes=dtypes, growth=given.headroom or 0.0
+    )
+    q = q.but(confidence=given.confidence, cost_of=given.cost_of, margin=given.margin, offered=offered)
+    return priced([q.but(cluster=place) for place in (q.cluster, *order.others)], given.price)
 
 
 def _told(done: int, total: int, best: Trial | None) -> None:

@@ -35,11 +35,16 @@ class ColumnTable:
     derived: ClassVar[tuple[str, ...]] = ()  # properties that a table of pandas has too
 
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
+        return len(getattr(self, self.names()[0]))
 
     def take(self, where: Array | slice) -> Self:
         """Some of the rows, by index or by a mask."""
-        return type(self)(*(np.asarray(getattr(self, f.name)[where]) for f in fields(self)))
+        return type(self)(*(np.asarray(getattr(self, name)[where]) for name in self.names()))
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Of the columns."""
+        return [f.name for f in fields(cls)]
 
     @classmethod
     def of(cls, rows: int, **columns: Array | float) -> Self:
@@ -50,8 +55,7 @@ class ColumnTable:
     @classmethod
     def joined(cls, parts: list[Self]) -> Self:
         """The rows of all parts, one after the other; of none an empty table."""
-        names = [f.name for f in fields(cls)]
-        return cls(*(np.concatenate([getattr(p, name) for p in parts]) if parts else np.array([]) for name in names))
+        return cls(*(np.concatenate([getattr(p, name) for p in parts]) if parts else np.array([]) for name in cls.names()))
 
     def frame(self) -> Any:
         """A pandas table, where pandas is there."""
@@ -59,7 +63,7 @@ class ColumnTable:
             import pandas as pd
         except ImportError:
             raise Refusal("to_frame: needs pandas (pip install pandas)") from None
-        return pd.DataFrame({name: getattr(self, name) for name in (*(f.name for f in fields(self)), *self.derived)})
+        return pd.DataFrame({name: getattr(self, name) for name in (*self.names(), *self.derived)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,15 +194,7 @@ def _overloaded(layout: Layout, size: Size) -> bool:
 def _each_alone(layout: Layout) -> tuple[float, float]:
     """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
     decoding = layout.question.but(decode_workers=1, prefill_workers=1)
-    return _kind_alone(decoding, prompts=False), _kind_alone(decoding.but(tp=layout.prefill_tp), prompts=True)
-
-
-@remembered
-def _kind_alone(q: Question, prompts: bool) -> float:
-    stream = first(all_requests(q), COUNTED)
-    asked, fleet = _engines(q, longest_of(stream))
-    kind = fleet.prompts if prompts and fleet.prompts else fleet.workers
-    return capacity_of(stream, Fleet(kind), asked.offered.prefix_hit_rate, COUNTED, prompted=not prompts)
+    return _saturated(decoding, "decoding"), _saturated(decoding.but(tp=layout.prefill_tp), "prompts")
 
 
 def _first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
@@ -256,10 +248,13 @@ def capacity(layout: Layout, size: Size) -> float:
 
 
 @remembered
-def _saturated(q: Question) -> float:
+def _saturated(q: Question, alone: str = "") -> float:
+    """Of all workers, or of those that do one thing alone."""
     stream = first(all_requests(q), COUNTED)
     asked, fleet = _engines(q, longest_of(stream))
-    return capacity_of(stream, fleet, asked.offered.prefix_hit_rate, COUNTED)
+    if alone:
+        fleet = Fleet(fleet.prompts if alone == "prompts" and fleet.prompts else fleet.workers)
+    return capacity_of(stream, fleet, asked.offered.prefix_hit_rate, COUNTED, prompted=alone == "decoding")
 
 
 @a_few_remembered

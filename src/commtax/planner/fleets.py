@@ -105,9 +105,10 @@ def plan_fleet(
     usual: PlanFleetOptions = {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "disaggregated": True}
     plain, offered = split({**usual, **only("plan_fleet", options), "request_rate": request_rate})
     put = [check_one_place(unsettled(model, place, {**plain, "dtype": dtypes[0]})) for place in places]
-    goal = {"slo": limits_of(slo or {}), "objective": objective, "dtypes": tuple(dict.fromkeys(dtypes)), "growth": headroom}
-    goal |= {"confidence": confidence_of(confidence), "margin": margin_of(margin), "cost_of": cost_of}
-    return best_fleets(priced([q.but(**goal, offered=offered) for q in put], usd_per_gpu_hour), on, processes)
+    limits, sure, within = limits_of(slo or {}), confidence_of(confidence), margin_of(margin)
+    put = [q.but(slo=limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), growth=headroom) for q in put]
+    put = [q.but(confidence=sure, margin=within, cost_of=cost_of, offered=offered) for q in put]
+    return best_fleets(priced(put, usd_per_gpu_hour), on, processes)
 
 
 def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:

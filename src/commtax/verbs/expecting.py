@@ -95,10 +95,7 @@ def expect(
     own = overlay.given(profile)
     place = overlay.on_cluster(own, place) if own else place
     size = int(positive(ranks or (2 if op == "send-recv" else place.num_gpus), "ranks", least=2))
-    if size > place.num_gpus:
-        raise Refusal.of(f"{place.key} has {place.num_gpus} GPUs", (place.num_gpus,), ranks=size)
-    if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
-        raise Refusal.of("a size above 0 is needed", size=nbytes)
+    _check_sizes(size, nbytes, place)
     library = library or (next(iter(own.libraries), "") if own else "") or NCCL
     where = _span(op, size, place)
     whole = overlay.paths(own, library, place) if own else catalog.fabric(library, place)
@@ -132,6 +129,13 @@ def billed_library(profile: Profile | None = None) -> str:
     if profile and profile.libraries:
         return next(iter(profile.libraries))
     return catalog.engine(PHASES["decode"].engine).library
+
+
+def _check_sizes(ranks: int, nbytes: Number, place: Cluster) -> None:
+    if ranks > place.num_gpus:
+        raise Refusal.of(f"{place.key} has {place.num_gpus} GPUs", (place.num_gpus,), ranks=ranks)
+    if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
+        raise Refusal.of("a size above 0 is needed", size=nbytes)
 
 
 def _span(op: str, ranks: int, place: Cluster) -> Span:

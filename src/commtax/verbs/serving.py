@@ -194,11 +194,11 @@ def serve(asked: Settled) -> Simulation:
     return _answer(asked, load, seqs, steps, kv, served, bills)
 
 
-def _answer(asked: Settled, load: Load, seqs: Number, *parts: Any, apart: Apart | None = None) -> Simulation:
+def _answer(asked: Settled, load: Load, seqs: Number, *parts: Any) -> Simulation:
     """With the rows of a decode step, and what a reader should know."""
     work = decoding(np.ceil(np.maximum(1.0, seqs) / asked.plan.pp), load)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
-    answer = Simulation(asked, seqs, rows, *parts, apart)
+    answer = Simulation(asked, seqs, rows, *parts)
     return replace(answer, notes=tuple(_notes(answer)))
 
 
@@ -212,7 +212,7 @@ def _served_apart(asked: Settled, load: Load, kv: Number, most: Number, apart: A
     served = loop.prompts_apart(net, passed, asked.engine, wanted.num_prompts)
     chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
     steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp)
-    return _answer(asked, load, passed.seqs, steps, kv, served, bills, apart=replace(apart, net=net, passed=passed))
+    return _answer(asked, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
 
 
 def _split(asked: Settled, enough: Number) -> Apart | None:
