@@ -15,6 +15,7 @@ from commtax.catalog.programs import programs
 from commtax.cli.options import About, Given, Verb
 from commtax.cli.order import Order, beside, ordered, refuse
 from commtax.cli.output import write_page
+from commtax.cli.progress import tell
 from commtax.planner import best_serving, best_training, standing, training_standing
 from commtax.planner.columns import SERVED, ServingPlans, Standing, TrainPlans
 from commtax.planner.money import priced
@@ -174,7 +175,7 @@ def _stands(searched: ServingPlans, launch: Launch) -> Standing:
         sizes.ep = sizes.tp * inner
     shared = experts is not None and sizes.ep > sizes.tp
     sizes.dp = inner if shared else 1
-    plan = {axis: sizes[axis] for axis in SERVED}
+    plan: dict[str, int] = {axis: sizes[axis] for axis in SERVED}
     ahead = servers.prefill_workers
     prompts = Plan(servers.prefill_tp or 1, dp=servers.prefill_dp or 1, replicas=ahead) if ahead else None
     copies = servers.count * (1 if shared else inner)
@@ -272,7 +273,7 @@ def _fleets(order: Order) -> NoReturn:
     shown = sys.stderr.isatty() and not order.output.as_json
     found = best_fleets(_with_rate(order), given.on, top=given.top, progress=_told if shown else None)
     if shown:
-        sys.stderr.write("\r\x1b[K")
+        tell()
     if given.emit:
         best = found.plans[found.recommended] if found.plans else None
         order.output.emitted = _launched(order, best.layout.question, *best.size) if best else {}
@@ -299,8 +300,7 @@ def _with_rate(order: Order) -> list[Question]:
 def _told(done: int, total: int, best: Trial | None) -> None:
     """How far the search is, on a terminal."""
     so_far = f"; best so far {plural(best.gpus, 'GPU')}" if best else ""
-    sys.stderr.write(f"\r{done} of {total} layouts{so_far}; Ctrl-C: the answer so far\x1b[K")
-    sys.stderr.flush()
+    tell(f"{done} of {total} layouts{so_far}; Ctrl-C: the answer so far")
 
 
 def _launched(order: Order, q: Question, copies: int, prompts: int) -> dict[str, str]:

@@ -46,11 +46,8 @@ def simulate_command(order: Order) -> None:
     if any(x is not None for x in (given.request_rate, given.trace, *counted, given.sweep)):
         refuse(given, ("images",), "priced in steps and in the steady state of a closed loop, not for requests in time")
         _in_time(order, _counted(q, given))
-    refuse(
-        given,
-        beside("simulate", "time"),
-        "belongs to requests in time: --request-rate, --trace, or --concurrency with --num-prompts",
-    )
+    rule = "belongs to requests in time: --request-rate, --trace, or --concurrency with --num-prompts"
+    refuse(given, beside("simulate", "time"), rule)
     if q.offered.inputs or q.offered.outputs:
         raise Refusal.about(input_len="the steady state has one mean length; add --num-prompts to draw from a distribution")
     simulated = serve(settle(q))

@@ -214,9 +214,8 @@ def training_standing(answer: TrainPlans, run: Question) -> Standing:
         b = price(settle(run.but(batch=total // plan.dp)))
     except ValueError as error:
         return _cannot(answer, name, str(error))
-    row = training_search.columns(
-        b, 0, {**{axis: np.array([getattr(plan, axis)]) for axis in SIZES}, "micro_batch": np.array([micro])}
-    )
+    sizes = {axis: np.array([getattr(plan, axis)]) for axis in SIZES}
+    row = training_search.columns(b, 0, sizes | {"micro_batch": np.array([micro])})
     described = f"{describe_gpus(b.question.plan)}, microbatch {micro}, {describe_kind(b.question.plan)}"
     budget = training_search.BUDGET * run.cluster.chip.visible_bytes
     if row.memory_bytes[0] > budget:

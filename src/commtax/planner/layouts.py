@@ -169,13 +169,8 @@ def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
     decoding, prompting, one = _plain(plans, one), _plain(able, one), laid(one)
     if not len(decoding) or one.requests.output_len < 2:
         return
-    load = Load(
-        1.0,
-        float(one.requests.input_len),
-        float(one.requests.output_len),
-        spread=one.requests.spread,
-        cached=one.offered.prefix_hit_rate * float(one.requests.input_len),
-    )
+    lengths, wanted = (float(one.requests.input_len), float(one.requests.output_len)), one.requests
+    load = Load(1.0, *lengths, spread=wanted.spread, cached=one.offered.prefix_hit_rate * lengths[0])
     steps_of_prompts = prompting_of(settle(laid(one, tp=prompting.tp)), load, 1, prompting.kv_tokens)[0]
     prompted = np.broadcast_to(steps_of_prompts.most_per_s(inf), len(prompting))
     for i, tp in enumerate(decoding.tp.tolist()):

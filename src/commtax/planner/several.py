@@ -29,10 +29,8 @@ class RankedPlan(NamedTuple):
 
     @property
     def money(self) -> Money:
-        rows = self.answer.plans
-        return of_plan(
-            self.answer.question, int(rows.gpus[self.row]), float(rows.tokens_per_s[self.row]), int(rows.prefill_gpus[self.row])
-        )
+        rows, i = self.answer.plans, self.row
+        return of_plan(self.answer.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,9 +200,8 @@ def _engine(engine: str | Engine, phase: str) -> Engine:
 def _own_library(engine: Engine) -> str:
     """The library that an engine calls, in the engine's version where that is not the usual one and both are one release."""
     usual = catalog.engine(engine.key) if engine.key in catalog.keys("engines") else engine
-    return (
-        f"{engine.library}@{engine.version}" if engine.library == engine.key and engine.version != usual.version else engine.library
-    )
+    other = engine.library == engine.key and engine.version != usual.version
+    return f"{engine.library}@{engine.version}" if other else engine.library
 
 
 def fabric_of(q: Question) -> Fabric:

@@ -91,9 +91,8 @@ def number(value: object, name: str, low: float, high: float, unit: str = "", en
         return np.inf
     if not low < value <= high:
         nearest = f"{high:g}" if value > high else "1"
-        raise Refusal(
-            f"{name}={value:g}{unit}: above {low:g} and at most {high:g}{unit}; nearest valid: {nearest}", name, (nearest,)
-        )
+        rule = f"above {low:g} and at most {high:g}{unit}; nearest valid: {nearest}"
+        raise Refusal(f"{name}={value:g}{unit}: {rule}", name, (nearest,))
     return float(value)
 
 
@@ -319,11 +318,8 @@ def _check_experts(q: Question) -> None:
     if imbalance > 1 and (q.model.experts is None or widest == 1):
         raise Refusal(f"imbalance={imbalance:g}: needs a mixture of experts with ep > 1", "imbalance")
     if imbalance > widest:
-        raise Refusal(
-            f"imbalance={imbalance:g}: the busiest of {widest} ranks has at most {widest} times the mean",
-            "imbalance",
-            (int(widest),),
-        )
+        rule = f"the busiest of {widest} ranks has at most {widest} times the mean"
+        raise Refusal(f"imbalance={imbalance:g}: {rule}", "imbalance", (int(widest),))
 
 
 def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:

@@ -256,10 +256,8 @@ SIZED_RANK = 0.35
 def causes(b: StepBill, measured_mfu: float) -> list[Cause]:
     """What would bring the predicted step to the measured one, nearest first; empty where it is not slower."""
     if not 0 < measured_mfu <= 1:
-        raise Refusal(
-            f"measured_mfu={measured_mfu:g}: a fraction above 0 and at most 1 is needed (an MFU above 100 % is impossible)",
-            "measured_mfu",
-        )
+        rule = "a fraction above 0 and at most 1 is needed (an MFU above 100 % is impossible)"
+        raise Refusal(f"measured_mfu={measured_mfu:g}: {rule}", "measured_mfu")
     now = float(b.step_s)
     measured = now * float(b.mfu) / measured_mfu
     gap = measured - now

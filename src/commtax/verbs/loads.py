@@ -85,9 +85,7 @@ def _cut(offered: Offered, given: Mapping[str, object]) -> Offered:
     stream = offered.trace
     if stream is None:
         return offered
-    wanted = (
-        int(np.searchsorted(stream.arrival_s, offered.duration_s, side="right")) if isfinite(offered.duration_s) else len(stream)
-    )
+    wanted = int(np.searchsorted(stream.arrival_s, offered.duration_s, side="right"))
     stream = first(stream, min(wanted, int(given.get("num_prompts", MOST_SERVED))))  # type: ignore[call-overload]
     if not len(stream):
         raise Refusal(f"duration={offered.duration_s:g} s: no request of the trace arrives within it", "duration")

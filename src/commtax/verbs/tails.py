@@ -80,9 +80,8 @@ def _in_order(log: Columns, engine: int) -> Columns:
     own = np.flatnonzero(log["engine"] == engine)
     order = own[np.argsort(log["begin_s"][own], kind="stable")]
     ordered = {name: column[order] for name, column in log.items()}
-    step = (
-        np.cumsum(np.diff(ordered["begin_s"], prepend=-np.inf) > 0) - 1
-    )  # ranks that begin together wait for each other's prompts
+    # ranks that begin together wait for each other's prompts
+    step = np.cumsum(np.diff(ordered["begin_s"], prepend=-np.inf) > 0) - 1
     tokens = np.zeros(len(order))
     np.maximum.at(tokens, step, ordered["tokens"])
     return {**ordered, "tokens": tokens[step]}
