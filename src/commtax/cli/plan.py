@@ -290,10 +290,8 @@ def _with_rate(order: Order) -> list[Question]:
     plain, offered = split({**drawn, "input_len": lengths[0], "output_len": lengths[1], "num_prompts": given.num_prompts})
     slo = {f"mean_{name}": given[name] for name in ("ttft", "tpot") if given[name]}
     slo |= {name: given[name] for name, option in taken_by("plan").items() if option.group == "Limits" and given[name]}
-    q = order.question.but(
-        **plain, slo=limits_of(slo), objective=given.objective or "", dtypes=dtypes, growth=given.headroom or 0.0
-    )
-    q = q.but(confidence=given.confidence, cost_of=given.cost_of, margin=given.margin, offered=offered)
+    q = order.question.but(**plain, offered=offered, slo=limits_of(slo), objective=given.objective or "", dtypes=dtypes)
+    q = q.but(growth=given.headroom or 0.0, confidence=given.confidence, cost_of=given.cost_of, margin=given.margin)
     return priced([q.but(cluster=place) for place in (q.cluster, *order.others)], given.price)
 
 

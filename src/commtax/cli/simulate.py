@@ -116,9 +116,8 @@ def _swept(given: Given, q: Question) -> tuple[str, tuple[float, ...]] | None:
     if given.sweep is not None:
         name, values = points(given.sweep)
         if given[name] is not None or q.offered.trace is not None:
-            raise Refusal.about(
-                sweep=f"goes over {name.replace('_', '-')}; give it or --{name.replace('_', '-')} or --trace, not both"
-            )
+            swept = name.replace("_", "-")
+            raise Refusal.about(sweep=f"goes over {swept}; give it or --{swept} or --trace, not both")
         return name, values
     if np.ndim(q.requests.concurrency):
         return points(f"concurrency={','.join(map(str, np.asarray(q.requests.concurrency).tolist()))}")

@@ -208,9 +208,8 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
         ranked = _ranking([np.round(np.log(value), 11), *order(q, every)])
         first = ranked[_firsts(family(every)[ranked])]
         plans = every.take(first)
-        yield OperatingPoint(
-            name, PLACES[name], plans, simplest(complexity(plans, q.cluster, q.requests.prefill_cluster), value[first], within)
-        )
+        effort = complexity(plans, q.cluster, q.requests.prefill_cluster)
+        yield OperatingPoint(name, PLACES[name], plans, simplest(effort, value[first], within))
 
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:

@@ -63,9 +63,8 @@ def _check(given: Mapping[str, object], offered: Offered) -> None:
         rule = "which blocks of prompts are equal is known, and so is what is cached; only 0 (no cache) can be said beside it"
         raise Refusal(f"prefix_cache={offered.prefix_hit_rate:g}: {rule}", "prefix_cache", (0,))
     if offered.request_rate and "concurrency" in given:
-        raise Refusal.about(
-            concurrency="clients of a closed loop have no rate; max_concurrency limits what is in flight beside one"
-        )
+        rule = "clients of a closed loop have no rate; max_concurrency limits what is in flight beside one"
+        raise Refusal.about(concurrency=rule)
     if not offered.request_rate and offered.trace is None:
         for name, value, usual in (("duration", offered.duration_s, inf), ("max_concurrency", offered.max_in_flight, inf)):
             if value != usual:

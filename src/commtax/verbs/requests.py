@@ -389,9 +389,8 @@ def steps_of(asked: Question, longest: int) -> Surface:
     """The table of a plan's steps; equal plans share one."""
     tokens, seqs = step_limits(asked)
     rows = tokens if asked.engine.serves.chunked else max(tokens, longest) + seqs
-    return _surface(
-        replace(asked.normal(), plan=replace(asked.plan, replicas=1)), rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST))))
-    )
+    one = replace(asked.normal(), plan=replace(asked.plan, replicas=1))
+    return _surface(one, rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST)))))
 
 
 @a_few_remembered

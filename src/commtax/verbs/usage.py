@@ -72,9 +72,8 @@ def timeline_of(o: Outcome, most: int = MOST_SLICES) -> tuple[Timeline, int]:
     if o.fleet.prompts:
         parts += _parts(o.ran.prompt_engines, o.fleet.prompts, "prompt worker")
     lanes = sorted({lane for _, names, _ in parts for lane in names}, key=lambda name: (len(name), name))
-    begin, seconds, code, kind, label = (
-        np.concatenate([columns[at] for columns in (_columns(log, names, lanes) for log, names, _ in parts)]) for at in range(5)
-    )
+    columns = [_columns(log, names, lanes) for log, names, _ in parts]
+    begin, seconds, code, kind, label = (np.concatenate(column) for column in zip(*columns, strict=True))
     order = np.argsort(begin, kind="stable")[:most]
     until = float(begin[order[-1]]) if len(order) else 0.0
     shown = Timeline(
@@ -103,9 +102,8 @@ def _parts(engines: list[Replica], workers: Workers, title: str) -> Iterator[tup
 def _columns(log: Columns, names: list[str], lanes: list[str]) -> tuple[Array, ...]:
     place = {name: code for code, name in enumerate(lanes)}
     kind = np.where(log["tokens"] == 0, 0, np.where(log["decodes"] == 0, 1, 2))
-    labels = [
-        _label(*row) for row in zip(*(log[name].astype(int).tolist() for name in ("steps", "decodes", "tokens")), strict=True)
-    ]
+    counts = (log[name].astype(int).tolist() for name in ("steps", "decodes", "tokens"))
+    labels = [_label(*row) for row in zip(*counts, strict=True)]
     return log["begin_s"], figures.seconds(log), np.array([place[name] for name in names]), kind, np.array(labels, dtype=object)
 
 
