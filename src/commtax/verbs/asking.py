@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,15 +27,12 @@ from commtax.statement import Note, Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import numeric
 
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import Options
-
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
 """``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
 
 
-def ask(model: str | Model, cluster: str | Cluster, **options: Unpack[Options]) -> Settled:
+def ask(model: str | Model, cluster: str | Cluster, **options: object) -> Settled:
     """The question with its names resolved; an illegal one is refused with the rule and the nearest legal values.
 
     A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine and type are used unless
