@@ -67,7 +67,7 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
     plan = Plan(**sizes, replicas=replicas, weights_dtype=weights, kv_dtype=given.pop("kv_dtype", ""), **kinds)  # type: ignore[arg-type]
     if PHASES[phase].trains and "microbatches" in given:
         given["batch"] = cast(Number, given.pop("microbatches")) * given.get("micro_batch", 1)
-    if ahead := given.get("prefill_cluster"):
+    if (ahead := given.get("prefill_cluster")) is not None:
         if own:
             raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)
         given["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
