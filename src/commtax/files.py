@@ -31,6 +31,7 @@ DATASET_MEMORY_BYTES = 16384 * MiB  # … of text that is full of commas
 MAX_DEPTH = 64  # lists and objects inside each other
 
 _GZIP = b"\x1f\x8b"
+_GZIP_MOST = 1032  # deflate packs no better than this
 _GZIP_WINDOW = 31  # what zlib calls a gzip file of any window
 _CHUNK = MiB
 _PACKED = MiB // 4
@@ -113,13 +114,19 @@ class Stream:
 
     def whole(self, most: int) -> bytes:
         """All of it, and never more than so many bytes: a small file may unpack to a very large one."""
-        kept, total, packed = [], 0, self.packed
-        _within(0 if packed else self.size, most, self.path, self.what)
+        if not self.packed:
+            _within(self.size, most, self.path, self.what)
+        elif self.size * _GZIP_MOST > most:  # count before anything is kept
+            for _ in self._counted(most):
+                pass
+        return b"".join(self._counted(most))
+
+    def _counted(self, most: int) -> Iterator[bytes]:
+        total, state = 0, " unpacked" if self.packed else ""
         for piece in self.pieces():
             total += len(piece)
-            _within(total, most, self.path, self.what, " unpacked" if packed else "")
-            kept.append(piece)
-        return b"".join(kept)
+            _within(total, most, self.path, self.what, state)
+            yield piece
 
 
 @contextmanager
