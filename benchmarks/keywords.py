@@ -6,7 +6,7 @@ Editors complete names by these types, and a type checker checks them. A test fa
 import textwrap
 from pathlib import Path
 
-from commtax.options import asked_of_all, options, taken_by
+from commtax.options import taken_by
 
 FILE = Path(__file__).parents[1] / "src" / "commtax" / "verbs" / "keywords.py"
 FUNCTIONS = (
@@ -44,8 +44,7 @@ def typed(name: str, types: dict[str, str]) -> str:
 def text() -> str:
     """The whole file."""
     records = [typed(class_name(f), {name: option.type for name, option in taken_by(f"{f}()").items()}) for f in FUNCTIONS]
-    everything = typed("Options", {name: options()[name].type for name in asked_of_all()})
-    return "\n".join([HEAD, *records, everything])
+    return "\n".join([HEAD, *records])
 
 
 if __name__ == "__main__":

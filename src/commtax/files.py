@@ -59,24 +59,8 @@ def local(name: Named) -> Path:
 
 def read_bytes(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> bytes:
     """A regular file's bytes, unpacked where they are gzip, and never more than ``most``."""
-    with _regular(path, what, most) as file:
-        head = _now(file, 2)
-        file.seek(0)
-        size = os.fstat(file.fileno()).st_size
-        if head != _GZIP:
-            raw = b"" if size > most else _now(file, most + 1)
-            _within(max(size, len(raw)), most, path, what)
-            return raw
-        try:
-            if size * _GZIP_MOST > most:  # count before anything is kept: a small file may unpack to a very large one
-                total = 0
-                for piece in _unpacked(file):
-                    total += len(piece)
-                    _within(total, most, path, what, " unpacked")
-                file.seek(0)
-            return b"".join(_unpacked(file))
-        except (zlib.error, EOFError) as error:
-            raise Refusal(f"{what} '{path}': the gzip file is damaged or cut off ({error})") from None
+    with opened(path, what, most=most) as stream:
+        return stream.whole(most)
 
 
 class Stream:
@@ -89,14 +73,18 @@ class Stream:
         """Bytes on the disk, as packed as they are."""
 
     @property
+    def packed(self) -> bool:
+        self._file.seek(0)
+        return _now(self._file, 2) == _GZIP
+
+    @property
     def done(self) -> int:
         """Bytes of the file on the disk that have been taken since the last beginning."""
         return self._file.tell()
 
     def pieces(self, size: int = _CHUNK) -> Iterator[bytes]:
         """All of it, in pieces of at most so many bytes. A damaged gzip file ends with a refusal, after what is readable."""
-        self._file.seek(0)
-        packed = _now(self._file, 2) == _GZIP
+        packed = self.packed
         self._file.seek(0)
         try:
             for piece in _unpacked(self._file, size) if packed else iter(lambda: _now(self._file, size), b""):
@@ -125,13 +113,20 @@ class Stream:
         return taken[:size]
 
     def whole(self, most: int) -> bytes:
-        """All of it, and never more than so many bytes."""
-        kept, total = [], 0
+        """All of it, and never more than so many bytes: a small file may unpack to a very large one."""
+        if not self.packed:
+            _within(self.size, most, self.path, self.what)
+        elif self.size * _GZIP_MOST > most:  # count before anything is kept
+            for _ in self._counted(most):
+                pass
+        return b"".join(self._counted(most))
+
+    def _counted(self, most: int) -> Iterator[bytes]:
+        total, state = 0, " unpacked" if self.packed else ""
         for piece in self.pieces():
             total += len(piece)
-            _within(total, most, self.path, self.what)
-            kept.append(piece)
-        return b"".join(kept)
+            _within(total, most, self.path, self.what, state)
+            yield piece
 
 
 @contextmanager

@@ -166,10 +166,9 @@ class Windows:
 
         Hidden: efficiency x min(share of the line, window). Lines that share a window take of it in turn.
         """
-        window, coverable = self.of(line.item.overlaps_with), line.total_s * share
-        names: tuple[Window, ...] = (
-            ("forward", "backward") if line.item.overlaps_with == "both passes" else (line.item.overlaps_with,)
-        )
+        beside = line.item.overlaps_with
+        window, coverable = self.of(beside), line.total_s * share
+        names: tuple[Window, ...] = ("forward", "backward") if beside == "both passes" else (beside,)
         for name in names:
             self._free[name] = np.maximum(0, self._free[name] - coverable / len(names))
         return line.beside(window, hidden_s(coverable, window, self.efficiency), 0.0 if self.sure else line.sigma)
@@ -281,10 +280,8 @@ def _at(value: Any, index: int) -> Any:
 def _line_at(line: Line, index: int) -> Line:
     i = line.item
     item = replace(i, nbytes=_at(i.nbytes, index), ranks=_at(i.ranks, index), count=_at(i.count, index))
-    numbers: dict[str, Number] = {
-        name: _at(getattr(line, name), index)
-        for name in ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")
-    }
+    told = ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")
+    numbers: dict[str, Number] = {name: _at(getattr(line, name), index) for name in told}
     names: dict[str, Number] = {name: _name(_at(getattr(line, name), index), line.names) for name in ("link", "algorithm")}
     return replace(line, item=item, **numbers, **names)
 

@@ -28,6 +28,7 @@ class Option:
     group: str = "Output"  # that help lists it in
     help: str = ""
     flags: tuple[str, ...] = ()  # where they are not its name with dashes
+    spelled: tuple[str, ...] = ()  # flags of engines that mean it
     multiple: bool = False
     required: bool = False
     metavar: str | None = None  # where its kind's own name says too little

@@ -278,10 +278,7 @@ class Question:
         return replace(self, limits=Limits(), requests=Requests(), offered=Offered(), goal=Goal(), notes=(), codes=0)
 
 
+_KINDS = {"plan": Plan, "what_if": WhatIf, "limits": Limits, "requests": Requests, "offered": Offered, "goal": Goal}
 PARTS: Mapping[str, tuple[str, ...]] = {
-    part: tuple(f.name for f in fields(kind))
-    for part, kind in (
-        *(("plan", Plan), ("what_if", WhatIf), ("limits", Limits)),
-        *(("requests", Requests), ("offered", Offered), ("goal", Goal), ("pictures", Pictures)),
-    )
+    part: tuple(f.name for f in fields(kind)) for part, kind in (_KINDS | {"pictures": Pictures}).items()
 }

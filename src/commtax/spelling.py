@@ -2,6 +2,7 @@
 
 import re
 
+from commtax.options import options
 from commtax.spec import PARALLEL
 
 _UNSEEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
@@ -9,17 +10,7 @@ _LIMIT = re.compile(r"(?:ttft|tpot|e2el?):")
 ALIASES = {
     **{f"--{flag}-size": f"--{axis.name}" for axis in PARALLEL.values() for flag in axis.flags},
     **{f"-{name}": f"--{name}" for name in PARALLEL},
-    "--enable-expert-parallel": "--ep",
-    "--all2all-backend": "--ep-backend",
-    "--kv-cache-dtype": "--kv-dtype",
-    "--kv-cache-memory": "--kv-cache-memory-bytes",
-    "--enforce-eager": "--eager",
-    "--input-len": "--context",
-    "--isl": "--context",
-    "--seq-length": "--context",
-    "--seq": "--context",
-    "--micro-batch-size": "--micro-batch",
-    "--mem-fraction-static": "--gpu-memory-utilization",
+    **{flag: f"--{name.replace('_', '-')}" for name, option in options().items() for flag in option.spelled},
 }
 
 

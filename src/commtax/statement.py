@@ -15,6 +15,18 @@ class Refusal(ValueError):  # noqa: N818
         super().__init__(rule)
         self.argument, self.nearest = argument, tuple(nearest)
 
+    @classmethod
+    def of(cls, rule: str, nearest: Sequence[int | str] = (), **given: object) -> Self:
+        """The same of an option by its name and what was given for it: ``chunks=0: rule``, or ``dtype 'x': rule`` of a text."""
+        ((name, value),) = given.items()
+        return cls(f"{name} '{value}': {rule}" if isinstance(value, str) else f"{name}={value}: {rule}", name, nearest)
+
+    @classmethod
+    def about(cls, **rule: str) -> Self:
+        """A rule that an option by its name breaks, whatever was given for it."""
+        ((name, text),) = rule.items()
+        return cls(f"{name}: {text}", name)
+
     def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[int | str, ...]]]:
         return type(self), (str(self), self.argument, self.nearest)  # it may have to leave another process
 

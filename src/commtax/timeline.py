@@ -65,21 +65,13 @@ class Timeline:
 
     def uncovered(self, kind: str, *behind: str) -> list[tuple[float, float]]:
         """When one kind runs and nothing of the others does, in order."""
-        return pairs(self.uncovered_spans(kind, *behind))
+        edges = np.concatenate([[-np.inf], np.ravel(self.covered(*behind)), [np.inf]])
+        return pairs(crossed(np.array(self.covered(kind)).reshape(-1, 2), edges.reshape(-1, 2)))
 
     def covered(self, *kinds: str) -> list[tuple[float, float]]:
         """When something of any of these kinds runs, on any lane, in order."""
-        return pairs(self.covered_spans(*kinds))
-
-    def uncovered_spans(self, kind: str, *behind: str) -> Column:
-        """As ``uncovered``, a row for each span."""
-        edges = np.concatenate([[-np.inf], self.covered_spans(*behind).ravel(), [np.inf]])
-        return crossed(self.covered_spans(kind), edges.reshape(-1, 2))
-
-    def covered_spans(self, *kinds: str) -> Column:
-        """As ``covered``, a row for each span."""
         mask = np.isin(self.kind, [self.kinds.index(kind) for kind in kinds])
-        return merged(self.start_s[mask], self.end_s[mask])
+        return pairs(merged(self.start_s[mask], self.end_s[mask]))
 
     def to_chrome(self) -> str:
         """The trace-event JSON that Perfetto and chrome://tracing open; microseconds."""

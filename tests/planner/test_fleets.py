@@ -141,7 +141,7 @@ def test_what_the_closed_form_calls_too_slow_breaks_its_limit():
     """Pipelines and copies across hosts, each with as many as it may have."""
     asked = {"slo": {"mean_tpot": 0.03}, "disaggregated": False, "processes": 1}
     q = plan_fleet("llama-3.1-70b", "2x8xh100-sxm", request_rate=30, **asked).question
-    slow = [x for x in candidates(q, all_requests(q)).layouts if too_slow(x, (x.most, 0))]
+    slow = [x for x in candidates(q, all_requests(q))[0] if too_slow(x, (x.most, 0))]
     assert len(slow) > 5
     for layout in random.Random(0).sample(slow, 5):
         assert not _trial(layout, (layout.most, 0)).holds
@@ -150,7 +150,7 @@ def test_what_the_closed_form_calls_too_slow_breaks_its_limit():
 def test_two_kinds_of_workers_answer_no_more_than_either_alone():
     short = {"num_prompts": 1000, "max_num_seqs": 16, "output_len": 32, "processes": 1}
     q = plan_fleet("llama-3.1-8b", "4xh100-sxm", request_rate=1, **short).question
-    layout = next(x for x in candidates(q, all_requests(q)).layouts if x.apart)
+    layout = next(x for x in candidates(q, all_requests(q))[0] if x.apart)
     decodes, prompts = _each_alone(layout)
     for size in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1)):
         least = min(size[0] * decodes, size[1] * prompts)

@@ -21,15 +21,13 @@ from commtax.sim.streams import draw_lengths
 from commtax.spelling import normalise
 from commtax.statement import Refusal
 from commtax.verbs.asking import settle
-from commtax.verbs.goodput import Slo, slo_of
-from commtax.verbs.lanes import timeline_of
 from commtax.verbs.loads import split
 from commtax.verbs.offering import put
 from commtax.verbs.requests import _lengths, serve
 from commtax.verbs.serving import serve as closed_loop
-from commtax.verbs.sweeping import at, points, sweep
+from commtax.verbs.sweeping import Slo, at, points, slo_of, sweep
 from commtax.verbs.tails import first_tokens, gaps
-from commtax.verbs.usage import usage_of
+from commtax.verbs.usage import timeline_of, usage_of
 from each import each
 from tables import tables
 

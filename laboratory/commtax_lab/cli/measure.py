@@ -188,7 +188,7 @@ def experiment_command(
 def weights_of(model: str, random_model: str) -> Document:
     """Whose weights run: a checkpoint's, or random ones in the shape of a model."""
     if bool(model) == bool(random_model):
-        raise Refusal("model: give --model FOLDER, or --random NAME for random weights", "model")
+        raise Refusal.about(model="give --model FOLDER, or --random NAME for random weights")
     return {"model": model or random_model, "random": bool(random_model)}
 
 

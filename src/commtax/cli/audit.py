@@ -50,7 +50,7 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **options: Any) -> Non
     """
     output, given = Output(as_json), Given(options)
     if given.tolerance is not None and not given.tolerance > 0:
-        raise Refusal(f"tolerance={given['tolerance']}: a fraction above 0 is needed", "tolerance")
+        raise Refusal.of("a fraction above 0 is needed", tolerance=given.tolerance)
     claimed = bool(given.model or given.cluster)
     if not claimed:
         told = [p.name for p in click.get_current_context().command.params if p.name and p.name not in ALONE]
@@ -79,7 +79,7 @@ def _claim(read: Read, output: Output, given: Given) -> Claim:
     options = Given({name: value for name, value in given.items() if name not in (*ALONE, "baseline")})
     options["cluster"], most = given.cluster, options.pop("max_error")
     if most is not None and not most > 0:
-        raise Refusal(f"max_error={most}: a fraction above 0 is needed, such as 15%", "max_error")
+        raise Refusal.of("a fraction above 0 is needed, such as 15%", max_error=most)
     own = profile_of(options)
     if not options["cluster"] and (named := place_of(read)):
         options["cluster"] = named
@@ -108,7 +108,7 @@ def _one_job(read: Read, option: str) -> Read:
 def _diff(files: tuple[Path, ...], output: Output, given: Given) -> NoReturn:
     """The second of two runs against the first."""
     if len(files) != 2:
-        raise Refusal(f"diff: two runs are compared, each a file or a folder; {plural(len(files), 'path')} given", "diff")
+        raise Refusal.about(diff=f"two runs are compared, each a file or a folder; {plural(len(files), 'path')} given")
     refuse(given, ("anonymise", "baseline"), "belongs to one run, not to --diff")
     before, after = (_one_job(_read((path,), given), "diff") for path in files)
     claim = _claim(after, output, given) if given.model or given.cluster else None

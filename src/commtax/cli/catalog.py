@@ -35,7 +35,7 @@ def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: b
     output = Output(as_json)
     if kind is not None and kind not in KINDS:
         known = (*KINDS, "constants")
-        raise Refusal(f"catalog '{kind}': one of {', '.join(known)}", "catalog", known)
+        raise Refusal.of(f"one of {', '.join(known)}", known, catalog=kind)
     if kind is None or name is None:
         kinds = {key: catalog.keys(key) for key in (KINDS if kind is None else (kind,))}
         every = {key: [KINDS[key](one) for one in names] for key, names in kinds.items()}

@@ -27,7 +27,7 @@ def compare_command(order: Order) -> None:
     given = order.given
     order.output.read(order.question.cluster)
     if bool(given.plans) == bool(given.over):
-        raise Refusal("over: give --over AXIS=VALUES or --plans tp1,tp2 …, one of them", "over")
+        raise Refusal.about(over="give --over AXIS=VALUES or --plans tp1,tp2 …, one of them")
     if given.over:
         refuse(given, ("links", "batches"), "belongs to --plans; with --over write it as an axis")
     refuse(given, ("tokens", "measured_mfu"), "belongs to bill, not to compare")
@@ -42,7 +42,7 @@ def _over(order: Order) -> NoReturn:
     given, q = order.given, order.question
     comparison = compared(q, list(given.over), global_batch=given.global_batch)
     if all(row.bill is None for row in comparison.rows):
-        raise Refusal(f"over: nothing on this range is legal; first: {comparison.rows[0].refused}", "over")
+        raise Refusal.about(over=f"nothing on this range is legal; first: {comparison.rows[0].refused}")
     if given.plot:
         swept = {*comparison.axes, *(("batch", "context") if "local_tokens" in comparison.axes else ())}
         sizes = {"tp": q.plan.tp, "pp": q.plan.pp, "dp": q.plan.dp, "batch": q.batch, "context": q.context}
@@ -58,7 +58,7 @@ def _plans(order: Order) -> NoReturn:
     given, q = order.given, order.question
     refuse(given, SIZES, "the plans say it; leave it out beside --plans")
     if given.global_batch and given.batches:
-        raise Refusal("batches: give them or global_batch, not both", "batches")
+        raise Refusal.about(batches="give them or global_batch, not both")
     usual = [int(given.global_batch or given.batch or 1)]
     batches = [parse_count(b, "batches") for b in given.batches.split(",")] if given.batches else usual
     remarks: list[str] = []
@@ -67,7 +67,7 @@ def _plans(order: Order) -> NoReturn:
     links = [name for name in given.links.split(",") if name]
     table = compared_plans(q, given.plans.split(","), links, batches, where)
     if all(row.bill is None for row in table.rows):
-        raise Refusal(f"plans: none of them is legal; first: {table.rows[0].refused}", "plans")
+        raise Refusal.about(plans=f"none of them is legal; first: {table.rows[0].refused}")
     table = replace(table, notes=(*dict.fromkeys(remarks), *_remarks(table.rows)))
     if given.plot:
         title = f"{order.model} on {q.cluster.key}, {table.phase}, context {table.context:,}"

@@ -48,11 +48,11 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
 def _measured_seconds(text: str, expectation: Expectation) -> float:
     """A bus bandwidth or a time."""
     if not text.endswith("s"):
-        raise Refusal(f"measured '{text}': write a bus bandwidth (166GB/s), a time (25us), or a file's name", "measured")
+        raise Refusal.of("write a bus bandwidth (166GB/s), a time (25us), or a file's name", measured=text)
     is_rate = text.endswith("/s")
     value = parse_bytes(text.removesuffix("/s"), "measured") if is_rate else parse_seconds(text, "measured")
     if value <= 0:
-        raise Refusal(f"measured '{text}': a {'bandwidth' if is_rate else 'time'} above 0 is needed", "measured")
+        raise Refusal.of(f"a {'bandwidth' if is_rate else 'time'} above 0 is needed", measured=text)
     return expectation.seconds_of_busbw(value) if is_rate else value
 
 
@@ -63,14 +63,14 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile
 
     run = parse(read_text(path, "measured", most=OUTPUT_BYTES), str(path))
     if not run.rows:
-        raise Refusal(f"measured '{path}': no nccl-tests rows found", "measured")
+        raise Refusal.of("no nccl-tests rows found", measured=str(path))
     if run.op and run.op != op.replace("_", "-").replace("sendrecv", "send-recv"):
-        raise Refusal(f"measured '{path}': an output of {run.op}, not of {op}", "measured")
+        raise Refusal.of(f"an output of {run.op}, not of {op}", measured=str(path))
     if not all(0 < r.seconds < 1e6 for r in run.rows):
-        raise Refusal(f"measured '{path}': a row has no time above 0", "measured")
+        raise Refusal.of("a row has no time above 0", measured=str(path))
     if len(run.rows) > MOST_ROWS:
         many = f"{len(run.rows):,} rows, more than the {MOST_ROWS:,} that are judged"
-        raise Refusal(f"measured '{path}': {many}; split it", "measured")
+        raise Refusal.of(f"{many}; split it", measured=str(path))
     of = {r.nbytes: expect(op, place, nbytes=r.nbytes, ranks=ranks or run.ranks, library=library, profile=own) for r in run.rows}
     pairs = [(of[r.nbytes], r.seconds) for r in run.rows]
     verdicts = {e.verdict(s) for e, s in pairs}

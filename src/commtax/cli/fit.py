@@ -22,7 +22,7 @@ def fit_command(order: Order) -> None:
     from commtax.report.exact import fit_document, show_fit
 
     if order.given.phase not in ("serve", "train"):
-        raise Refusal(f"phase '{order.given['phase']}': serve or train", "phase", ("serve", "train"))
+        raise Refusal.of("serve or train", ("serve", "train"), phase=order.given.phase)
     judged = train_holds(settle(order.question)) if order.question.trains else _served(order)
     order.output.answer(fit_document, show_fit, judged, code=0 if judged.fits else 1)
 

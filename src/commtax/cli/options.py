@@ -125,9 +125,8 @@ def _prices(value: object, name: str) -> float | list[float | None]:
             return float(parts[0])
         return [float(part) if part.strip() else None for part in parts]
     except ValueError:
-        raise Refusal(
-            f"{name}: '{str(value)[:40]}' is not a number of dollars (write 2.5, or 2.5,4 for two clusters)", name
-        ) from None
+        wanted = "a number of dollars (write 2.5, or 2.5,4 for two clusters)"
+        raise Refusal(f"{name}: '{str(value)[:40]}' is not {wanted}", name) from None
 
 
 GROUPS = ("Where", "Plan", "Step", "Requests", "Limits", "Serving", "Training", "Output")

@@ -86,7 +86,7 @@ def read(model: str, given: Given, verb: str, about: About) -> Order:
     family = given.pop("read_as", "")
     phase = given.phase or "decode"
     if launch and about is About.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
-        raise Refusal(f"phase '{phase}': the pasted command is one to {launch.phase}", "phase")
+        raise Refusal.of(f"the pasted command is one to {launch.phase}", phase=phase)
     taken = taken_by(verb)
     if phase == "train":
         serving = [name for name, option in taken.items() if option.serves(verb)]
@@ -107,12 +107,12 @@ def _pools(given: Given) -> None:
     here = given.cluster
     own, named = given.pop("decode_cluster", ""), here if isinstance(here, tuple) else (here,) if here else ()
     if own and any(name != own for name in named):
-        raise Refusal(f"decode_cluster '{own}': another spelling of --cluster, which is {', '.join(named)}", "decode_cluster")
+        raise Refusal.of(f"another spelling of --cluster, which is {', '.join(named)}", decode_cluster=own)
     if own:
         given.cluster = (own,) if isinstance(here, tuple) else own
     ahead = given.pop("prefill_cluster", "")
     if ahead and len(named) > 1:
-        raise Refusal(f"cluster: one is needed beside --prefill-cluster, not {len(named)}", "cluster")
+        raise Refusal.about(cluster=f"one is needed beside --prefill-cluster, not {len(named)}")
     if ahead:
         given.prefill_cluster = catalog.cluster(ahead, **{key: given[key] for key in ("intra", "inter", "nics")})
 
@@ -138,7 +138,7 @@ def asked(model: Model, place: Cluster, own: Profile | None, given: Given, about
         options["async_axes"] = () if axes == "none" else tuple(axes.split(","))
     each, over_all = given.batch, options.pop("global_batch", None)
     if each is not None and over_all is not None:
-        raise Refusal("global_batch: give it or batch, not both", "global_batch")
+        raise Refusal.about(global_batch="give it or batch, not both")
     if about in (About.STEP, About.SERVER):
         options["batch"] = share_of(over_all, given.dp) if over_all is not None else 1 if each is None else each
     if about is About.LOOP:
@@ -170,7 +170,7 @@ def cluster_of(given: Given, wish: str = "name one") -> Cluster:
     """The cluster with the links that were given for it."""
     name, links = given.pop("cluster"), {key: given.pop(key) for key in ("intra", "inter", "nics")}
     if not name:
-        raise Refusal(f"cluster: {wish} with --cluster, such as 8xh100-sxm (commtax catalog clusters)", "cluster")
+        raise Refusal.about(cluster=f"{wish} with --cluster, such as 8xh100-sxm (commtax catalog clusters)")
     return catalog.cluster(name, **links)
 
 

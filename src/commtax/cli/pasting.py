@@ -55,11 +55,11 @@ def _launch(text: str, model: str) -> Launch:
     file = name if "\n" not in text and name and os.path.exists(name) else ""
     if not file:
         return parse(text)
-    return parse(read_text(file, "from"), file, (lambda theirs: _is_same(model, theirs)) if model else None, choice)
 
+    def is_same(theirs: str) -> bool:
+        return bool(theirs) and (normal(model) == normal(theirs) or (bool(origin(theirs)) and origin(model) == origin(theirs)))
 
-def _is_same(model: str, theirs: str) -> bool:
-    return bool(theirs) and (normal(model) == normal(theirs) or (bool(origin(theirs)) and origin(model) == origin(theirs)))
+    return parse(read_text(file, "from"), file, is_same if model else None, choice)
 
 
 def prompt_sizes(servers: Servers) -> str:
@@ -126,7 +126,7 @@ def _join_plans(options: Given, given: Given, remarks: list[str]) -> None:
     spelled = {"replicas": "r"}
     own = "".join(f"{spelled.get(axis, axis)}{'' if n == AUTO_EP else n}" for axis, n in sizes.items() if n != 1) or "tp1"
     if own not in given.plans.split(","):
-        given.plans = f"{own},{given['plans']}"
+        given.plans = f"{own},{given.plans}"
         remarks.append(f"{own} is the command's own plan")
 
 
@@ -213,7 +213,7 @@ def _hosts(launch: Launch, given: Given, remarks: list[str]) -> None:
     hosts = launch.place.nnodes or -(-launch.num_gpus // chip.gpus_per_host)
     each = launch.place.gpus_per_node or -(-launch.num_gpus // hosts)
     given.cluster = f"{hosts}x{each}x{chip.key}" if hosts > 1 else f"{each}x{chip.key}"
-    remarks.append(f"cluster: {given['cluster']}, as the command needs it")
+    remarks.append(f"cluster: {given.cluster}, as the command needs it")
 
 
 def laid_out(given: Given, remarks: list[str]) -> str:
@@ -222,9 +222,9 @@ def laid_out(given: Given, remarks: list[str]) -> str:
     if not file:
         return ""
     if given.intra:
-        raise Refusal("intra: give it or --topo, not both", "intra")
+        raise Refusal.about(intra="give it or --topo, not both")
     if not given.cluster:
-        raise Refusal("topo: says how GPUs are joined, not which they are; add --cluster, such as 4xrtx-3090", "topo")
+        raise Refusal.about(topo="says how GPUs are joined, not which they are; add --cluster, such as 4xrtx-3090")
     sizes = {axis: given.get(axis) or 1 for axis in ("tp", "dp", "pp")}
     laid = placing(file, catalog.cluster(given.cluster), remarks)(sizes)
     if sizes["tp"] == 1:

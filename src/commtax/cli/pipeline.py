@@ -27,14 +27,14 @@ def pipeline_command(as_json: bool, **options: Any) -> None:
     """
     given = Given(options)
     if given.schedule not in SCHEDULES:
-        raise Refusal(f"schedule '{given['schedule']}': one of {', '.join(SCHEDULES)}", "schedule")
+        raise Refusal.of(f"one of {', '.join(SCHEDULES)}", schedule=given.schedule)
     kind, output = SCHEDULES[given.schedule], Output(as_json)
     if given.chunks is None:
         given.chunks = 1 if kind.chunks else 2
     if given.budget is not None:
         _budget(kind, given, output)
     if given.microbatches is None:
-        raise Refusal("microbatches: give -m, or --budget to be told how many are needed", "microbatches")
+        raise Refusal.about(microbatches="give -m, or --budget to be told how many are needed")
     _pipeline(kind, given, output)
 
 
@@ -49,7 +49,7 @@ def _budget(kind: Schedule, given: Given, output: Output) -> NoReturn:
     times = parse_durations(given)
     f, b, w = times.forward, times.backward, times.weight
     if not kind.any_times and not f == b == w:
-        raise Refusal(f"times '{given['times']}': the closed form of {kind.name} holds for equal times only")
+        raise Refusal(f"times '{given.times}': the closed form of {kind.name} holds for equal times only")
     needed = fewest_microbatches(kind, p, v, (f, b, w), budget)
     bubble = float(kind.idle(p, f, b, w)) / kind.total(p, needed, v, f, b, w)
     answer = {"schedule": kind.name, "stages": p, "budget": budget, "microbatches": needed, "bubble": bubble}
@@ -66,7 +66,7 @@ def _pipeline(kind: Schedule, given: Given, output: Output) -> NoReturn:
     if each * microbatches > MAX_CELLS:
         most = f"{MAX_CELLS // each:,} microbatches" if each <= MAX_CELLS else f"{MAX_CELLS * stages // each:,} stages"
         rule = f"{each * microbatches:,} cells, more than the {MAX_CELLS:,} that are simulated; at most {most}"
-        raise Refusal(f"microbatches={microbatches}: {rule} (--budget needs no simulation)", "microbatches")
+        raise Refusal.of(f"{rule} (--budget needs no simulation)", microbatches=microbatches)
     durations = parse_durations(given)
     ran = PipelineRun(kind, stages, microbatches, chunks, durations)
     if given.svg:

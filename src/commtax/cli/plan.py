@@ -12,12 +12,12 @@ import click
 
 from commtax import catalog
 from commtax.catalog.programs import programs
-from commtax.cli import fleet
-from commtax.cli.options import About, Verb
+from commtax.cli.options import About, Given, Verb
 from commtax.cli.order import Order, beside, ordered, refuse
 from commtax.cli.output import write_page
+from commtax.cli.progress import tell
 from commtax.planner import best_serving, best_training, standing, training_standing
-from commtax.planner.columns import ServingPlans, Standing, TrainPlans
+from commtax.planner.columns import SERVED, ServingPlans, Standing, TrainPlans
 from commtax.planner.money import priced
 from commtax.planner.serving_search import WORKLOADS
 from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
@@ -27,6 +27,19 @@ from commtax.units import parse_seconds, parse_tokens
 
 if TYPE_CHECKING:
     from commtax.launch.launched import Launch
+
+
+import sys
+from typing import TYPE_CHECKING
+
+from commtax.options import taken_by
+from commtax.units import plural
+from commtax.verbs.apart import check_one_place
+from commtax.verbs.loads import split
+
+if TYPE_CHECKING:
+    from commtax.planner.fleet_trials import Trial
+
 
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
@@ -49,16 +62,15 @@ def plan_command(order: Order) -> None:
     given = order.given
     if not 1 <= given.top <= MOST_LISTED:
         nearest = 1 if given.top < 1 else MOST_LISTED
-        rule = f"from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {nearest}"
-        raise Refusal(f"top={given['top']}: {rule}", "top", (nearest,))
+        raise Refusal.of(f"from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {nearest}", (nearest,), top=given.top)
     order.output.read(order.question.cluster)
     if given.phase not in ("serve", "train"):
-        raise Refusal(f"phase '{given['phase']}': serve or train", "phase", ("serve", "train"))
+        raise Refusal.of("serve or train", ("serve", "train"), phase=given.phase)
     able = tuple(one.emitted_as for one in programs() if one.trains == order.question.trains)
     if given.emit and given.emit not in able:
-        raise Refusal(f"emit '{given['emit']}': one of {', '.join(able)} here", "emit", able)
+        raise Refusal.of(f"one of {', '.join(able)} here", able, emit=given.emit)
     if given.request_rate is not None:
-        fleet.answer(order, *_asked(order))
+        _fleets(order)
     refuse(given, beside("plan", "request_rate"), "belongs to --request-rate")
     if order.question.trains:
         _train(order)
@@ -80,7 +92,7 @@ def _serve(order: Order) -> NoReturn:
     if given.plot and len(searched.front):
         planning.plot_front(searched, Path(given.plot))
     elif given.plot:
-        click.echo(f"plot: no plan is good, {given['plot']} is not written", err=True)
+        click.echo(f"plot: no plan is good, {given.plot} is not written", err=True)
     _answer(order, searched, pasted, speed)
 
 
@@ -127,13 +139,13 @@ def _asked(order: Order) -> tuple[tuple[int | str, int | str], tuple[str, ...]]:
     given = order.given
     lengths = given.input_len, given.output_len
     if given.workload and any(x is not None for x in lengths):
-        raise Refusal("workload: give it or lengths, not both", "workload")
+        raise Refusal.about(workload="give it or lengths, not both")
     if given.workload and given.workload not in WORKLOADS:
-        raise Refusal(f"workload '{given['workload']}': one of {', '.join(WORKLOADS)}", "workload", tuple(WORKLOADS))
+        raise Refusal.of(f"one of {', '.join(WORKLOADS)}", tuple(WORKLOADS), workload=given.workload)
     usual = WORKLOADS.get(given.workload, (INPUT_LEN, OUTPUT_LEN))
     dtypes = tuple(dict.fromkeys(given.dtype.split(",")))
     if len(dtypes) > 1 and "" in given.dtype.split(","):
-        raise Refusal(f"dtype '{given['dtype']}': a type is missing between the commas", "dtype")
+        raise Refusal.of("a type is missing between the commas", dtype=given.dtype)
     return (usual[0] if lengths[0] is None else lengths[0], usual[1] if lengths[1] is None else lengths[1]), dtypes
 
 
@@ -149,43 +161,39 @@ def _check_launch(launch: Launch, length: int) -> None:
     for name in UNSEARCHED:
         if value := launch.options.get(name):
             raise Refusal(f"from: the command sets {name} ({value}), and plans are searched without it; leave it out", "from")
-    most = launch.number("max_model_len")
+    most = int(Given(launch.options).max_model_len or 0)
     if most and length > most:
         raise Refusal(f"from: the command's {most:,} tokens a request are fewer than input_len + output_len = {length:,}", "from")
 
 
 def _stands(searched: ServingPlans, launch: Launch) -> Standing:
     """The pasted plan: groups that share experts are one copy, all others are replicas."""
-    servers, dtype, clients = launch.servers, str(launch.options.get("dtype", "")), launch.number("concurrency")
-    sizes, experts = dict(launch.axes), searched.question.model.experts
-    inner = sizes["dp"]
-    if catalog.engine(launch.engine).sends.ep_is_tp_dp and inner > 1 and experts and "ep" not in launch.options:
-        sizes["ep"] = sizes["tp"] * inner
-    shared = experts is not None and sizes["ep"] > sizes["tp"]
-    plan = {"tp": sizes["tp"], "pp": sizes["pp"], "dp": inner if shared else 1, "ep": sizes["ep"]}
+    servers, said, experts = launch.servers, Given(launch.options), searched.question.model.experts
+    sizes = Given(launch.axes)
+    inner = sizes.dp
+    if catalog.engine(launch.engine).sends.ep_is_tp_dp and inner > 1 and experts and said.ep is None:
+        sizes.ep = sizes.tp * inner
+    shared = experts is not None and sizes.ep > sizes.tp
+    sizes.dp = inner if shared else 1
+    plan: dict[str, int] = {axis: sizes[axis] for axis in SERVED}
     ahead = servers.prefill_workers
     prompts = Plan(servers.prefill_tp or 1, dp=servers.prefill_dp or 1, replicas=ahead) if ahead else None
-    return standing(searched, plan, servers.count * (1 if shared else inner), dtype, clients, prompts)
+    copies = servers.count * (1 if shared else inner)
+    return standing(searched, plan, copies, str(said.dtype or ""), int(said.concurrency or 0), prompts)
 
 
 def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
-    """The launch of the recommended plan, all of its servers, and the benchmark that would check it."""
-    from commtax.launch.writing import apart_command, benchmark_command, launch_command
-
-    rows, engine, own = searched.plans, order.given.emit, searched.recommended
-    copies = int(rows.replicas[own])
+    """The launch of the recommended plan, and the benchmark that would check it."""
+    rows, own, pasted = searched.plans, searched.recommended, Given(order.launch.options if order.launch else {})
     q = searched.put(rows, own).but(
-        max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or searched.longest(rows, own),
+        max_model_len=int(pasted.max_model_len or 0) or searched.longest(rows, own),
         max_num_seqs=max(1, int(rows.running[own])),
         concurrency=int(rows.concurrency[own]),
     )
-    if int(rows.mode[own]):
-        prompts = {"prefill_tp": int(rows.prefill_tp[own]), "prefill_workers": int(rows.prefill_replicas[own])}
-        prompts |= {"prefill_dp": int(rows.prefill_dp[own])}
-        launch = apart_command(q.but(**prompts, decode_workers=copies), engine)
-    else:
-        launch = launch_command(q.but(replicas=copies), engine)
-    return {"launch": launch, "benchmark": benchmark_command(q, engine)}
+    prompts = int(rows.prefill_replicas[own]) if rows.mode[own] else 0
+    if prompts:
+        q = q.but(prefill_tp=int(rows.prefill_tp[own]), prefill_dp=int(rows.prefill_dp[own]))
+    return _launched(order, q, int(rows.replicas[own]), prompts)
 
 
 def _timed(search: Callable[[], Answer]) -> tuple[Answer, str]:
@@ -213,9 +221,9 @@ def _answer(order: Order, searched: ServingPlans | TrainPlans, pasted: Standing 
 def _train(order: Order) -> NoReturn:
     given, q = order.given, order.question
     if order.others:
-        raise Refusal("cluster: training plans are searched on one cluster; name one", "cluster")
+        raise Refusal.about(cluster="training plans are searched on one cluster; name one")
     if given.global_batch is None:
-        raise Refusal("global_batch: training needs the sequences of a step, such as --global-batch 1024", "global_batch")
+        raise Refusal.about(global_batch="training needs the sequences of a step, such as --global-batch 1024")
     length = q.kind.length if given.input_len is None else given.input_len
     q = q.but(global_batch=given.global_batch, context=length, sequence_parallel=True, margin=given.margin)
     if given.tokens:
@@ -230,17 +238,76 @@ def _train(order: Order) -> NoReturn:
 
 def _trains(searched: TrainPlans, launch: Launch) -> Standing:
     """The pasted job, with its own overlap."""
-    step, q = launch.options, searched.question
-    axes = str(step.get("async_axes", ""))
+    said, q = Given(launch.options), searched.question
     run = q.but(
         **launch.axes,
-        micro_batch=launch.number("micro_batch", 1),
-        zero=launch.number("zero", q.engine.trains.zero),
-        recompute=step.get("recompute", "none"),
-        schedule=step.get("schedule", "1f1b"),
+        micro_batch=int(said.micro_batch or 1),
+        zero=q.engine.trains.zero if said.zero is None else int(said.zero),
+        recompute=said.recompute or "none",
+        schedule=said.schedule or "1f1b",
         chunks=launch.chunks_of(q.model.num_layers) or 1,
-        sequence_parallel="sequence_parallel" in step or q.engine.trains.sequence_parallel,
-        shard=launch.number("hsdp"),
-        async_axes=tuple(axes.split(",")) if axes else None,
+        sequence_parallel=said.sequence_parallel is not None or q.engine.trains.sequence_parallel,
+        shard=int(said.hsdp or 0),
+        async_axes=tuple(str(said.async_axes).split(",")) if said.async_axes else None,
     )
     return training_standing(searched, run)
+
+
+OTHERWISE = ("max_concurrency", "plot", "html")
+"""Options that a search for a rate has no use for."""
+INTERRUPTED = 130
+
+
+def _fleets(order: Order) -> NoReturn:
+    """How many GPUs for a rate of requests."""
+    from commtax.planner.fleets import best_fleets  # not for those who have no rate
+    from commtax.report import fleets
+
+    given = order.given
+    if order.question.trains:
+        raise Refusal.about(request_rate="belongs to serving, not to --phase train")
+    if order.launch:
+        raise Refusal("from: a pasted plan is ranked without a --request-rate; commtax simulate --from serves it at one", "from")
+    check_one_place(order.question)
+    refuse(given, OTHERWISE, "is not known beside --request-rate")
+    shown = sys.stderr.isatty() and not order.output.as_json
+    found = best_fleets(_with_rate(order), given.on, top=given.top, progress=_told if shown else None)
+    if shown:
+        tell()
+    if given.emit:
+        best = found.plans[found.recommended] if found.plans else None
+        order.output.emitted = _launched(order, best.layout.question, *best.size) if best else {}
+    code = INTERRUPTED if not found.complete else 0 if found.plans else 1
+    order.output.answer(fleets.fleets_document, fleets.show_fleets, found, code=code)
+
+
+def _with_rate(order: Order) -> list[Question]:
+    """The question on each of its clusters."""
+    from commtax.planner.fleets import limits_of
+
+    given, (lengths, dtypes) = order.given, _asked(order)
+    drawn = {name: given[name] for name, option in taken_by("plan").items() if option.part == "offered"}
+    plain, offered = split({**drawn, "input_len": lengths[0], "output_len": lengths[1], "num_prompts": given.num_prompts})
+    slo = {f"mean_{name}": given[name] for name in ("ttft", "tpot") if given[name]}
+    slo |= {name: given[name] for name, option in taken_by("plan").items() if option.group == "Limits" and given[name]}
+    q = order.question.but(**plain, offered=offered, slo=limits_of(slo), objective=given.objective or "", dtypes=dtypes)
+    q = q.but(growth=given.headroom or 0.0, confidence=given.confidence, cost_of=given.cost_of, margin=given.margin)
+    return priced([q.but(cluster=place) for place in (q.cluster, *order.others)], given.price)
+
+
+def _told(done: int, total: int, best: Trial | None) -> None:
+    """How far the search is, on a terminal."""
+    so_far = f"; best so far {plural(best.gpus, 'GPU')}" if best else ""
+    tell(f"{done} of {total} layouts{so_far}; Ctrl-C: the answer so far")
+
+
+def _launched(order: Order, q: Question, copies: int, prompts: int) -> dict[str, str]:
+    """The launch of a plan, all of its servers, and the benchmark that would check it."""
+    from commtax.launch.writing import apart_command, benchmark_command, launch_command
+
+    engine = order.given.emit
+    if prompts:
+        launch = apart_command(q.but(prefill_workers=prompts, decode_workers=copies), engine)
+    else:
+        launch = launch_command(q.but(replicas=copies), engine)
+    return {"launch": launch, "benchmark": benchmark_command(q, engine)}

@@ -18,6 +18,12 @@ BAR_SIGNS = 24
 Watch = Callable[[Run], None]
 
 
+def tell(text: str = "") -> None:
+    """One line that the next takes the place of."""
+    sys.stderr.write(f"\r{text}\x1b[K")
+    sys.stderr.flush()
+
+
 @contextmanager
 def watched(requests: float) -> Iterator[Watch]:
     """A watcher of a run of so many requests."""
@@ -26,34 +32,30 @@ def watched(requests: float) -> Iterator[Watch]:
 
     def watch(ran: Run) -> None:
         if shows:
-            Thread(target=_tell, args=(ran, over), daemon=True).start()
+            Thread(target=_follow, args=(ran, over), daemon=True).start()
 
     try:
         yield watch
     finally:
         over.set()
         if shows:
-            sys.stderr.write("\r\x1b[K")
+            tell()
 
 
-def _tell(ran: Run, over: Event) -> None:
+def _follow(ran: Run, over: Event) -> None:
     whole = len(ran.book.arrival_s)
     while not over.wait(EVERY_S):
-        sys.stderr.write(
-            f"\r{ran.answered:,} of {whole:,} requests answered ({ran.answered / whole:.0%}); Ctrl-C: the answer so far\x1b[K"
-        )
-        sys.stderr.flush()
+        tell(f"{ran.answered:,} of {whole:,} requests answered ({ran.answered / whole:.0%}); Ctrl-C: the answer so far")
 
 
 def counted(many: Sequence[Question], what: str) -> Iterator[Question]:
     """One question after the other, with how many there have been."""
     for number, one in enumerate(many, 1):
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r{what.replace('_', ' ')}: {number} of {len(many)}\x1b[K")
-            sys.stderr.flush()
+            tell(f"{what.replace('_', ' ')}: {number} of {len(many)}")
         yield one
     if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
+        tell()
 
 
 @contextmanager
@@ -76,11 +78,9 @@ def reading(files: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
         shown = time.monotonic()
         share = min(1.0, done / whole)
         bar = "=" * round(share * BAR_SIGNS)
-        sys.stderr.write(f"\rreading [{bar:<{BAR_SIGNS}}] {done / 1e6:,.0f} of {whole / 1e6:,.0f} MB ({share:.0%})\x1b[K")
-        sys.stderr.flush()
+        tell(f"reading [{bar:<{BAR_SIGNS}}] {done / 1e6:,.0f} of {whole / 1e6:,.0f} MB ({share:.0%})")
 
     try:
         yield watch
     finally:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        tell()

@@ -16,8 +16,7 @@ from commtax.planner.columns import SERVED, ServingColumns, ServingPlans, Standi
 from commtax.planner.money import Prices, priced
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
-from commtax.planner.replica_loads import Roomy, figures, most_each
-from commtax.planner.space import WIDE, Space
+from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
 from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
@@ -62,7 +61,7 @@ def plan(
     by central predictions. Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over those of prompts too.
     """
     if not isinstance(cluster, str | Cluster):
-        raise Refusal("cluster: plans are searched on one; commtax.plan_several takes several", "cluster")
+        raise Refusal.about(cluster="plans are searched on one; commtax.plan_several takes several")
     usual: PlanOptions = {"disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
     put = unsettled(model, cluster, {**usual, **only("plan", options), "dtype": dtypes[0]})
@@ -215,9 +214,8 @@ def training_standing(answer: TrainPlans, run: Question) -> Standing:
         b = price(settle(run.but(batch=total // plan.dp)))
     except ValueError as error:
         return _cannot(answer, name, str(error))
-    row = training_search.columns(
-        b, 0, {**{axis: np.array([getattr(plan, axis)]) for axis in SIZES}, "micro_batch": np.array([micro])}
-    )
+    sizes = {axis: np.array([getattr(plan, axis)]) for axis in SIZES}
+    row = training_search.columns(b, 0, sizes | {"micro_batch": np.array([micro])})
     described = f"{describe_gpus(b.question.plan)}, microbatch {micro}, {describe_kind(b.question.plan)}"
     budget = training_search.BUDGET * run.cluster.chip.visible_bytes
     if row.memory_bytes[0] > budget:

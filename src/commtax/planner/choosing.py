@@ -69,7 +69,7 @@ def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:
     """The same of one plan, and of the workers of their own that prompts may have."""
     ahead = prompts or Plan(tp=0, dp=0)
     sizes = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "ep": plan.ep, "prefill_tp": ahead.tp, "prefill_dp": ahead.dp}
-    unknown = {name: 0 for name in ServingColumns.__dataclass_fields__ if name not in sizes and name != "mode"}
+    unknown = {name: 0 for name in ServingColumns.names() if name not in sizes and name != "mode"}
     return float(complexity(ServingColumns.of(1, mode=int(prompts is not None), **sizes, **unknown), cluster)[0])
 
 

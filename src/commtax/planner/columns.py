@@ -32,12 +32,19 @@ SERVED = SIZES[:4]
 class ColumnTable:
     """Columns of equal length."""
 
+    derived: ClassVar[tuple[str, ...]] = ()  # properties that a table of pandas has too
+
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
+        return len(getattr(self, self.names()[0]))
 
     def take(self, where: Array | slice) -> Self:
         """Some of the rows, by index or by a mask."""
-        return type(self)(*(np.asarray(getattr(self, f.name)[where]) for f in fields(self)))
+        return type(self)(*(np.asarray(getattr(self, name)[where]) for name in self.names()))
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Of the columns."""
+        return [f.name for f in fields(cls)]
 
     @classmethod
     def of(cls, rows: int, **columns: Array | float) -> Self:
@@ -48,16 +55,15 @@ class ColumnTable:
     @classmethod
     def joined(cls, parts: list[Self]) -> Self:
         """The rows of all parts, one after the other; of none an empty table."""
-        names = [f.name for f in fields(cls)]
-        return cls(*(np.concatenate([getattr(p, name) for p in parts]) if parts else np.array([]) for name in names))
+        return cls(*(np.concatenate([getattr(p, name) for p in parts]) if parts else np.array([]) for name in cls.names()))
 
-    def frame(self, *more: str) -> Any:
+    def frame(self) -> Any:
         """A pandas table, where pandas is there."""
         try:
             import pandas as pd
         except ImportError:
             raise Refusal("to_frame: needs pandas (pip install pandas)") from None
-        return pd.DataFrame({name: getattr(self, name) for name in (*(f.name for f in fields(self)), *more)})
+        return pd.DataFrame({name: getattr(self, name) for name in (*self.names(), *self.derived)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,7 @@ class Rejected:
 class ServingColumns(ColumnTable):
     """One row a plan at its best concurrency (or, for ``points``, a plan and concurrency)."""
 
+    derived: ClassVar[tuple[str, ...]] = ("tokens_per_s_per_gpu", "tokens_per_s_per_user")
     mode: Array  # 0: prompts and decoding share workers; 1: workers of their own
     dtype: Array  # index in ``dtypes``
     exchange: Array  # index in ``exchanges``
@@ -160,6 +167,10 @@ class Searched:
     recommended: int = 0  # index of the simplest plan within the margin of the best …
     best: ClassVar[int] = 0  # … which is the first
 
+    def to_frame(self) -> Any:
+        """The good plans as a pandas table, where pandas is there."""
+        return self.plans.frame()  # type: ignore[attr-defined]
+
     def gpu_words(self, rows: Any, i: int) -> str:
         """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``, and those that idle."""
         return f"{plural(int(rows.gpus[i]), 'GPU')} = {self.workers(rows, i)}"
@@ -207,10 +218,6 @@ class ServingPlans(Searched):
         prompts, copies = (describe_layout(plan, counted=True) for plan in (rows.prompter(i), decode))
         return describe_pools(self.question, prompts, copies + over)
 
-    def to_frame(self) -> Any:
-        """The good plans as a pandas table, where pandas is there."""
-        return self.plans.frame("tokens_per_s_per_gpu", "tokens_per_s_per_user")
-
     def put(self, rows: ServingColumns, i: int) -> Question:
         """Row ``i`` as a question about one copy."""
         kinds = self.exchanges[int(rows.exchange[i])].asked | {"weights_dtype": self.question.goal.dtypes[int(rows.dtype[i])]}
@@ -222,8 +229,8 @@ class ServingPlans(Searched):
         Else what requests of varied lengths may need, in whole 256s, as far as the cache holds it.
         """
         asked, wanted = settle(self.put(rows, i)), self.question.requests
-        sizes = {name: int(getattr(rows, name)[i]) for name in ("prefill_tp", "prefill_dp")}
-        workers = [asked, prompter(asked.vary(**sizes))] if rows.mode[i] else [asked]
+        ahead = rows.prompter(i)
+        workers = [asked, prompter(asked.vary(prefill_tp=ahead.tp, prefill_dp=ahead.dp))] if rows.mode[i] else [asked]
         kv = int(min(float(cache_tokens(one)) for one in workers))
         if kv >= asked.model.max_len:
             return 0
@@ -235,14 +242,9 @@ class ServingPlans(Searched):
         copies, clients, asked = int(rows.replicas[i]), clients or int(rows.concurrency[i]), self.put(rows, i)
         if not int(rows.mode[i]):
             return serve(settle(asked.but(concurrency=clients // copies, disaggregated=False)))
-        names = {"prefill_tp": "prefill_tp", "prefill_dp": "prefill_dp", "prefill_workers": "prefill_replicas"}
-        workers = {name: int(getattr(rows, column)[i]) for name, column in names.items()}
-        return serve(settle(asked.but(concurrency=clients, disaggregated=True, decode_workers=copies, **workers)))
-
-    def rate_at(self, rows: ServingColumns, i: int, clients: int) -> float:
-        """Tokens/s of row ``i`` with so many clients in all."""
-        copies = 1 if rows.mode[i] else int(rows.replicas[i])
-        return copies * float(self.simulation(rows, i, max(copies, clients)).tokens_per_s)
+        ahead = rows.prompter(i)
+        workers = asked.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp, prefill_workers=ahead.replicas, decode_workers=copies)
+        return serve(settle(workers.but(concurrency=clients, disaggregated=True)))
 
     def range_of(self, rows: ServingColumns, i: int, name: str = "tpot_s") -> tuple[float, float]:
         """The 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
@@ -320,10 +322,6 @@ class TrainPlans(Searched):
         """Index of the fastest plan of each split of the GPUs, fastest first."""
         p = self.plans
         return np.sort(np.unique(np.stack([getattr(p, axis) for axis in SIZES]), axis=1, return_index=True)[1])
-
-    def to_frame(self) -> Any:
-        """The plans as a pandas table, where pandas is there."""
-        return self.plans.frame()
 
     def step_of(self, rows: TrainColumns, i: int) -> StepBill:
         """The priced step of row ``i``, line by line."""

@@ -119,9 +119,9 @@ def _client(address: str) -> Any:
     try:
         from distributed import Client
     except ImportError:
-        raise Refusal(f"on '{address}': a Dask cluster needs dask's distributed ({INSTALL})", "on") from None
+        raise Refusal.of(f"a Dask cluster needs dask's distributed ({INSTALL})", on=address) from None
     try:
         return Client(address, timeout=REACHED_S, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         rule = f"no Dask scheduler answers there ({error}); its address looks like tcp://host:8786"
-        raise Refusal(f"on '{address}': {rule}", "on", ("tcp://127.0.0.1:8786",)) from None
+        raise Refusal.of(rule, ("tcp://127.0.0.1:8786",), on=address) from None

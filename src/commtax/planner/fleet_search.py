@@ -49,15 +49,11 @@ def order(trial: Trial) -> tuple[float, bool, float, int]:
 
 def recommended(ranking: Sequence[Trial]) -> int:
     """The place of the simplest fleet that the best, the first, beats by no more than the margin."""
-    effort = np.array([_effort(trial) for trial in ranking])
+    ahead = (Plan(tp=trial.layout.prefill_tp) if trial.layout.apart else None for trial in ranking)
+    asked = [trial.layout.question for trial in ranking]
+    effort = np.array([complexity_of(q.plan, prompts, q.cluster) for q, prompts in zip(asked, ahead, strict=True)])
     worth = np.array([1 / burden(trial) if burden(trial) else 0.0 for trial in ranking])  # without a price there is no saying
     return simplest(effort, worth, margin(ranking[0].layout.question))
-
-
-def _effort(trial: Trial) -> float:
-    """What there is to set up for a fleet."""
-    layout, plan = trial.layout, trial.layout.question.plan
-    return complexity_of(plan, Plan(tp=layout.prefill_tp) if layout.apart else None, layout.question.cluster)
 
 
 class Search:
@@ -80,11 +76,11 @@ class Search:
             if longest > self.question.model.max_len:
                 rule = f"more than the {self.question.model.max_len:,} positions of {self.question.model.key}"
                 raise Refusal(f"input_len + output_len: the longest request has {longest:,} tokens, {rule}", "input_len")
-            able = candidates(self.question, stream)
-            self.rejected, self.count, self.total = able.rejected, able.count, len(able.layouts)
+            layouts, self.rejected, self.count = candidates(self.question, stream)
+            self.total = len(layouts)
             for kind in range(3):
                 # what is quickly simulated comes first, and says what the others have to beat
-                self._rounds([x for x in able.layouts if (2 if x.question.plan.pp > 1 else int(x.apart)) == kind], kind == 1)
+                self._rounds([x for x in layouts if (2 if x.question.plan.pp > 1 else int(x.apart)) == kind], kind == 1)
             if not self.held:
                 self._examine()
             self._detail()
@@ -94,7 +90,7 @@ class Search:
         return self.complete
 
     def _rounds(self, layouts: list[Layout], beating: bool) -> None:
-        layouts.sort(key=self._expected)
+        layouts.sort(key=lambda layout: (self._bound(layout, 1.0), layout.group))  # by what the objective is likely to count
         for first in range(0, len(layouts), ROUND):
             bar = self._bar(beating)
             part = [x for x in layouts[first : first + ROUND] if self._bound(x) <= bar]
@@ -114,10 +110,6 @@ class Search:
     def _tell(self) -> None:
         if self.progress:
             self.progress(min(self.done, self.total), self.total, min(self.held, key=order, default=None))
-
-    def _expected(self, layout: Layout) -> tuple[float, int]:
-        """What the objective is likely to count."""
-        return self._bound(layout, 1.0), layout.group
 
     def _bound(self, layout: Layout, slack: float = SLACK) -> float:
         """What the objective counts at the least."""

@@ -127,12 +127,6 @@ def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
     return min(MOST, warmup + counted), warmup
 
 
-def stream_of_run(q: Question, rate: float, length: tuple[int, int]) -> Stream:
-    """The first requests of the question's stream, at a rate."""
-    part = first(all_requests(q), length[0])
-    return replace(part, arrival_s=part.arrival_s * (len(part) / rate / part.arrival_s[-1]))
-
-
 def all_requests(q: Question) -> Stream:
     """The longest stream that any fleet of a question sees."""
     count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
@@ -200,15 +194,7 @@ def _overloaded(layout: Layout, size: Size) -> bool:
 def _each_alone(layout: Layout) -> tuple[float, float]:
     """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
     decoding = layout.question.but(decode_workers=1, prefill_workers=1)
-    return _kind_alone(decoding, prompts=False), _kind_alone(decoding.but(tp=layout.prefill_tp), prompts=True)
-
-
-@remembered
-def _kind_alone(q: Question, prompts: bool) -> float:
-    stream = first(all_requests(q), COUNTED)
-    asked, fleet = _engines(q, longest_of(stream))
-    kind = fleet.prompts if prompts and fleet.prompts else fleet.workers
-    return capacity_of(stream, Fleet(kind), asked.offered.prefix_hit_rate, COUNTED, prompted=not prompts)
+    return _saturated(decoding, "decoding"), _saturated(decoding.but(tp=layout.prefill_tp), "prompts")
 
 
 def _first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
@@ -262,10 +248,13 @@ def capacity(layout: Layout, size: Size) -> float:
 
 
 @remembered
-def _saturated(q: Question) -> float:
+def _saturated(q: Question, alone: str = "") -> float:
+    """Of all workers, or of those that do one thing alone."""
     stream = first(all_requests(q), COUNTED)
     asked, fleet = _engines(q, longest_of(stream))
-    return capacity_of(stream, fleet, asked.offered.prefix_hit_rate, COUNTED)
+    if alone:
+        fleet = Fleet(fleet.prompts if alone == "prompts" and fleet.prompts else fleet.workers)
+    return capacity_of(stream, fleet, asked.offered.prefix_hit_rate, COUNTED, prompted=alone == "decoding")
 
 
 @a_few_remembered
@@ -300,7 +289,8 @@ def ran(
 ) -> Outcome:
     """The run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
     length = length or lengths_of_run(layout.question, sum(size))
-    stream = stream_of_run(layout.question, rate, length)
+    part = first(all_requests(layout.question), length[0])
+    stream = replace(part, arrival_s=part.arrival_s * (len(part) / rate / part.arrival_s[-1]))
     asked, fleet = _engines(_sized(layout, size), longest_of(stream))
     asked = asked.but(request_rate=rate, warmup=length[1])
     fleet, stream = fleet if stretch == 1 else fleet.scaled(stretch), first(stream, most)

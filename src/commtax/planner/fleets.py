@@ -8,7 +8,7 @@ what is listed already, nor half of the best, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isnan
 from typing import TYPE_CHECKING, ClassVar, Unpack
@@ -31,7 +31,6 @@ from commtax.units import format_seconds, plural
 from commtax.verbs import checking
 from commtax.verbs.apart import check_one_place
 from commtax.verbs.asking import describe_layout, unsettled
-from commtax.verbs.checking import positive
 from commtax.verbs.confidence import confidence_of, margin_of, percent
 from commtax.verbs.loads import split
 
@@ -102,13 +101,14 @@ def plan_fleet(
     """
     places = [cluster] if isinstance(cluster, str | Cluster) else list(cluster)
     if not places:
-        raise Refusal("cluster: name one, such as 8xh100-sxm", "cluster")
+        raise Refusal.about(cluster="name one, such as 8xh100-sxm")
     usual: PlanFleetOptions = {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "disaggregated": True}
     plain, offered = split({**usual, **only("plan_fleet", options), "request_rate": request_rate})
     put = [check_one_place(unsettled(model, place, {**plain, "dtype": dtypes[0]})) for place in places]
-    goal = {"slo": limits_of(slo or {}), "objective": objective, "dtypes": tuple(dict.fromkeys(dtypes)), "growth": headroom}
-    goal |= {"confidence": confidence_of(confidence), "margin": margin_of(margin), "cost_of": cost_of}
-    return best_fleets(priced([q.but(**goal, offered=offered) for q in put], usd_per_gpu_hour), on, processes)
+    limits, sure, within = limits_of(slo or {}), confidence_of(confidence), margin_of(margin)
+    put = [q.but(slo=limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), growth=headroom) for q in put]
+    put = [q.but(confidence=sure, margin=within, cost_of=cost_of, offered=offered) for q in put]
+    return best_fleets(priced(put, usd_per_gpu_hour), on, processes)
 
 
 def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
@@ -118,7 +118,7 @@ def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
         which, _, metric = name.partition("_")
         if which not in STATISTICS or metric not in METRICS:
             known = f"{', '.join(STATISTICS)} of {', '.join(METRICS)}, such as p95_ttft"
-            raise Refusal(f"slo '{name}': not a statistic; there are {known}", "slo", ("p95_ttft",))
+            raise Refusal.of(f"not a statistic; there are {known}", ("p95_ttft",), slo=name)
         limits.append((f"{metric}_{which}", checking.seconds(value, name)))
     return tuple(sorted(limits))
 
@@ -127,7 +127,8 @@ def best_fleets(
     put: Sequence[Question], on: str = "", processes: int = 0, top: int = LISTED, progress: Progress | None = None
 ) -> FleetPlans:
     """The fleets of a question on each of its clusters, ranked together; where none holds, what would."""
-    _check(put)
+    for q in put:
+        _check(q)
     objective, missing = _objective(put), _unpriced(put)
     # of a chip without a price, fewest dollars are fewest GPUs
     put = [q.but(objective="gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective) for q in put]
@@ -139,35 +140,21 @@ def best_fleets(
         return replace(_answer(searches, objective, top, workers), unpriced=missing)
 
 
-def _check(put: Sequence[Question]) -> None:
-    for q in put:
-        _check_goal(q)
-        _check_requests(q)
-
-
-def _check_goal(q: Question) -> None:
-    goal = q.goal
+def _check(q: Question) -> None:
+    goal, wanted, offered = q.goal, q.requests, q.offered
     if not 0 <= goal.growth <= MOST_GROWTH:
         rule = f"a share of the rate, from 0 to {MOST_GROWTH}; nearest valid: 0.2"
         raise Refusal(f"headroom={goal.growth:g}: {rule}", "headroom", ("0.2",))
     if goal.objective and goal.objective not in OBJECTIVES:
-        rule = f"one of {', '.join(OBJECTIVES)} with a request rate"
-        raise Refusal(f"objective '{goal.objective}': {rule}", "objective", OBJECTIVES)
-
-
-def _check_requests(q: Question) -> None:
-    wanted, offered = q.requests, q.offered
+        raise Refusal.of(f"one of {', '.join(OBJECTIVES)} with a request rate", OBJECTIVES, objective=goal.objective)
     if not 0 < offered.request_rate < inf:
         rule = "requests/s, a number above 0; nearest valid: 1"
         raise Refusal(f"request_rate={offered.request_rate:g}: {rule}", "request_rate", (1,))
     if not wanted.num_prompts >= LEAST_PROMPTS:
         rule = f"at least {LEAST_PROMPTS} make a percentile; nearest valid: {LEAST_PROMPTS}"
         raise Refusal(f"num_prompts={wanted.num_prompts:g}: {rule}", "num_prompts", (LEAST_PROMPTS,))
-    for value, name in ((wanted.input_len, "input_len"), (wanted.output_len, "output_len")):
-        positive(value, name)
     if wanted.output_len == 1 and any(name.startswith(("itl", "tpot")) for name, _ in q.goal.slo):
-        raise Refusal("slo: with one output token there is no time between tokens; limit ttft", "slo")
-    checking.spread(wanted.spread)
+        raise Refusal.about(slo="with one output token there is no time between tokens; limit ttft")
 
 
 def _objective(put: Sequence[Question]) -> str:
@@ -186,15 +173,11 @@ def _unpriced(put: Sequence[Question]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked))
 
 
-def _ranked(held: Iterable[Trial], objective: str) -> list[Trial]:
-    """Best first; those that dollars cannot rank stand behind those that they do."""
-    dollars = objective == "cost"
-    return sorted(held, key=lambda trial: (dollars and not trial.layout.question.goal.usd_per_gpu_hour, order(trial)))
-
-
 def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew) -> FleetPlans:
     """What all searches have, ranked together."""
-    held = _ranked((trial for search in searches for trial in search.held), objective)
+    every = (trial for search in searches for trial in search.held)
+    # those that dollars cannot rank stand behind those that they do
+    held = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
     broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.over)
     plans = leading(held, [trial.layout.question.cluster.key for trial in held], top)
     chosen = held[recommended(held)] if held else None

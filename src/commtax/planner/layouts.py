@@ -16,9 +16,8 @@ from commtax.cost.serving import Load
 from commtax.planner.columns import Array, Rejected, ground, sizes_of
 from commtax.planner.exchanges import exchanges
 from commtax.planner.reasons import in_type
-from commtax.planner.replica_loads import at_once, simulated, sizes
 from commtax.planner.serving_search import grid_of, having_room
-from commtax.planner.space import Space, beside
+from commtax.planner.space import Space, at_once, beside, simulated, sizes
 from commtax.planner.splits import full_copy
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.records import dataclass
@@ -84,17 +83,8 @@ class Layout:
         return self.gpus(ceil(rate / self.answers / slack), prompts)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Layouts that are worth a simulation, those that are not and why, and how many plans there were."""
-
-    layouts: tuple[Layout, ...]
-    rejected: tuple[Rejected, ...]
-    count: int
-
-
-def candidates(q: Question, stream: Stream) -> Candidates:
-    """Of all types that are compared."""
+def candidates(q: Question, stream: Stream) -> tuple[list[Layout], tuple[Rejected, ...], int]:
+    """Of all types: layouts that are worth a simulation, those that are not and why, and how many plans there were."""
     longest = int(np.max(stream.input_len + stream.output_len))
     layouts, lost, count = list[Layout](), list[Rejected](), 0
     for index in range(len(q.goal.dtypes)):
@@ -106,7 +96,7 @@ def candidates(q: Question, stream: Stream) -> Candidates:
             kept, slow = _bearable(one, plans, stream, index)
             lost += slow
             layouts += [*_shared(one, kept), *(_apart(one, kept, plans) if q.requests.disaggregated else ())]
-    return Candidates(tuple(layouts), tuple(dict.fromkeys(lost)), count)
+    return layouts, tuple(dict.fromkeys(lost)), count
 
 
 def _bearable(one: Question, plans: Space, stream: Stream, index: int) -> tuple[Space, list[Rejected]]:
@@ -179,13 +169,8 @@ def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
     decoding, prompting, one = _plain(plans, one), _plain(able, one), laid(one)
     if not len(decoding) or one.requests.output_len < 2:
         return
-    load = Load(
-        1.0,
-        float(one.requests.input_len),
-        float(one.requests.output_len),
-        spread=one.requests.spread,
-        cached=one.offered.prefix_hit_rate * float(one.requests.input_len),
-    )
+    lengths, wanted = (float(one.requests.input_len), float(one.requests.output_len)), one.requests
+    load = Load(1.0, *lengths, spread=wanted.spread, cached=one.offered.prefix_hit_rate * lengths[0])
     steps_of_prompts = prompting_of(settle(laid(one, tp=prompting.tp)), load, 1, prompting.kv_tokens)[0]
     prompted = np.broadcast_to(steps_of_prompts.most_per_s(inf), len(prompting))
     for i, tp in enumerate(decoding.tp.tolist()):

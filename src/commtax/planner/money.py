@@ -104,9 +104,9 @@ def check(goal: Goal) -> None:
     """Prices and what they are spread over."""
     for price in (goal.usd_per_gpu_hour, goal.prefill_usd_per_gpu_hour):
         if not 0 <= price < MOST_USD:
-            raise Refusal(f"price={price}: dollars per GPU-hour, at least 0", "price")
+            raise Refusal.of("dollars per GPU-hour, at least 0", price=price)
     if goal.cost_of not in COUNTED:
-        raise Refusal(f"cost_of '{goal.cost_of}': one of {', '.join(COUNTED)}", "cost_of", COUNTED)
+        raise Refusal.of(f"one of {', '.join(COUNTED)}", COUNTED, cost_of=goal.cost_of)
 
 
 def priced(put: Sequence[Question], usd: Prices) -> list[Question]:
@@ -129,5 +129,5 @@ def each_price(clusters: int, usd: Prices) -> list[float | None]:
     """What was said of each of so many clusters."""
     each = [usd] * clusters if usd is None or isinstance(usd, int | float) else list(usd)
     if len(each) != clusters:
-        raise Refusal(f"price: {len(each)} prices for {plural(clusters, 'cluster')}; give one, or one per cluster", "price")
+        raise Refusal.about(price=f"{len(each)} prices for {plural(clusters, 'cluster')}; give one, or one per cluster")
     return each

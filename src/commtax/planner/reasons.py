@@ -46,10 +46,8 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
         sizes = sizes_of(legal, int(these[np.argmax(legal.group[these])]))
         lack = max(holds(laid(base, **sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
         others = f" (nor for {plural(len(these) - 1, 'other plan')} of TP {int(tp)})" if len(these) > 1 else ""
-        yield Rejected(
-            describe_layout(Plan(**sizes)) + in_type(base, index),
-            f"does not fit: each rank lacks {lack:.1f} GiB for one request{others}",
-        )
+        name = describe_layout(Plan(**sizes)) + in_type(base, index)
+        yield Rejected(name, f"does not fit: each rank lacks {lack:.1f} GiB for one request{others}")
 
 
 def too_slow(answer: ServingPlans, every: ServingColumns, good: Array) -> Iterator[Rejected]:
@@ -243,7 +241,9 @@ def _more(answer: ServingPlans, i: int, j: int) -> str:
     if q.goal.times:
         return f"{gain} {unit}"
     clients = int(rows.concurrency[i])
-    same = _gain(float(value[i] / (value[j] * answer.rate_at(rows, j, clients) / rows.tokens_per_s[j])))
+    copies = 1 if rows.mode[j] else int(rows.replicas[j])
+    rate = copies * float(answer.simulation(rows, j, max(copies, clients)).tokens_per_s)
+    same = _gain(float(value[i] / (value[j] * rate / rows.tokens_per_s[j])))
     alike = f"with the same {plural(clients, 'client')}"
     return f"{gain} {unit} {alike}" if same == gain else f"{gain} {unit} ({same} {alike})"
 

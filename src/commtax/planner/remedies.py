@@ -70,7 +70,9 @@ def _legal(q: Question) -> bool:
 def to_meet(answer: ServingPlans) -> Iterator[str]:
     q, goal, near = answer.question, answer.question.goal, answer.near
     ttft, tpot = float(near.sure_ttft_s[0]), float(near.sure_tpot_s[0])
-    yield f"limits of {' and '.join(_kept_instead(answer))}"
+    broken = missed(q, near, dict.fromkeys(SAID, 0))  # of these limits, times that the nearest plan keeps as surely as is wanted
+    kept = [f"{SAID[name]} {format_seconds(float(getattr(near, f'sure_{name}')[0]))}" for name in broken]
+    yield f"limits of {' and '.join(kept)}"
     if (sure := max(answer.kept(near, i) for i in range(len(near)))) >= EVEN:
         yield f"a confidence of {math.floor(100 * sure)}% (--confidence {math.floor(100 * sure)}%)"
     for dtype in _smaller(q):
@@ -83,9 +85,3 @@ def to_meet(answer: ServingPlans) -> Iterator[str]:
     if ttft > goal.ttft_s:
         yield f"prompts {ttft / goal.ttft_s:.1f} x as short"
     yield "faster GPUs, or more of them" if tpot > goal.tpot_s else "more GPUs"
-
-
-def _kept_instead(answer: ServingPlans) -> Iterator[str]:
-    """Times that the nearest plan keeps as surely as is wanted, of those whose limits it breaks."""
-    for name in missed(answer.question, answer.near, dict.fromkeys(SAID, 0)):
-        yield f"{SAID[name]} {format_seconds(float(getattr(answer.near, f'sure_{name}')[0]))}"

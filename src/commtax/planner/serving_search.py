@@ -28,12 +28,10 @@ from commtax.planner.columns import (
     worth,
 )
 from commtax.planner.exchanges import ExpertExchange, exchanges
-from commtax.planner.replica_loads import Roomy, most_each, sizes
-from commtax.planner.space import Space, space
+from commtax.planner.space import Roomy, Space, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.statement import Refusal
-from commtax.verbs import checking
 from commtax.verbs.apart import where_prompts_run
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
@@ -68,13 +66,10 @@ def searched(put: Question) -> ServingPlans:
 
 def _check(q: Question) -> None:
     wanted, goal = q.requests, q.goal
-    for value, name in ((wanted.input_len, "input_len"), (wanted.output_len, "output_len")):
-        positive(value, name)
     if wanted.output_len == 1 and goal.limited:
-        raise Refusal("tpot_s: with one output token there is no time between tokens; limit ttft_s", "tpot_s")
+        raise Refusal.about(tpot_s="with one output token there is no time between tokens; limit ttft_s")
     if goal.objective not in OBJECTIVES:
-        raise Refusal(f"objective '{goal.objective}': one of {', '.join(OBJECTIVES)}", "objective", OBJECTIVES)
-    checking.spread(wanted.spread)
+        raise Refusal.of(f"one of {', '.join(OBJECTIVES)}", OBJECTIVES, objective=goal.objective)
     if wanted.prefill_cluster:
         _check_pools(q)
     if goal.max_concurrency is not None:
@@ -213,9 +208,8 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
         ranked = _ranking([np.round(np.log(value), 11), *order(q, every)])
         first = ranked[_firsts(family(every)[ranked])]
         plans = every.take(first)
-        yield OperatingPoint(
-            name, PLACES[name], plans, simplest(complexity(plans, q.cluster, q.requests.prefill_cluster), value[first], within)
-        )
+        effort = complexity(plans, q.cluster, q.requests.prefill_cluster)
+        yield OperatingPoint(name, PLACES[name], plans, simplest(effort, value[first], within))
 
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:

@@ -29,10 +29,8 @@ class RankedPlan(NamedTuple):
 
     @property
     def money(self) -> Money:
-        rows = self.answer.plans
-        return of_plan(
-            self.answer.question, int(rows.gpus[self.row]), float(rows.tokens_per_s[self.row]), int(rows.prefill_gpus[self.row])
-        )
+        rows, i = self.answer.plans, self.row
+        return of_plan(self.answer.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ def plan_several(
     Without one by dollars a token where all chips have a price, else by tokens/s a GPU.
     """
     if isinstance(clusters, str | Cluster) or not clusters:
-        raise Refusal("clusters: name several, such as ['4xl40s', '2xh100-sxm']; commtax.plan takes one", "clusters")
+        raise Refusal.about(clusters="name several, such as ['4xl40s', '2xh100-sxm']; commtax.plan takes one")
     prices = each_price(len(clusters), usd_per_gpu_hour)
     wanted = {**options, "objective": objective or "cost"}
     places = zip(clusters, prices, strict=True)

@@ -1,16 +1,21 @@
 """Which plans there are: tensor x pipeline x attention-data x expert parallelism, how tokens reach experts, and how many copies a
 cluster holds."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from commtax.cost import legality
-from commtax.planner.columns import Array, ColumnTable
+from commtax.planner.columns import SERVED, Array, ColumnTable, ServingColumns, cached
 from commtax.planner.exchanges import ExpertExchange
-from commtax.question import Question
+from commtax.question import EVEN, MAX_CONCURRENCY, Question
 from commtax.records import dataclass
-from commtax.spec import Cluster, Model, Plan
+from commtax.spec import Cluster, Number, Plan
+from commtax.verbs.asking import laid, settle
+from commtax.verbs.confidence import Estimate
+from commtax.verbs.fitting import state_places, state_tokens
+from commtax.verbs.serving import Simulation, serve
 
 WIDE = 8  # ranks that share experts, from which exchanges of their own and redundant experts are tried
 
@@ -51,11 +56,12 @@ def _whole(q: Question) -> Space:
     """
     model, gpus, heads = q.model, q.cluster.num_gpus, q.model.attention.num_heads
     degrees = [t for t in range(1, min(gpus, max(8, heads)) + 1) if heads % t == 0 or t <= 8]
-    rows = []
+    rows, mixture = [], model.experts is not None
     for tp in degrees:
-        for dp in _copies(model, gpus // tp):
+        for dp in [2**i for i in range((gpus // tp).bit_length())] if mixture else [1]:
             for pp in range(1, min(model.num_layers, gpus // (tp * dp)) + 1):
-                rows += [(tp, pp, dp, ep) for ep in _experts(model, tp, dp)]
+                spread = sorted({1, tp}) if dp == 1 else [tp * dp]
+                rows += [(tp, pp, dp, ep) for ep in (spread if mixture else [1])]
     return _judged(q, rows)
 
 
@@ -75,19 +81,6 @@ def _judged(q: Question, rows: list[tuple[int, int, int, int]]) -> Space:
     whole = Plan(tp=tp, pp=pp, dp=dp, ep=ep, **kinds)
     copies, codes = replicas(tp * pp * dp, tp, q.cluster), legality.codes(q.model, q.cluster, whole, q.engine)
     return Space(tp, pp, dp, ep, copies, codes * np.ones(len(rows), dtype=int), np.zeros(len(rows)))
-
-
-def _copies(model: Model, most: int) -> list[int]:
-    """Attention replicas inside one copy of a mixture: powers of two."""
-    if model.experts is None:
-        return [1]
-    return [2**i for i in range(most.bit_length()) if 2**i <= most]
-
-
-def _experts(model: Model, tp: int, dp: int) -> list[int]:
-    if model.experts is None:
-        return [1]
-    return sorted({1, tp * dp}) if dp == 1 else [tp * dp]
 
 
 def replicas(group: Array, tp: Array, cluster: Cluster) -> Array:
@@ -128,3 +121,80 @@ def beside(copies: Array, group: int, other: int, cluster: Cluster) -> Array:
         room = room + (domains - full - (rest > 0)) * (size // other) + (left - over * group) // other
         most = np.maximum(most, np.where(over * group <= left, room, -1))
     return most
+
+
+@dataclass(frozen=True, slots=True)
+class Roomy:
+    """Plans that hold a request, of one type of weights and one way to reach experts."""
+
+    question: Question
+    plans: Space
+    dtype: int  # index in ``dtypes`` …
+    exchange: int  # … and in ``exchanges``
+
+    @property
+    def held(self) -> Array:
+        """Clients of a copy, or of a rank of its attention data parallelism, that a search goes up to."""
+        room = np.clip(at_once(self.question, self.plans), 1, MAX_CONCURRENCY).astype(int)
+        return np.asarray(np.minimum(room, most_each(self.question, self.plans.dp)))
+
+    def at(self, rows: Array, load: Array) -> ServingColumns:
+        """Plans under so many clients each, of as many copies as there are clients for."""
+        grid = self.plans.take(rows)
+        if (most := self.question.goal.max_concurrency) is not None:
+            grid = replace(grid, replicas=np.minimum(grid.replicas, most // (load * grid.dp)))
+        return columns(grid, load, simulated(self.question, grid, load), self.dtype, self.exchange)
+
+
+def most_each(q: Question, ranks: Number) -> Array:
+    """Clients of each of so many ranks, of those that there are at most."""
+    most = q.goal.max_concurrency
+    return np.asarray(MAX_CONCURRENCY + 0 * ranks if most is None else np.minimum(MAX_CONCURRENCY, most // ranks))
+
+
+def sizes(s: Space) -> dict[str, Array]:
+    return {axis: getattr(s, axis) for axis in SERVED}
+
+
+def at_once(base: Question, plans: Space) -> Array:
+    """Requests that the cache of a copy has room for, with their states."""
+    every = base.but(**sizes(plans))
+    return np.asarray(np.minimum(plans.kv_tokens // (cached(base) + state_tokens(every)), state_places(every, plans.kv_tokens)))
+
+
+def simulated(base: Question, s: Space, clients: Array) -> Simulation:
+    """One copy of each plan under its load."""
+    return serve(settle(laid(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False)))
+
+
+def columns(grid: Space, load: Array, priced: Simulation, dtype: int, exchange: int) -> ServingColumns:
+    return ServingColumns.of(
+        len(grid),
+        mode=0,
+        dtype=dtype,
+        exchange=exchange,
+        **sizes(grid),
+        replicas=grid.replicas,
+        gpus=grid.group * grid.replicas,
+        concurrency=load * grid.dp * grid.replicas,
+        **figures(priced, priced.kv_tokens),
+        tokens_per_s=np.asarray(priced.tokens_per_s) * grid.replicas,
+        prefill_tp=0,
+        prefill_dp=0,
+        prefill_replicas=0,
+    )
+
+
+def figures(s: Simulation, held: Number) -> dict[str, Array]:
+    """What a simulation tells of each load, with ``held`` tokens of cache a copy."""
+    headroom = 1 - s.running * (cached(s.question) + s.state_tokens) / np.asarray(held)
+    times = {"ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "sure_ttft_s": surely(s, "ttft_s"), "sure_tpot_s": surely(s, "tpot_s")}
+    return {"running": s.running, **times, "kv_headroom": headroom}
+
+
+def surely(s: Simulation, name: str) -> Number:
+    """A time as long as it is with the confidence that is wanted, where it has a limit; ranges are priced for those alone."""
+    goal, value = s.question.goal, getattr(s, name)
+    if goal.confidence == EVEN or getattr(goal, name) == np.inf:
+        return value
+    return Estimate(value, *s.range_of(name)).sure(goal.confidence)

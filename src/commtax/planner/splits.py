@@ -17,8 +17,7 @@ from commtax.planner.choosing import margin
 from commtax.planner.columns import NO_SERVING, Array, ColumnTable, ServingColumns, cached
 from commtax.planner.exchanges import exchanges
 from commtax.planner.money import paid
-from commtax.planner.replica_loads import Roomy, most_each, surely
-from commtax.planner.space import Space, beside, replicas, space
+from commtax.planner.space import Roomy, Space, beside, most_each, replicas, space, surely
 from commtax.question import EVEN, Goal, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Number, Plan

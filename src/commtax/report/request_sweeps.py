@@ -12,9 +12,8 @@ from commtax.report.requests import fleet_words, rate_words, remarks
 from commtax.report.tables import headline, notes, say, show_table
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.units import format_seconds, plural
-from commtax.verbs.goodput import Slo
 from commtax.verbs.requests import Outcome
-from commtax.verbs.sweeping import Sweep
+from commtax.verbs.sweeping import Slo, Sweep
 
 TITLES = {"request_rate": "requests/s", "concurrency": "clients"}
 

@@ -16,9 +16,8 @@ from commtax.spec.stream import Lengths
 from commtax.units import format_seconds, plural
 from commtax.verbs.apart import describe_pools, prompter
 from commtax.verbs.asking import describe_gpus, describe_layout
-from commtax.verbs.goodput import NEEDED, UPPER, Slo
 from commtax.verbs.requests import Outcome
-from commtax.verbs.sweeping import Sweep
+from commtax.verbs.sweeping import NEEDED, UPPER, Slo, Sweep
 from commtax.verbs.tails import FirstTokens, Gaps, first_tokens, gaps
 from commtax.verbs.usage import Usage, usage_of
 

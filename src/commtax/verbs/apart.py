@@ -16,7 +16,6 @@ from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
 from commtax.verbs.asking import Settled, laid
-from commtax.verbs.checking import positive
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.steps import BULK, chunk_tokens, decoding, prompt_work, step_bill
 
@@ -49,7 +48,7 @@ def prompter(asked: Question) -> Question:
     """Of a worker that computes prompts: its own tp and ranks of attention, experts spread where they were or ranks share them."""
     wanted, plan = asked.requests, asked.plan
     tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
-    dp = 1 if wanted.prefill_dp is None else int(positive(wanted.prefill_dp, "prefill_dp"))
+    dp = 1 if wanted.prefill_dp is None else wanted.prefill_dp
     spread = (np.asarray(plan.ep) > 1) | (dp > 1 and asked.model.experts is not None)
     return where_prompts_run(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1))
 
@@ -90,7 +89,7 @@ def check_apart(asked: Question) -> None:
                 text = value.key if isinstance(value, Cluster) else value
                 raise Refusal(f"{name}={text}: belongs to disaggregated serving", name)
     elif np.any(np.asarray(copies) > 1):
-        raise Refusal(f"replicas={copies}: disaggregated serving counts its servers as decode_workers", "replicas")
+        raise Refusal.of("disaggregated serving counts its servers as decode_workers", replicas=copies)
 
 
 def network_of(
@@ -158,33 +157,19 @@ def wire_of(asked: Question, apart: Apart, tokens: Number) -> Wire:
     links are those of all its ranks. GPUs of a host that share fewer NICs divide them among those that send, or that take.
     Between two clusters caches always leave their hosts: by each one's own NICs, no faster than the slower of both.
     """
-    if len(asked.places) > 1:
-        return _wire_between(asked, apart, tokens)
-    cluster, plan, ahead = asked.cluster, asked.plan, apart.plan
-    nbytes, gpus = cache_bytes(asked, tokens), apart.gpus(plan)
-    gpus = cluster.num_gpus if gpus is None else gpus
-    crosses, two, rest = np.minimum(gpus, cluster.num_gpus) > cluster.domain, cluster.as_pairs.intra, cluster.intra
-    alone = gpus == 2  # one rank each: neighbours
-    inside = pick(alone, two.bandwidth_Bps, rest.bandwidth_Bps)
-    sent, taken = (
-        pick(crosses, outside_Bps(cluster, leaving), inside) * MOVING
-        for leaving in (ahead.num_gpus * apart.senders, plan.num_gpus * apart.copies)
-    )
-    latency = pick(crosses, cluster.inter.latency_s, pick(alone, two.latency_s, rest.latency_s))
-    return _wire(asked, ahead, nbytes, latency, sent, taken)
-
-
-def _wire_between(asked: Question, apart: Apart, tokens: Number) -> Wire:
-    plan, (here, there) = asked.plan, asked.places
-    sent = outside_Bps(here, apart.plan.num_gpus * apart.senders) * MOVING
-    taken = outside_Bps(there, plan.num_gpus * apart.copies) * MOVING
-    latency = max(here.inter.latency_s, there.inter.latency_s)
-    return _wire(asked, apart.plan, cache_bytes(asked, tokens), latency, sent, taken)
-
-
-def _wire(asked: Question, ahead: Plan, nbytes: Number, latency_s: Number, sent_Bps: Number, taken_Bps: Number) -> Wire:
-    """By what a GPU of either kind of worker sends and takes."""
-    plan = asked.plan
+    cluster, plan, ahead, nbytes = asked.cluster, asked.plan, apart.plan, cache_bytes(asked, tokens)
+    leaving = ahead.num_gpus * apart.senders, plan.num_gpus * apart.copies
+    here, there = asked.places[0], asked.places[-1]
+    sent_Bps, taken_Bps = (outside_Bps(place, gpus) for place, gpus in zip((here, there), leaving, strict=True))
+    latency_s = max(here.inter.latency_s, there.inter.latency_s)
+    if here is there:
+        gpus = apart.gpus(plan)
+        gpus = cluster.num_gpus if gpus is None else gpus
+        crosses, two, rest = np.minimum(gpus, cluster.num_gpus) > cluster.domain, cluster.as_pairs.intra, cluster.intra
+        inside = pick(gpus == 2, two.bandwidth_Bps, rest.bandwidth_Bps)  # one rank each: neighbours
+        sent_Bps, taken_Bps = (pick(crosses, outside, inside) for outside in (sent_Bps, taken_Bps))
+        latency_s = pick(crosses, latency_s, pick(gpus == 2, two.latency_s, rest.latency_s))
+    sent_Bps, taken_Bps = sent_Bps * MOVING, taken_Bps * MOVING
     alone_s = latency_s + nbytes / np.minimum(plan.tp * taken_Bps, ahead.tp * sent_Bps)
     out_s = nbytes * lone_ranks(asked.model, ahead) / (ahead.num_gpus * sent_Bps)
     return Wire(alone_s, out_s, nbytes / (plan.num_gpus * taken_Bps))

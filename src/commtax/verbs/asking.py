@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,23 +18,21 @@ from commtax.cost.kernel import Terms
 from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
 from commtax.cost.schedules import usual_chunks
+from commtax.options import Option
 from commtax.options import options as known_options
 from commtax.question import PARTS, PHASES, Question
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
-from commtax.verbs.checking import numeric, positive
-
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import Options
+from commtax.verbs.checking import numeric
 
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
 """``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
 
 
-def ask(model: str | Model, cluster: str | Cluster, **options: Unpack[Options]) -> Settled:
+def ask(model: str | Model, cluster: str | Cluster, **options: object) -> Settled:
     """The question with its names resolved; an illegal one is refused with the rule and the nearest legal values.
 
     A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine and type are used unless
@@ -45,68 +43,44 @@ def ask(model: str | Model, cluster: str | Cluster, **options: Unpack[Options]) 
 
 def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
     """The question as it was put: names resolved, and nothing checked but that numbers are numbers."""
-    given = {_key(name): _checked(value, name) for name, value in options.items() if value is not None}
+    given = dict(_field(name, value) for name, value in options.items() if value is not None)
     phase = str(given.pop("phase", "decode"))
     if phase not in PHASES:
-        raise Refusal(f"phase '{phase}': one of {', '.join(PHASES)}", "phase", tuple(PHASES))
-    own = _profile(given.pop("profile", None))
+        raise Refusal.of(f"one of {', '.join(PHASES)}", tuple(PHASES), phase=phase)
+    own = cast(Profile | None, given.pop("profile", None))
+    if own is not None:
+        from commtax.catalog.profile import given as given_profile  # not for those who have none
+
+        own = given_profile(own)
     named, weights = given.pop("engine", ""), str(given.pop("weights_dtype", ""))
     if own:
         able = own.engine and phase in catalog.engine(own.engine).phases
-        named, weights = named or (own.engine if able else ""), weights or own.dtype
-    sizes = {axis: numeric(given.pop(axis, 1), axis) for axis in SIZES}
-    replicas = positive(given.pop("replicas", 1), "replicas")
+        named, weights = named or (own.engine if able else ""), weights or checking.dtype(own.dtype)
+    sizes = {axis: given.pop(axis, 1) for axis in SIZES}
+    replicas = given.pop("replicas", 1)
     if PHASES[phase].trains and np.any(np.asarray(replicas) > 1):
-        raise Refusal(f"replicas={replicas}: those are servers; a training job has data-parallel ranks (dp)", "replicas")
+        raise Refusal.of("those are servers; a training job has data-parallel ranks (dp)", replicas=replicas)
     known = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     engine = _engine(cast(str | Engine, named), phase)
     kinds = {"zero": engine.trains.zero, "sequence_parallel": engine.trains.sequence_parallel}
-    types = checking.dtype(weights), checking.kv_dtype(str(given.pop("kv_dtype", "")))
-    plan = Plan(**sizes, replicas=replicas, weights_dtype=types[0], kv_dtype=types[1], **kinds)  # type: ignore[arg-type]
-    numbers = {name: numeric(given[name], name) for name in _measured() if name in given}
+    plan = Plan(**sizes, replicas=replicas, weights_dtype=weights, kv_dtype=given.pop("kv_dtype", ""), **kinds)  # type: ignore[arg-type]
     if PHASES[phase].trains and "microbatches" in given:
-        numbers["batch"] = positive(given.pop("microbatches"), "microbatches") * numbers.get("micro_batch", 1)
-    if "recurrent_dtype" in given:
-        given["recurrent_dtype"] = checking.recurrent_dtype(str(given["recurrent_dtype"]))
-    if "image_size" in given:
-        given["image_size"] = checking.image_size(given["image_size"])
-    if "prefill_cluster" in given:
-        given["prefill_cluster"] = _ahead(cast(str | Cluster, given["prefill_cluster"]), own)
+        given["batch"] = cast(Number, given.pop("microbatches")) * given.get("micro_batch", 1)
+    if (ahead := given.get("prefill_cluster")) is not None:
+        if own:
+            raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)
+        given["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
-    return asked.but(**(given | numbers))
+    return asked.but(**given)
 
 
-def _profile(named: object) -> Profile | None:
-    """A machine's own constants, where somebody names some."""
-    if named is None or isinstance(named, Profile):
-        return named
-    from commtax.catalog.profile import given
-
-    return given(cast(str, named))
-
-
-def _key(name: str) -> str:
-    """The field that an option becomes."""
-    return known_options()[name].key if name in known_options() else name
-
-
-def _checked(value: object, name: str) -> object:
-    """A plain value, within the bounds of its option."""
-    option = known_options().get(name)
-    return checking.within(value, option) if option and option.bounded and option.part != "goal" else value
-
-
-def _measured() -> Iterator[str]:
-    """Numbers that may be arrays, beside the plan's sizes."""
-    return (name for name, option in known_options().items() if option.type == "Numbers" and option.part != "plan")
-
-
-def _ahead(cluster: str | Cluster, own: Profile | None) -> Cluster:
-    """Where prompts run, apart from decoding; a profile tells of one machine."""
-    if own:
-        raise Refusal(f"profile '{own.name}': tells of one machine, and prefill_cluster makes them two", "profile")
-    return catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+def _field(name: str, value: object) -> tuple[str, object]:
+    """The field that an option becomes, and its value, held to what the table says of it."""
+    option = known_options().get(name) or Option(name)
+    if option.bounded and option.part != "goal":
+        value = checking.within(value, option)
+    return option.key, numeric(value, name) if option.type == "Numbers" else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +129,13 @@ def settle(put: Question) -> Settled:
     plan = q.plan
     if any(np.ndim(getattr(plan, name)) for name in (*SIZES, "replicas", "microbatches")):
         checking.check_run(q)
-        return _as_settled(q, (), legality.codes(model, cluster, plan, engine))
-    legality.check(model, cluster, plan, engine)
-    checking.check_run(q)
-    remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *checking.chosen_chunks(q, put.plan.chunks))
-    return _as_settled(q, (*remarks, *overlay.remarks(own, cluster, engine)) if own else remarks, 0)
-
-
-def _as_settled(q: Question, notes: tuple[Note, ...], codes: Any) -> Settled:
-    return Settled(**{f.name: getattr(q, f.name) for f in fields(q)} | {"notes": notes, "codes": codes})
+        q = replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
+    else:
+        legality.check(model, cluster, plan, engine)
+        checking.check_run(q)
+        remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *checking.chosen_chunks(q, put.plan.chunks))
+        q = replace(q, notes=(*remarks, *overlay.remarks(own, cluster, engine)) if own else remarks, codes=0)
+    return Settled(**{f.name: getattr(q, f.name) for f in fields(q)})
 
 
 def laid(put: Question, **changes: Any) -> Question:
@@ -186,22 +158,18 @@ def _plan(q: Question, engine: Engine) -> Plan:
     """The plan with what follows from the rest: engines compute in the type they are told, else in the checkpoint's 16 bits."""
     plan, usual = q.plan, q.model.dtype if q.model.dtype in ("bf16", "fp16") else "bf16"
     activations = plan.weights_dtype if plan.weights_dtype in ACTIVATIONS else usual
+    kept = engine.states.compressed_kv_dtype if any(a.compressed for a in q.model.attentions) else ""  # where nobody asks
     return replace(
         plan,
         ep=_spread(plan),
         order=engine.order,
         activations_dtype=activations,
-        kv_dtype=plan.kv_dtype or _kept_dtype(q.model, engine) or checkpoint_kv(q.model, engine) or activations,
+        kv_dtype=plan.kv_dtype or kept or checkpoint_kv(q.model, engine) or activations,
         state_dtype=engine.states.state_dtype or activations,
         microbatches=microbatches(q.batch, q.micro_batch) if q.trains else plan.microbatches,
         chunks=usual_chunks(plan, q.model.num_layers) if q.trains else plan.chunks,
         grads_dtype=engine.trains.grads_dtype,
     )
-
-
-def _kept_dtype(model: Model, engine: Engine) -> str:
-    """The type that an engine keeps a cache in where nobody asks for one; "": that of activations."""
-    return engine.states.compressed_kv_dtype if any(a.compressed for a in model.attentions) else ""
 
 
 def checkpoint_kv(model: Model, engine: Engine) -> str:
@@ -229,9 +197,8 @@ def _engine(engine: str | Engine, phase: str) -> Engine:
 def _own_library(engine: Engine) -> str:
     """The library that an engine calls, in the engine's version where that is not the usual one and both are one release."""
     usual = catalog.engine(engine.key) if engine.key in catalog.keys("engines") else engine
-    return (
-        f"{engine.library}@{engine.version}" if engine.library == engine.key and engine.version != usual.version else engine.library
-    )
+    other = engine.library == engine.key and engine.version != usual.version
+    return f"{engine.library}@{engine.version}" if other else engine.library
 
 
 def fabric_of(q: Question) -> Fabric:

@@ -13,7 +13,6 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import pick, remembered
 from commtax.cost.compute import busiest_rank
-from commtax.cost.kernel import Terms
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import experts_reach, over_replicas, span
 from commtax.cost.pricing import Pricer, comm_line, exposed, inference_bill
@@ -185,7 +184,7 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Tra
     the axes whose collectives run beside compute (the engine's own unless given); ``flops`` says what MFU counts.
     """
     if "microbatches" in options:
-        raise Refusal("microbatches: follow from batch and micro_batch", "microbatches")
+        raise Refusal.about(microbatches="follow from batch and micro_batch")
     return price(settle(unsettled(model, cluster, {**only("train_bill", options), "phase": "train"})))
 
 
@@ -199,17 +198,16 @@ def _priced(q: Settled) -> StepBill:
     check_arithmetic(q)
     check_pictures(q, q.context if q.phase in LOOKING else None)
     terms = terms_of(q)
-    plain = _trained(terms, q) if q.trains else inference_bill(terms, q.work, q.tokens)
+    if q.trains:
+        from commtax.cost.training import training_bill  # not for those who serve
+
+        plain = training_bill(terms, q.step, q.tokens)
+    else:
+        plain = inference_bill(terms, q.work, q.tokens)
     rows = _rows(q)
     own = [Note("assumed-links", terms.fabric.note)] if terms.fabric.note else []
     notes = (*q.notes, *_step_notes(q, rows), *own, *_untaken(plain, q))
     return StepBill(plain.lines, plain.tokens, q, rows, notes, known_sigma=plain.known_sigma, measured=plain.measured)
-
-
-def _trained(terms: Terms, q: Settled) -> Bill:
-    from commtax.cost.training import training_bill  # not for those who serve
-
-    return training_bill(terms, q.step, q.tokens)
 
 
 def _rows(q: Question) -> Number:
@@ -344,7 +342,7 @@ def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[Traffi
             if given:
                 raise Refusal(f"{name}: belongs to serving, not to phase train", name)
     if put.profile:
-        raise Refusal("profile: holds seconds, and what is sent has none", "profile")
+        raise Refusal.about(profile="holds seconds, and what is sent has none")
     return sent(settle(put))
 
 

@@ -19,7 +19,6 @@ SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp
 KV_TYPES = ("", "bf16", "fp16", "fp32", "fp8")
 STATE_TYPES = ("", "fp32", "bf16", "fp16")
 TRAINED_IN = ("", "bf16", "fp16", "fp8", ROWWISE, "mxfp8", "nvfp4")
-TOWERS = ("weights", "data")
 CONVENTIONS = ("full", "causal")
 LOOKING = ("prefill", "mixed")
 """Phases that look at pictures."""
@@ -92,9 +91,8 @@ def number(value: object, name: str, low: float, high: float, unit: str = "", en
         return np.inf
     if not low < value <= high:
         nearest = f"{high:g}" if value > high else "1"
-        raise Refusal(
-            f"{name}={value:g}{unit}: above {low:g} and at most {high:g}{unit}; nearest valid: {nearest}", name, (nearest,)
-        )
+        rule = f"above {low:g} and at most {high:g}{unit}; nearest valid: {nearest}"
+        raise Refusal(f"{name}={value:g}{unit}: {rule}", name, (nearest,))
     return float(value)
 
 
@@ -137,15 +135,12 @@ def size(value: float, name: str) -> float:
     return value
 
 
-RULES: Mapping[str, Callable[[Any, str], object]] = {"share": part, "fraction": share, "factor": factor, "size": size}
-"""Checks that the table of options names."""
-
-
-def spread(value: Number) -> Number:
-    value = numeric(value, "spread")
-    if np.any(np.asarray(value) < 0) or np.any(np.asarray(value) > 1):
-        raise Refusal(f"spread={value}: a share of the mean length from 0 to 1 is needed", "spread")
-    return value
+def varied(value: object, name: str) -> Number:
+    """A share of a mean, or an array of them."""
+    shares = numeric(value, name)
+    if np.any(np.asarray(shares) < 0) or np.any(np.asarray(shares) > 1):
+        raise Refusal(f"{name}={shares}: a share of the mean length from 0 to 1 is needed", name)
+    return shares
 
 
 def dtype(name: str, argument: str = "dtype") -> str:
@@ -158,18 +153,15 @@ def dtype(name: str, argument: str = "dtype") -> str:
     return name
 
 
-def kv_dtype(name: str) -> str:
-    known = dtype(name, "kv_dtype")
-    if known not in KV_TYPES:
-        raise Refusal(f"kv_dtype '{name}': a KV cache is kept in auto, bf16, fp16, fp32 or fp8", "kv_dtype")
+def kv_dtype(value: str, name: str) -> str:
+    if (known := dtype(value, name)) not in KV_TYPES:
+        raise Refusal(f"{name} '{value}': a KV cache is kept in auto, bf16, fp16, fp32 or fp8", name)
     return known
 
 
-def recurrent_dtype(name: str) -> str:
-    known = dtype(name, "recurrent_dtype")
-    if known not in STATE_TYPES:
-        rule = f"recurrent_dtype '{name}': states are kept in auto, fp32, bf16 or fp16"
-        raise Refusal(rule, "recurrent_dtype", STATE_TYPES[1:])
+def recurrent_dtype(value: str, name: str) -> str:
+    if (known := dtype(value, name)) not in STATE_TYPES:
+        raise Refusal(f"{name} '{value}': states are kept in auto, fp32, bf16 or fp16", name, STATE_TYPES[1:])
     return known
 
 
@@ -177,11 +169,9 @@ def check_arithmetic(q: Question) -> None:
     """Products train in bf16, fp16, fp8, MXFP8 or NVFP4."""
     name = q.plan.weights_dtype
     if q.trains and name not in TRAINED_IN:
-        raise Refusal(f"dtype '{name}': training multiplies in {', '.join(TRAINED_IN[1:])}", "dtype", TRAINED_IN[1:])
+        raise Refusal.of(f"training multiplies in {', '.join(TRAINED_IN[1:])}", TRAINED_IN[1:], dtype=name)
     if not q.trains and name == ROWWISE:
-        raise Refusal(
-            f"dtype '{name}': a recipe of training; weights that are served keep a checkpoint's scales", "dtype", ("fp8",)
-        )
+        raise Refusal.of("a recipe of training; weights that are served keep a checkpoint's scales", ("fp8",), dtype=name)
 
 
 def check_step(q: Question) -> None:
@@ -189,42 +179,54 @@ def check_step(q: Question) -> None:
     positive(q.batch, "batch")
     positive(q.context, "context", least=q.kind.least)
     positive(q.micro_batch, "micro_batch")
-    positive(q.speculative, "speculative", least=0)
     check_copies(q)
     if q.speculative and q.phase not in ("decode", "mixed"):
-        raise Refusal(f"speculative={q.speculative}: drafted tokens are checked in decode, not in {q.phase}", "speculative")
+        raise Refusal.of(f"drafted tokens are checked in decode, not in {q.phase}", speculative=q.speculative)
     if not 0 <= q.what_if.overlap <= 1:
-        raise Refusal(f"overlap={q.what_if.overlap}: a fraction from 0 to 1 is needed", "overlap")
+        raise Refusal.of("a fraction from 0 to 1 is needed", overlap=q.what_if.overlap)
     if q.what_if.sampling not in SAMPLING:
-        raise Refusal(f"sampling '{q.what_if.sampling}': greedy, or top-p", "sampling", SAMPLING)
+        raise Refusal.of("greedy, or top-p", SAMPLING, sampling=q.what_if.sampling)
     if q.what_if.flops not in CONVENTIONS:
-        raise Refusal(f"flops '{q.what_if.flops}': full (all query-key pairs) or causal", "flops")
+        raise Refusal.of("full (all query-key pairs) or causal", flops=q.what_if.flops)
     _check_factors(q)
 
 
-def image_size(value: object) -> tuple[int, int]:
+def image_size(value: object, name: str) -> tuple[int, int]:
     """Width and height in pixels: ``"1024x768"``, or both as numbers."""
     sides = value.lower().split("x") if isinstance(value, str) else value
     if isinstance(sides, (list, tuple)) and len(sides) == 2 and all(str(side).strip().isdecimal() for side in sides):
         return int(sides[0]), int(sides[1])
-    raise Refusal(f"image_size={value!r}: width and height in pixels are needed, such as 1024x768", "image_size", ("1024x1024",))
+    raise Refusal(f"{name}={value!r}: width and height in pixels are needed, such as 1024x768", name, ("1024x1024",))
+
+
+RULES: Mapping[str, Callable[[Any, str], object]] = {
+    "share": part,
+    "fraction": share,
+    "factor": factor,
+    "size": size,
+    "varied": varied,
+    "dtype": dtype,
+    "kv dtype": kv_dtype,
+    "state dtype": recurrent_dtype,
+    "pixels": image_size,
+}
+"""Checks that the table of options names."""
 
 
 def check_pictures(q: Question, prompt: Number | None) -> None:
     """Pictures need a tower, a phase that computes prompts, and room in them for their tokens."""
-    images, size = positive(q.pictures.images, "images", least=0), q.pictures.image_size
+    images, size = q.pictures.images, q.pictures.image_size
     if not images:
         return
     if q.model.tower is None:
-        raise Refusal(f"images={images}: {q.model.key} has no vision tower", "images", (0,))
+        raise Refusal.of(f"{q.model.key} has no vision tower", (0,), images=images)
     if prompt is None:
-        raise Refusal(f"images={images}: pictures are looked at in prefill, not in {q.phase}", "images", (0,))
+        raise Refusal.of(f"pictures are looked at in prefill, not in {q.phase}", (0,), images=images)
     if any(not 1 <= pixels <= MAX_PIXELS for pixels in size):
         raise Refusal(f"image_size={size[0]}x{size[1]}: from 1 to {MAX_PIXELS:,} pixels a side", "image_size", ("1024x1024",))
     tokens = images * q.model.tower.patches(*size) // q.model.tower.patches_per_token
     if np.any(np.asarray(prompt) < tokens):
-        rule = f"images={images}: {tokens:,} tokens of pictures of {size[0]}x{size[1]} are more than a prompt of {prompt}"
-        raise Refusal(rule, "images")
+        raise Refusal.of(f"{tokens:,} tokens of pictures of {size[0]}x{size[1]} are more than a prompt of {prompt}", images=images)
 
 
 def _check_factors(q: Question) -> None:
@@ -235,7 +237,7 @@ def _check_factors(q: Question) -> None:
         if not 1 <= factor < 1e6 and (name, factor) != ("imbalance", 0):  # which nobody has set
             raise Refusal(f"{name}={factor}: {rule}", name)
     if what_if.latency_scale < 0:
-        raise Refusal(f"latency_scale={what_if.latency_scale}: a factor of at least 0 is needed", "latency_scale", (0,))
+        raise Refusal.of("a factor of at least 0 is needed", (0,), latency_scale=what_if.latency_scale)
     for name in ("bandwidth_scale", "slow_links"):
         factor = np.asarray(numeric(getattr(what_if, name), name))
         if not np.all((factor > 0) & (factor < 1e9)):
@@ -264,23 +266,21 @@ def check_adapters(q: Question) -> None:
     Training has one set of them, which is what is trained.
     """
     plan, habits = q.plan, q.engine.memory
-    rank, slots = positive(plan.lora_rank, "lora_rank", least=0), positive(plan.max_loras, "max_loras")
+    rank, slots = plan.lora_rank, plan.max_loras
     if not rank:
         if slots != 1:
             raise Refusal(f"max_loras={slots}: needs the adapters' rank, lora_rank", "lora_rank")
         return
     if q.trains:
         if slots != 1:
-            raise Refusal(f"max_loras={slots}: training has one set of adapters; max_loras=1", "max_loras", (1,))
+            raise Refusal.of("training has one set of adapters; max_loras=1", (1,), max_loras=slots)
         return
     if not habits.lora:
-        raise Refusal(
-            f"lora_rank={rank}: LoRA adapters are served beside a model, and {q.engine.key} serves none", "lora_rank", (0,)
-        )
+        raise Refusal.of(f"LoRA adapters are served beside a model, and {q.engine.key} serves none", (0,), lora_rank=rank)
     if habits.lora_ranks and rank not in habits.lora_ranks:
         near, listed = nearest(habits.lora_ranks, int(rank)), ", ".join(map(str, habits.lora_ranks))
         rule = f"{q.engine.key} keeps room for ranks of {listed}; nearest: {' or '.join(map(str, near))}"
-        raise Refusal(f"lora_rank={rank}: {rule}", "lora_rank", near)
+        raise Refusal.of(rule, near, lora_rank=rank)
     if q.model.experts and np.any(np.asarray(plan.ep) > 1):
         raise Refusal(f"ep={plan.ep} with lora_rank={rank}: adapters of experts are not spread over ranks; ep=1", "ep", (1,))
 
@@ -301,31 +301,25 @@ def check_backend(q: Question) -> None:
 
 def check_copies(q: Question) -> None:
     """Copies of popular experts belong to a mixture that is served, as many for all plans."""
-    copies = positive(q.plan.redundant_experts, "redundant_experts", least=0)
+    copies = q.plan.redundant_experts
     if np.ndim(copies):
-        raise Refusal("redundant_experts: one number for all plans, not an array of them", "redundant_experts")
+        raise Refusal.about(redundant_experts="one number for all plans, not an array of them")
     if copies and q.trains:
-        rule = "copies of popular experts belong to serving, and training has none"
-        raise Refusal(f"redundant_experts={copies}: {rule}", "redundant_experts", (0,))
+        raise Refusal.of("copies of popular experts belong to serving, and training has none", (0,), redundant_experts=copies)
     if copies and q.model.experts is None:
-        rule = f"{q.model.key} is dense and has no experts to copy"
-        raise Refusal(f"redundant_experts={copies}: {rule}", "redundant_experts", (0,))
+        raise Refusal.of(f"{q.model.key} is dense and has no experts to copy", (0,), redundant_experts=copies)
 
 
 def _check_experts(q: Question) -> None:
     """Only ranks that share experts out can hold copies of some, or be out of balance: at most by all tokens on one of them."""
     widest, imbalance, copies = np.max(q.plan.ep, initial=1), q.what_if.imbalance, q.plan.redundant_experts
     if copies and widest == 1:
-        rule = "needs experts that are spread over ranks, ep > 1"
-        raise Refusal(f"redundant_experts={copies}: {rule}", "redundant_experts", (0,))
+        raise Refusal.of("needs experts that are spread over ranks, ep > 1", (0,), redundant_experts=copies)
     if imbalance > 1 and (q.model.experts is None or widest == 1):
         raise Refusal(f"imbalance={imbalance:g}: needs a mixture of experts with ep > 1", "imbalance")
     if imbalance > widest:
-        raise Refusal(
-            f"imbalance={imbalance:g}: the busiest of {widest} ranks has at most {widest} times the mean",
-            "imbalance",
-            (int(widest),),
-        )
+        rule = f"the busiest of {widest} ranks has at most {widest} times the mean"
+        raise Refusal(f"imbalance={imbalance:g}: {rule}", "imbalance", (int(widest),))
 
 
 def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
@@ -334,8 +328,6 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
         if isinstance(getattr(plan, name), np.ndarray):
             raise Refusal(f"{name}: one kind for all plans, not an array of them", name)
     _check_sharding(plan, engine)
-    if plan.tower not in TOWERS:
-        raise Refusal(f"tower '{plan.tower}': one of {', '.join(TOWERS)}", "tower", TOWERS)
     mixed = np.any((np.asarray(plan.ep) > 1) & (np.asarray(plan.tp) > 1))
     if engine.mixes.needs_sequence_parallel and mixed and not plan.sequence_parallel:
         raise Refusal(f"ep > 1 with tp > 1: {engine.key} needs sequence_parallel for it", "ep")
@@ -345,40 +337,38 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
     listed = ARITHMETIC.get(wanted, wanted)
     narrow = wanted in TRAINED_IN and wanted and DTYPE_BYTES[wanted] < 2
     if "train" in engine.phases and narrow and listed not in chip.flops_per_s:
-        raise Refusal(f"dtype '{wanted}': {chip.key} has no {listed} arithmetic", "dtype")
+        raise Refusal.of(f"{chip.key} has no {listed} arithmetic", dtype=wanted)
 
 
 def _check_recomputed(plan: Plan, engine: Engine) -> None:
     named = plan.recompute.split(",")
     if plan.recompute not in RECOMPUTE and len(plan.remade) < len(named):
         known = f"one of {', '.join(RECOMPUTE)}, or modules of {', '.join(MODULES)} with commas between"
-        raise Refusal(f"recompute '{plan.recompute}': {known}", "recompute", RECOMPUTE)
+        raise Refusal.of(known, RECOMPUTE, recompute=plan.recompute)
     if plan.recompute == "selective" and not engine.trains.selective:
         raise Refusal(f"recompute 'selective': {engine.key} has no such mode; none or full", "recompute", ("none", "full"))
     if plan.remade and engine.trains.selective != "attention":
-        raise Refusal(
-            f"recompute '{plan.recompute}': {engine.key} recomputes no modules by name; none or full", "recompute", ("none", "full")
-        )
+        raise Refusal.of(f"{engine.key} recomputes no modules by name; none or full", ("none", "full"), recompute=plan.recompute)
 
 
 def _check_sharding(plan: Plan, engine: Engine) -> None:
     if plan.zero not in (0, 1, 2, 3):
-        raise Refusal(f"zero={plan.zero}: ZeRO stages are 0, 1, 2 and 3", "zero", (0, 1, 2, 3))
+        raise Refusal.of("ZeRO stages are 0, 1, 2 and 3", (0, 1, 2, 3), zero=plan.zero)
     if plan.zero >= 2 and np.any(np.asarray(plan.pp) > 1) and not engine.trains.master_is_parameter:
         rule = f"{engine.key} keeps gradients of all microbatches, use zero 0 or 1"
         raise Refusal(f"zero={plan.zero} with pp > 1: {rule}", "zero", (0, 1))
     if np.any(np.asarray(plan.shard) != 0) and plan.zero != 3:
         rule = f"sharding over groups belongs to ZeRO 3 (fsdp, torchtitan), not to zero={plan.zero}"
-        raise Refusal(f"hsdp={plan.shard}: {rule}", "hsdp", (0,))
+        raise Refusal.of(rule, (0,), hsdp=plan.shard)
 
 
 def _check_schedule(plan: Plan) -> None:
     if plan.schedule not in TRAINING:
-        raise Refusal(f"schedule '{plan.schedule}': one of {', '.join(TRAINING)}", "schedule", TRAINING)
+        raise Refusal.of(f"one of {', '.join(TRAINING)}", TRAINING, schedule=plan.schedule)
     if plan.chunks < 1:
-        raise Refusal(f"chunks={plan.chunks}: a rank has at least 1 chunk", "chunks", (1,))
+        raise Refusal.of("a rank has at least 1 chunk", (1,), chunks=plan.chunks)
     if plan.chunks > 1 and plan.schedule != "interleaved":
-        raise Refusal(f"chunks={plan.chunks}: only the interleaved schedule has several chunks per rank", "chunks", (1,))
+        raise Refusal.of("only the interleaved schedule has several chunks per rank", (1,), chunks=plan.chunks)
 
 
 def check_lengths(q: Question) -> None:
@@ -386,10 +376,9 @@ def check_lengths(q: Question) -> None:
     plan, context = q.plan, q.context
     halves = 2 * np.asarray(plan.cp)
     if np.any((np.asarray(plan.cp) > 1) & (np.asarray(context) % halves != 0)):
-        rule = f"context parallelism needs a sequence length divisible by 2 x cp = {halves}"
-        raise Refusal(f"context={context}: {rule}", "context")
+        raise Refusal.of(f"context parallelism needs a sequence length divisible by 2 x cp = {halves}", context=context)
     if plan.sequence_parallel and np.any(np.asarray(context) % (np.asarray(plan.tp) * plan.cp) != 0):
-        raise Refusal(f"context={context}: sequence parallelism needs a sequence length divisible by tp x cp", "context")
+        raise Refusal.of("sequence parallelism needs a sequence length divisible by tp x cp", context=context)
     _check_chunks(q.model.num_layers, plan)
 
 
@@ -401,10 +390,10 @@ def _check_chunks(layers: int, plan: Plan) -> None:
     if plan.schedule == "interleaved" and chunks > (most := most_chunks(layers, stages)):
         limit = f"make at most {most} chunks per rank" if most > 1 else "are too few for chunks"
         empty = "every virtual stage has a layer, but for the embedding's and the head's"
-        raise Refusal(f"chunks={chunks}: {layers} layers on pp={stages} {limit} ({empty})", "chunks", (most,) if most > 1 else ())
+        raise Refusal.of(f"{layers} layers on pp={stages} {limit} ({empty})", (most,) if most > 1 else (), chunks=chunks)
     if plan.schedule != "interleaved" and np.any((np.asarray(plan.pp) > 1) & (layers % (np.asarray(plan.pp) * chunks) != 0)):
         rule = f"{layers} layers do not divide by pp x {chunks} chunks; interleaved takes any"
-        raise Refusal(f"schedule '{plan.schedule}': {rule}", "schedule", ("interleaved",))
+        raise Refusal.of(rule, ("interleaved",), schedule=plan.schedule)
 
 
 def share_of(total: int, dp: int) -> int:

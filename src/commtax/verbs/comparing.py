@@ -70,13 +70,13 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, list[Any]]
     axis, equals, values = text.partition("=")
     axis = axis.replace("-", "_")
     if axis not in axes or not equals or not values:
-        raise Refusal(f"over '{text}': write AXIS=1:256 or AXIS=1,2,4 with one of {', '.join(axes)}", "over")
+        raise Refusal.of(f"write AXIS=1:256 or AXIS=1,2,4 with one of {', '.join(axes)}", over=text)
     if axis == "link":
         return axis, [catalog.link(name).key for name in values.split(",")]
     if ":" in values:
         low, high = (parse_count(v, axis) for v in values.split(":", 1))
         if not 1 <= low <= high:
-            raise Refusal(f"over '{text}': the range must rise from at least 1", "over")
+            raise Refusal.of("the range must rise from at least 1", over=text)
         return axis, [*(low * 2**i for i in range(high.bit_length()) if low * 2**i < high), high]
     return axis, [parse_count(v, axis) for v in values.split(",")]
 
@@ -96,10 +96,10 @@ def compared(put: Question, over: list[str], **fixed: int | None) -> Comparison:
     """A question over one or two axes; ``fixed`` holds a ``global_batch`` or ``local_tokens`` of all cells."""
     axes = [parse_over(text, TRAIN_AXES if put.trains else AXES) for text in over]
     if not 1 <= len(axes) <= 2 or len({name for name, _ in axes}) != len(axes):
-        raise Refusal("over: one or two different axes are needed", "over")
+        raise Refusal.about(over="one or two different axes are needed")
     cells = list(product(*(values for _, values in axes)))
     if len(cells) > MAX_CELLS:
-        raise Refusal(f"over: {len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown", "over")
+        raise Refusal.about(over=f"{len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown")
     names = tuple(name for name, _ in axes)
     rows = tuple(_cell(put, cell, fixed | dict(zip(names, cell, strict=True))) for cell in cells)
     return Comparison(names, rows, put.trains)
@@ -125,7 +125,7 @@ def _cell(put: Question, cell: tuple[Any, ...], changes: Changes) -> Row:
 def _local(q: Question, tokens: int) -> Question:
     length = min(int(q.context), tokens)
     if tokens % length:
-        raise Refusal(f"local_tokens={tokens}: not a whole number of sequences of {length} tokens", "local_tokens")
+        raise Refusal.of(f"not a whole number of sequences of {length} tokens", local_tokens=tokens)
     return q.but(context=length, batch=tokens // length, micro_batch=1)
 
 
@@ -208,13 +208,11 @@ def parse_plan(text: str) -> dict[str, int]:
     twice = len(dict(given)) != len(given)
     bare = any(not size and name != "ep" for name, size in given)
     if not given or "".join(name + size for name, size in given) != plain or twice or bare:
-        raise Refusal(
-            f"plans '{text}': write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 ({', '.join(SIZES)}, r for replicas)", "plans"
-        )
+        raise Refusal.of(f"write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 ({', '.join(SIZES)}, r for replicas)", plans=text)
     named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in given}
     sizes = dict.fromkeys((*SIZES, "replicas"), 1) | named
     if 0 in sizes.values():
-        raise Refusal(f"plans '{text}': sizes are at least 1", "plans")
+        raise Refusal.of("sizes are at least 1", plans=text)
     return sizes
 
 
@@ -244,10 +242,10 @@ def compared_plans(
     """The plans of a question side by side."""
     sizes = {name: parse_plan(name) for name in dict.fromkeys(plans)}
     if any(b < 1 for b in batches):
-        raise Refusal("batches: whole numbers of at least 1 are needed", "batches")
+        raise Refusal.about(batches="whole numbers of at least 1 are needed")
     keys = [catalog.link(name).key for name in links] or [""]
     if len(sizes) * len(keys) * len(batches) > MAX_CELLS:
-        raise Refusal(f"plans: more than the {MAX_CELLS:,} combinations that are shown", "plans")
+        raise Refusal.about(plans=f"more than the {MAX_CELLS:,} combinations that are shown")
     tried = []
     for key, (name, axes) in product(keys, sizes.items()):
         place = where(axes) if where else put.cluster

@@ -90,11 +90,7 @@ def confidence_of(value: object, name: str = "confidence") -> float:
     >>> confidence_of("80%"), confidence_of("0.8"), confidence_of(80)
     (0.8, 0.8, 0.8)
     """
-    if isinstance(value, bool) or not isinstance(value, str | int | float | np.number):
-        raise Refusal(f"{name}={value!r}: a probability is needed, {RULE}", name, ("80%",))
-    share = parse_fraction(value if isinstance(value, str) else float(value), name)
-    if share >= 1 and not (isinstance(value, str) and value.endswith("%")):
-        share /= 100
+    share = _share_of(value, name, f"a probability is needed, {RULE}", "80%")
     if not 0 < share < 1:
         nearest = LEAST if share <= 0 else MOST
         raise Refusal(f"{name}={value}: a probability is {RULE}; nearest valid: {nearest:.0%}", name, (f"{nearest:.0%}",))
@@ -105,14 +101,19 @@ def margin_of(value: object, name: str = "margin") -> float | None:
     """A margin as people write it: 0.05, ``5%`` or 5."""
     if value is None or value == "":
         return None
-    if isinstance(value, bool) or not isinstance(value, str | int | float | np.number):
-        raise Refusal(f"{name}={value!r}: a share is needed, such as 5%", name, ("5%",))
-    share = parse_fraction(value if isinstance(value, str) else float(value), name)
-    share = share / 100 if share >= 1 and not (isinstance(value, str) and value.endswith("%")) else share
+    share = _share_of(value, name, "a share is needed, such as 5%", "5%")
     if not 0 <= share <= WIDEST:
         nearest = f"{min(max(share, 0.0), WIDEST):.0%}"
         raise Refusal(f"{name}={value}: a share from 0 to {WIDEST:.0%}, such as 5%; nearest valid: {nearest}", name, (nearest,))
     return share
+
+
+def _share_of(value: object, name: str, wanted: str, example: str) -> float:
+    """From 1 on a number counts per cent."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | np.number):
+        raise Refusal(f"{name}={value!r}: {wanted}", name, (example,))
+    share = parse_fraction(value if isinstance(value, str) else float(value), name)
+    return share / 100 if share >= 1 and not (isinstance(value, str) and value.endswith("%")) else share
 
 
 def percent(probability: float) -> str:

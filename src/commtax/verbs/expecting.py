@@ -90,7 +90,7 @@ def expect(
     """
     op = SPELLED.get(op.replace("_", "-"), op.replace("_", "-"))
     if op not in OPS:
-        raise Refusal(f"collective '{op}': one of {', '.join(OPS)}", "collective", OPS)
+        raise Refusal.of(f"one of {', '.join(OPS)}", OPS, collective=op)
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     own = overlay.given(profile)
     place = overlay.on_cluster(own, place) if own else place
@@ -133,9 +133,9 @@ def billed_library(profile: Profile | None = None) -> str:
 
 def _check_sizes(ranks: int, nbytes: Number, place: Cluster) -> None:
     if ranks > place.num_gpus:
-        raise Refusal(f"ranks={ranks}: {place.key} has {place.num_gpus} GPUs", "ranks", (place.num_gpus,))
+        raise Refusal.of(f"{place.key} has {place.num_gpus} GPUs", (place.num_gpus,), ranks=ranks)
     if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
-        raise Refusal(f"size={nbytes}: a size above 0 is needed", "size")
+        raise Refusal.of("a size above 0 is needed", size=nbytes)
 
 
 def _span(op: str, ranks: int, place: Cluster) -> Span:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from commtax.cost.inventory import num_active_params, num_params
 from commtax.cost.training import dp_token_threshold, tp_tax
@@ -182,58 +183,60 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
 def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
     """Latency / 2 and bandwidth x 2 always; then what applies."""
     q, what_if, tp = b.question, b.question.what_if, int(b.question.plan.tp)
-    yield Counterfactual("latency", "collective latency / 2", {"latency_scale": what_if.latency_scale / 2})
-    yield Counterfactual("bandwidth", "collective bandwidth x 2", {"bandwidth_scale": what_if.bandwidth_scale * 2})
+    yield _try("latency", "collective latency / 2", latency_scale=what_if.latency_scale / 2)
+    yield _try("bandwidth", "collective bandwidth x 2", bandwidth_scale=what_if.bandwidth_scale * 2)
     for code, size, note in (("narrower", tp // 2, "fewer ranks"), ("wider", 2 * tp, "more ranks")):
         if size:  # experts follow tp, as engines tie them to tp x dp
-            yield Counterfactual(code, f"tp {size}", {"tp": size, "ep": size * int(q.plan.dp) if q.plan.ep > 1 else 1}, note)
+            yield _try(code, f"tp {size}", note, tp=size, ep=size * int(q.plan.dp) if q.plan.ep > 1 else 1)
     if any(x.via == "custom" for x in b.items) and q.cluster.chip.family != "cpu":
-        yield Counterfactual("nccl", "NCCL only", {"library": "nccl"}, "custom all-reduce disabled")
+        yield _try("nccl", "NCCL only", "custom all-reduce disabled", library="nccl")
     if not what_if.eager and q.engine.sends.graph_sizes:
-        yield Counterfactual("eager", "eager", {"eager": True}, "no CUDA graphs")
+        yield _try("eager", "eager", "no CUDA graphs", eager=True)
     if what_if.eager:
-        yield Counterfactual("graphs", "CUDA graphs", {"eager": False})
+        yield _try("graphs", "CUDA graphs", eager=False)
     if not q.plan.weights_dtype and not q.model.quant:
-        yield Counterfactual("fp8", "fp8 weights", {"weights_dtype": "fp8"})
+        yield _try("fp8", "fp8 weights", weights_dtype="fp8")
     if q.speculative:
-        yield Counterfactual("plain", "no drafted tokens", {"speculative": 0})
+        yield _try("plain", "no drafted tokens", speculative=0)
     other = "prefill" if q.phase == "decode" else "decode"
     note = f"the same batch and length as a {other} step"
-    plain = {"images": 0} if q.pictures.images else {}
-    yield Counterfactual("phase", f"{other} instead", {"phase": other, "speculative": 0} | plain, note)
+    yield _try("phase", f"{other} instead", note, phase=other, speculative=0, images=0)
+
+
+def _try(code: str, what: str, note: str = "", **changes: Any) -> Counterfactual:
+    return Counterfactual(code, what, changes, note)
 
 
 def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
     q, plan, axes = b.question, b.question.plan, b.async_axes
-    yield Counterfactual("bandwidth", "network and links x 2", {"bandwidth_scale": q.what_if.bandwidth_scale * 2})
+    yield _try("bandwidth", "network and links x 2", bandwidth_scale=q.what_if.bandwidth_scale * 2)
     if b.exposed_comm_s and "dp" in axes:
-        yield Counterfactual("exposed", "nothing overlapped", {"async_axes": ()})
+        yield _try("exposed", "nothing overlapped", async_axes=())
     if plan.tp > 1 and plan.sequence_parallel and "tp" not in axes:
-        yield Counterfactual("async-tp", "async tp", {"async_axes": (*axes, "tp")}, "products cut into pieces")
+        yield _try("async-tp", "async tp", "products cut into pieces", async_axes=(*axes, "tp"))
     if plan.ep > 1 and "ep" not in axes:
-        note = "dispatch beside the experts of another microbatch"
-        yield Counterfactual("async-ep", "async ep", {"async_axes": (*axes, "ep")}, note)
+        yield _try("async-ep", "async ep", "dispatch beside the experts of another microbatch", async_axes=(*axes, "ep"))
     for kind in ("none", "selective", "full"):
         if kind != plan.recompute:
-            yield Counterfactual(f"recompute-{kind}", f"recompute {kind}", {"recompute": kind})
+            yield _try(f"recompute-{kind}", f"recompute {kind}", recompute=kind)
     if plan.pp > 1 and plan.schedule == "1f1b":
-        yield Counterfactual("interleaved", "interleaved, 2 chunks", {"schedule": "interleaved", "chunks": 2})
-        yield Counterfactual("zb-h1", "zero-bubble zb-h1", {"schedule": "zb-h1"})
+        yield _try("interleaved", "interleaved, 2 chunks", schedule="interleaved", chunks=2)
+        yield _try("zb-h1", "zero-bubble zb-h1", schedule="zb-h1")
     tp, dp = int(plan.tp), int(plan.dp)
     if tp > 1:
         yield from _traded(q, "narrower", tp // 2, dp * 2)
     if dp % 2 == 0:
         yield from _traded(q, "wider", tp * 2, dp // 2)
     if not plan.weights_dtype:
-        yield Counterfactual("fp8", "fp8 products", {"weights_dtype": "fp8"})
+        yield _try("fp8", "fp8 products", weights_dtype="fp8")
 
 
 def _traded(q: Question, code: str, tp: int, dp: int) -> Iterator[Counterfactual]:
     """Another tp on the same GPUs with the same global batch, where that divides."""
     batch = int(q.batch) * int(q.plan.dp)
     if batch % dp == 0:
-        sizes = {"tp": tp, "dp": dp, "batch": batch // dp, "micro_batch": min(int(q.micro_batch), batch // dp), "shard": 0}
-        yield Counterfactual(code, f"tp {tp}, dp {dp}", sizes, "same GPUs and global batch")
+        micro, note = min(int(q.micro_batch), batch // dp), "same GPUs and global batch"
+        yield _try(code, f"tp {tp}, dp {dp}", note, tp=tp, dp=dp, batch=batch // dp, micro_batch=micro, shard=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +256,8 @@ SIZED_RANK = 0.35
 def causes(b: StepBill, measured_mfu: float) -> list[Cause]:
     """What would bring the predicted step to the measured one, nearest first; empty where it is not slower."""
     if not 0 < measured_mfu <= 1:
-        raise Refusal(
-            f"measured_mfu={measured_mfu:g}: a fraction above 0 and at most 1 is needed (an MFU above 100 % is impossible)",
-            "measured_mfu",
-        )
+        rule = "a fraction above 0 and at most 1 is needed (an MFU above 100 % is impossible)"
+        raise Refusal(f"measured_mfu={measured_mfu:g}: {rule}", "measured_mfu")
     now = float(b.step_s)
     measured = now * float(b.mfu) / measured_mfu
     gap = measured - now

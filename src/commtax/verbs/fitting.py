@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from functools import cache, reduce
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
@@ -117,7 +117,7 @@ def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **op
     Where none fits, ``advise`` looks for the nearest changes that would.
     """
     if "phase" in options:
-        raise Refusal("phase: fit is about serving; train_fit is about training", "phase")
+        raise Refusal.about(phase="fit is about serving; train_fit is about training")
     put = unsettled(model, cluster, only("fit", options))
     judged = holds(put, chosen=options.get("tp") is not None, stages=put.plan.pp if options.get("pp") else None)
     return advised(judged) if advise else judged
@@ -189,9 +189,7 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
 def check_memory(asked: Question) -> None:
     """A profile without memory changes nothing here, and is refused rather than ignored."""
     if asked.profile and not {"memory_bytes", "visible_bytes"} & set(asked.profile.chip):
-        raise Refusal(
-            f"profile '{asked.profile.name}': says nothing of memory (chip.memory_bytes), and fit needs no seconds", "profile"
-        )
+        raise Refusal.of("says nothing of memory (chip.memory_bytes), and fit needs no seconds", profile=asked.profile.name)
     for name in SIZES:
         if np.ndim(getattr(asked.plan, name)):
             raise Refusal(f"{name}: fit judges one plan at a time, not arrays of them", name)
@@ -202,16 +200,8 @@ def limits_of(asked: Question) -> Limits:
     engine, given = asked.engine, asked.limits
     tokens = given.max_num_batched_tokens or engine.serves.max_batched_tokens
     usual = memory.default_utilization(asked.cluster.chip, asked.plan, engine, tokens)
-    return Limits(
-        max_model_len=given.max_model_len or asked.model.max_len,
-        max_num_seqs=given.max_num_seqs or engine.serves.max_seqs,
-        max_num_batched_tokens=tokens,
-        gpu_memory_utilization=given.gpu_memory_utilization or usual,
-        block_size=given.block_size or engine.memory.block_size,
-        kv_cache_memory_bytes=given.kv_cache_memory_bytes,
-        recurrent_dtype=given.recurrent_dtype,
-        state_slots=given.state_slots,
-    )
+    own = Limits(asked.model.max_len, engine.serves.max_seqs, tokens, usual, engine.memory.block_size)
+    return replace(own, **{f.name: said for f in fields(given) if (said := getattr(given, f.name))})
 
 
 def _candidates(
@@ -349,6 +339,7 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
     lines, peak, pool = _contents(asked, stage, pp)
     kv_bytes, over, blocks = _cache(asked, float(sum(w.nbytes for w in lines)), peak, pool)
     wanted = pool.blocks_per_request(room.max_model_len, room.max_num_batched_tokens)
+    one_state = float(pool.state_bytes * pool.slots / pool.share) if pool.share else 0.0  # the cache beside a place for one
     concurrency = min(float(blocks / wanted), float(pool.places(pool.tokens(blocks))))
     return Fit(
         question=asked,
@@ -363,7 +354,7 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
         kv_blocks=int(blocks),
         kv_tokens=_logged_tokens(asked, pool, int(blocks), concurrency),
         max_concurrency=concurrency,
-        needed_kv_bytes=max(wanted * float(pool.bytes_per_block), _for_one_state(pool)),
+        needed_kv_bytes=max(wanted * float(pool.bytes_per_block), one_state),
         pool=pool,
         over_bytes=float(over),
     )
@@ -376,11 +367,6 @@ def _logged_tokens(asked: Question, pool: KvPool, blocks: int, concurrency: floa
     if asked.engine.states.tokens_at_full_length:
         return int(concurrency * asked.limits.max_model_len)
     return int(pool.shared_tokens(blocks))
-
-
-def _for_one_state(pool: KvPool) -> float:
-    """Bytes of blocks beside which the pool of states has a place for one request."""
-    return float(pool.state_bytes * pool.slots / pool.share) if pool.share else 0.0
 
 
 def _advice(failed: Fit) -> list[str]:

@@ -64,7 +64,8 @@ class Grid:
 def grid(here: StepBill, kind: str) -> Grid:
     """The heat map of one kind around a step. A row pays where it gives more than the last row before it that fits."""
     q = here.question
-    columns = _links(q) if kind == "tp-link" else _batches(q)
+    batches = sorted({*(MICRO if q.trains else BATCHES), _batch(q)})
+    columns = _links(q) if kind == "tp-link" else [Column(str(v), v, q.cluster, {}) for v in batches]
     degrees = _degrees(q)
     cells: list[Cell] = []
     before: dict[int, float] = {}
@@ -75,7 +76,7 @@ def grid(here: StepBill, kind: str) -> Grid:
                 cell = replace(cell, pays=cell.rate > before[index] if index in before else None)
                 before[index] = cell.rate or 0.0
             cells.append(cell)
-    own = 0 if kind == "tp-link" else [c.batch for c in columns].index(_batch(q))
+    own = 0 if kind == "tp-link" else batches.index(_batch(q))
     sequences = "sequences per microbatch" if q.trains else "sequences per replica"
     line = "past the line a row gives fewer tokens/s than the row above it: that much more TP does not pay"
     same = "the same GPUs and global batch in every row (dp gives way to tp)" if q.trains else "dp as it is"
@@ -135,10 +136,6 @@ def _sizes(q: Question, tp: int, batch: int) -> dict[str, int]:
     if not each or rest:
         raise Refusal(f"b: a global batch of {whole:,} is no whole number of microbatches of {batch} on {dp} replicas", "batch")
     return {"tp": tp, "dp": dp, "ep": ep, "batch": batch, "microbatches": each}
-
-
-def _batches(q: Question) -> list[Column]:
-    return [Column(str(v), v, q.cluster, {}) for v in sorted({*(MICRO if q.trains else BATCHES), _batch(q)})]
 
 
 def _links(q: Question) -> list[Column]:

@@ -125,19 +125,3 @@ ComparePlansOptions = TypedDict("ComparePlansOptions", {
     "microbatches": Number, "shard": Number, "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str,
     "slow_links": float,
 }, total=False)
-
-Options = TypedDict("Options", {
-    "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
-    "cp": Numbers, "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int,
-    "redundant_experts": int, "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int,
-    "image_size": str | tuple[int, int], "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "imbalance": float,
-    "sampling": str, "slow_rank": float, "overlap": float, "library": str, "micro_batch": Numbers, "global_batch": int,
-    "zero": int | None, "hsdp": Number, "recompute": str, "schedule": str, "chunks": int, "async_axes": tuple[str, ...] | None,
-    "flops": str, "microbatches": Number, "shard": Number, "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str,
-    "slow_links": float, "local_tokens": int, "max_model_len": int | None, "max_num_seqs": int | None,
-    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "block_size": int | None,
-    "kv_cache_memory_bytes": float, "recurrent_dtype": str, "state_slots": int | None, "concurrency": Numbers,
-    "prefix_cache": float, "kv_tokens": Number | None, "input_len": Numbers, "output_len": Numbers, "num_prompts": Number | None,
-    "spread": Number, "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None,
-    "decode_workers": int | None, "prefill_cluster": str | Cluster | None,
-}, total=False)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf, isfinite
+from typing import Literal
 
 import numpy as np
 
@@ -28,17 +29,18 @@ def split(options: Mapping[str, object]) -> tuple[Given, Offered]:
     given = {name: value for name, value in options.items() if value is not None}
     stream = _trace(given) if "trace" in given else None
     offered = {option.key: within(given.pop(name), option) for name, option in offered_options().items() if name in given}
-    for side, name in (("inputs", "input_len"), ("outputs", "output_len")):
-        if isinstance(given.get(name), (str, Lengths)):
-            drawn = _lengths(given[name], side, name)
+    sides: tuple[tuple[Literal["inputs", "outputs"], str], ...] = (("inputs", "input_len"), ("outputs", "output_len"))
+    for side, name in sides:
+        if isinstance(value := given.get(name), (str, Lengths)):
+            drawn = lengths(value, side, name) if isinstance(value, str) else value
             offered[side], given[name] = drawn, max(1, round(drawn.mean))
     made = Offered(trace=stream, **offered)  # type: ignore[arg-type]
     _check(given, made)
-    return given, _uncached(_cut(made, given)) if offered.get("prefix_hit_rate") == 0 else _cut(made, given)
-
-
-def _lengths(value: object, side: str, name: str) -> Lengths:
-    return value if isinstance(value, Lengths) else lengths(str(value), "inputs" if side == "inputs" else "outputs", name)
+    made = _cut(made, given)
+    if offered.get("prefix_hit_rate") == 0:  # without a prefix cache no prompt shares anything
+        trace = made.trace and replace(made.trace, prefixes=None)
+        made = replace(made, trace=trace, unique_prompts=0, shared_prefix=0)
+    return given, made
 
 
 def _trace(given: Given) -> Stream:
@@ -61,21 +63,20 @@ def _check(given: Mapping[str, object], offered: Offered) -> None:
         rule = "which blocks of prompts are equal is known, and so is what is cached; only 0 (no cache) can be said beside it"
         raise Refusal(f"prefix_cache={offered.prefix_hit_rate:g}: {rule}", "prefix_cache", (0,))
     if offered.request_rate and "concurrency" in given:
-        raise Refusal(
-            "concurrency: clients of a closed loop have no rate; max_concurrency limits what is in flight beside one", "concurrency"
-        )
+        rule = "clients of a closed loop have no rate; max_concurrency limits what is in flight beside one"
+        raise Refusal.about(concurrency=rule)
     if not offered.request_rate and offered.trace is None:
         for name, value, usual in (("duration", offered.duration_s, inf), ("max_concurrency", offered.max_in_flight, inf)):
             if value != usual:
                 raise Refusal(f"{name}: belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts", name)
     if offered.ramp_up_s and offered.request_rate:
-        raise Refusal("ramp_up: belongs to a closed loop, whose clients start one after the other", "ramp_up")
+        raise Refusal.about(ramp_up="belongs to a closed loop, whose clients start one after the other")
     if isfinite(offered.duration_s) and offered.trace is None and offered.request_rate * offered.duration_s > MOST_SERVED:
         most = f"{MOST_SERVED / offered.request_rate:.4g}"
         rule = f"{offered.request_rate:g} requests/s are more than {MOST_SERVED:,} requests in it; nearest valid: {most} s"
         raise Refusal(f"duration={offered.duration_s:g} s: {rule}", "duration", (most,))
     if (count := given.get("num_prompts", 1)) != inf and positive(count, "num_prompts") > MOST_SERVED:
-        raise Refusal(f"num_prompts={count}: at most {MOST_SERVED:,} are simulated", "num_prompts", (MOST_SERVED,))
+        raise Refusal.of(f"at most {MOST_SERVED:,} are simulated", (MOST_SERVED,), num_prompts=count)
 
 
 def _cut(offered: Offered, given: Mapping[str, object]) -> Offered:
@@ -83,19 +84,11 @@ def _cut(offered: Offered, given: Mapping[str, object]) -> Offered:
     stream = offered.trace
     if stream is None:
         return offered
-    wanted = (
-        int(np.searchsorted(stream.arrival_s, offered.duration_s, side="right")) if isfinite(offered.duration_s) else len(stream)
-    )
+    wanted = int(np.searchsorted(stream.arrival_s, offered.duration_s, side="right"))
     stream = first(stream, min(wanted, int(given.get("num_prompts", MOST_SERVED))))  # type: ignore[call-overload]
     if not len(stream):
         raise Refusal(f"duration={offered.duration_s:g} s: no request of the trace arrives within it", "duration")
     return replace(offered, trace=replace(stream, in_flight=min(stream.in_flight, offered.max_in_flight)))
-
-
-def _uncached(offered: Offered) -> Offered:
-    """Without a prefix cache no prompt shares anything."""
-    trace = None if offered.trace is None else replace(offered.trace, prefixes=None)
-    return replace(offered, trace=trace, unique_prompts=0, shared_prefix=0)
 
 
 def first(stream: Stream, count: float) -> Stream:

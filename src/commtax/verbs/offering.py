@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
-from commtax.options import only
+from commtax.options import only, taken_by
 from commtax.question import Offered, Question
-from commtax.spec import SIZES, Cluster, Model
+from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs import requests
-from commtax.verbs.apart import WORKERS, check_apart, check_pools, prompter
+from commtax.verbs.apart import check_apart, check_pools, prompter
 from commtax.verbs.asking import settle, unsettled
-from commtax.verbs.checking import positive, spread
+from commtax.verbs.checking import positive
 from commtax.verbs.loads import split
 from commtax.verbs.requests import Outcome
 
@@ -35,29 +35,23 @@ def put(model: str | Model, cluster: str | Cluster, options: Mapping[str, object
     """The question of options that say what is offered, checked as far as that goes before anything is priced."""
     plain, offered = split(options)
     if not (offered.request_rate or "concurrency" in plain or offered.trace is not None):
-        raise Refusal("request_rate: say when requests come: request_rate, concurrency (a closed loop) or a trace", "request_rate")
+        raise Refusal.about(request_rate="say when requests come: request_rate, concurrency (a closed loop) or a trace")
     return checked(unsettled(model, cluster, plain).but(offered=offered))
 
 
 def checked(q: Question) -> Question:
     """One plan, one load, numbers that are some."""
-    for name in (*SIZES, "replicas"):
-        if np.ndim(getattr(q.plan, name)):
-            raise Refusal(f"{name}: requests are simulated for one plan at a time", name)
-    for name in ("concurrency", "input_len", "output_len"):
-        value = getattr(q.requests, name)
-        if np.ndim(value):
-            raise Refusal(f"{name}: one number is needed; a sweep goes over several", name)
-        positive(value, name)
-    spread(q.requests.spread)
-    if np.ndim(q.requests.spread):
-        raise Refusal("spread: one number is needed", "spread")
+    for name, option in taken_by("serve()").items():
+        if option.part in ("plan", "requests") and np.ndim(getattr(getattr(q, option.part), option.key)):
+            several = option.part == "plan"
+            rule = "requests are simulated for one plan at a time" if several else "one number is needed; a sweep goes over several"
+            raise Refusal(f"{name}: {rule}", name)
     _check_workers(q)
     if q.requests.kv_tokens is not None:
         positive(q.requests.kv_tokens, "kv_tokens")
     if q.offered.warmup >= (most := _requests(q.offered, q)):
         rule = f"the first {q.offered.warmup:,} of {most:,.0f} requests would be left out of all figures"
-        raise Refusal(f"warmup={q.offered.warmup}: {rule}; nearest valid: {most - 1:.0f}", "warmup", (int(most - 1),))
+        raise Refusal.of(f"{rule}; nearest valid: {most - 1:.0f}", (int(most - 1),), warmup=q.offered.warmup)
     return q
 
 
@@ -67,9 +61,6 @@ def _check_workers(q: Question) -> None:
     check_apart(q)
     if not wanted.disaggregated:
         return
-    for name in WORKERS:
-        if getattr(wanted, name) is not None:
-            positive(getattr(wanted, name), name)
     ahead = settle(prompter(q).but(offered=Offered())).plan
     check_pools(q, ahead, (wanted.prefill_workers, wanted.decode_workers))
 

@@ -208,7 +208,7 @@ class Outcome:
         for library in ("pandas", "polars"):
             with suppress(ImportError):
                 return import_module(library).DataFrame(self.columns)
-        raise Refusal("frame: needs pandas or polars (pip install pandas); columns has the same as arrays", "frame")
+        raise Refusal.about(frame="needs pandas or polars (pip install pandas); columns has the same as arrays")
 
     def holds(self, ttft_s: float, tpot_s: float, share: float = 0.99) -> bool:
         """Whether a share of the requests have both times below their limits."""
@@ -268,7 +268,7 @@ def _check_steps(stream: Stream, fleet: Fleet) -> None:
         nearest = ceil(total / MOST_STEPS)
         cut = f"{len(stream):,} prompts of {total / len(stream):,.0f} tokens are cut into {total / tokens:,.0f} steps"
         rule = f"{cut}, and {MOST_STEPS:,} are simulated at most; fewer requests, or nearest valid: {nearest}"
-        raise Refusal(f"max_num_batched_tokens={tokens}: {rule}", "max_num_batched_tokens", (nearest,))
+        raise Refusal.of(rule, (nearest,), max_num_batched_tokens=tokens)
 
 
 def _answered(cut: Outcome) -> Outcome:
@@ -374,7 +374,7 @@ def _rules(asked: Question, longest: int) -> Rules:
     if room < longest + states * block or places < 1:
         beside = f" and states of {states * block:,} tokens' room" if states else ""
         rule = f"the longest request has {longest:,} tokens{beside}, and the KV cache of a replica holds {int(room):,}"
-        raise Refusal(f"kv_tokens={int(room)}: {rule}; more GPUs, smaller weights or shorter requests fit", "kv_tokens")
+        raise Refusal.of(f"{rule}; more GPUs, smaller weights or shorter requests fit", kv_tokens=int(room))
     return replace(
         Rules.of(serves, tokens, int(min(seqs, places)), int(room) // block, block),
         states=states,
@@ -389,9 +389,8 @@ def steps_of(asked: Question, longest: int) -> Surface:
     """The table of a plan's steps; equal plans share one."""
     tokens, seqs = step_limits(asked)
     rows = tokens if asked.engine.serves.chunked else max(tokens, longest) + seqs
-    return _surface(
-        replace(asked.normal(), plan=replace(asked.plan, replicas=1)), rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST))))
-    )
+    one = replace(asked.normal(), plan=replace(asked.plan, replicas=1))
+    return _surface(one, rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST)))))
 
 
 @a_few_remembered
@@ -401,13 +400,4 @@ def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
 
 def _repeated(stream: Stream, count: int) -> Stream:
     """So many requests at once, those of the stream over and over."""
-    order = np.arange(count) % len(stream)
-    prefixes = tuple(stream.prefixes[i] for i in order.tolist()) if stream.prefixes else None
-    return replace(
-        stream,
-        arrival_s=np.zeros(count),
-        input_len=stream.input_len[order],
-        output_len=stream.output_len[order],
-        prefixes=prefixes,
-        in_flight=inf,
-    )
+    return replace(chosen(stream, np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=inf)

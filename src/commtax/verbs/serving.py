@@ -182,8 +182,6 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Simul
 @remembered
 def serve(asked: Settled) -> Simulation:
     """The closed loop of a question."""
-    for name in ("concurrency", "input_len", "output_len"):
-        positive(getattr(asked.requests, name), name)
     checking.check_pictures(asked, asked.requests.input_len)
     load, known = _load(asked), asked.requests.kv_tokens
     kv = cache_tokens(asked) if known is None else known
@@ -193,9 +191,14 @@ def serve(asked: Settled) -> Simulation:
     if apart:
         return _served_apart(asked, load, kv, most, apart)
     steps, served, bills = _together(asked, load, seqs, kv, most)
-    work = decoding(np.ceil(seqs / asked.plan.pp), load)
+    return _answer(asked, load, seqs, steps, kv, served, bills)
+
+
+def _answer(asked: Settled, load: Load, seqs: Number, *parts: Any) -> Simulation:
+    """With the rows of a decode step, and what a reader should know."""
+    work = decoding(np.ceil(np.maximum(1.0, seqs) / asked.plan.pp), load)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
-    answer = Simulation(asked, seqs, rows, steps, kv, served, bills, apart)
+    answer = Simulation(asked, seqs, rows, *parts)
     return replace(answer, notes=tuple(_notes(answer)))
 
 
@@ -209,10 +212,7 @@ def _served_apart(asked: Settled, load: Load, kv: Number, most: Number, apart: A
     served = loop.prompts_apart(net, passed, asked.engine, wanted.num_prompts)
     chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
     steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp)
-    work = decoding(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)
-    rows = padded_rows(work.rows, work, asked.engine, plan.tp, asked.what_if.eager)
-    answer = Simulation(asked, passed.seqs, rows, steps, kv, served, bills, replace(apart, net=net, passed=passed))
-    return replace(answer, notes=tuple(_notes(answer)))
+    return _answer(asked, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
 
 
 def _split(asked: Settled, enough: Number) -> Apart | None:
@@ -224,9 +224,7 @@ def _split(asked: Settled, enough: Number) -> Apart | None:
     ahead = prompter(asked)
     if any(x is not None for x in (wanted.prefill_tp, wanted.prefill_dp, wanted.prefill_cluster)):  # must be legal
         settle(ahead.but(weights_dtype="", kv_dtype="", profile=None))
-    count = None if wanted.prefill_workers is None else int(positive(wanted.prefill_workers, "prefill_workers"))
-    copies = enough if wanted.decode_workers is None else int(positive(wanted.decode_workers, "decode_workers"))
-    return Apart(ahead.plan, count, copies)
+    return Apart(ahead.plan, wanted.prefill_workers, enough if wanted.decode_workers is None else wanted.decode_workers)
 
 
 def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Number) -> tuple[Steps, Served, tuple[Bill, Bill]]:
@@ -240,16 +238,12 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Numbe
     chunks, together = np.maximum(1.0, load.computed / tokens), np.maximum(1.0, tokens / load.computed)
     decode = step_bill(asked, decoding(np.ceil(decodes / pp), load))
     prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
-    ranks = _waiting_ranks(asked)
+    # a prompt of one holds up all that share experts, unless the engine lets them compute theirs together
+    ranks = ALONE if asked.model.experts is None or engine.serves.rank_patience else asked.plan.dp
     spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread)
     served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
     return steps, served, (decode, prompt)
-
-
-def _waiting_ranks(asked: Question) -> Number:
-    """Ranks that a prompt of one holds up: those that share experts, unless the engine lets them compute theirs together."""
-    return ALONE if asked.model.experts is None or asked.engine.serves.rank_patience else asked.plan.dp
 
 
 def spread_share(asked: Question, decode: Bill, prompt: Bill) -> Number:
@@ -274,12 +268,11 @@ def _load(asked: Question) -> Load:
     if not np.all(np.isinf(prompts)):
         prompts = positive(prompts, "num_prompts")
         if np.any(np.asarray(prompts) < wanted.concurrency):
-            rule = f"at least as many as clients, {wanted.concurrency}, are needed"
-            raise Refusal(f"num_prompts={prompts}: {rule}", "num_prompts")
+            raise Refusal.of(f"at least as many as clients, {wanted.concurrency}, are needed", num_prompts=prompts)
     dp = asked.plan.dp * asked.plan.replicas
     each, lengths = np.maximum(1.0, wanted.concurrency / dp), (wanted.input_len * 1.0, wanted.output_len * 1.0)
     cached = asked.offered.prefix_hit_rate * lengths[0]
-    return Load(each, *lengths, prompts / dp, checking.spread(wanted.spread), state_tokens(asked), cached)
+    return Load(each, *lengths, prompts / dp, wanted.spread, state_tokens(asked), cached)
 
 
 def lengths_note(spread: float) -> Note:

@@ -1,7 +1,8 @@
-"""The same requests at several rates, or with several clients: where latency turns up."""
+"""Limits of each request's times and how many keep to them; the same requests at several rates, or with several clients."""
 
 from collections.abc import Iterable, Iterator
-from math import log, sqrt
+from dataclasses import fields, replace
+from math import inf, isfinite, log, sqrt
 
 import numpy as np
 
@@ -9,7 +10,8 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.statement import Refusal
 from commtax.verbs.asking import settle
-from commtax.verbs.goodput import Slo
+from commtax.verbs.checking import number
+from commtax.verbs.confidence import probability_of
 from commtax.verbs.loads import MOST_RATE
 from commtax.verbs.offering import checked
 from commtax.verbs.requests import Outcome, serve
@@ -40,7 +42,7 @@ class Sweep:
         power = [o.requests_per_s / o.statistic("e2e_mean") if not o.overloaded else 0.0 for o in self.outcomes]
         return int(np.argmax(power)) if max(power) > 0 else None
 
-    def most(self, slo: Slo) -> int | None:
+    def most(self, slo: "Slo") -> int | None:
         """The greatest value up to which all are kept to and nothing is overloaded."""
         bad = (i for i, o in enumerate(self.outcomes) if o.overloaded or not slo.kept(o))
         return (first - 1 if first else None) if (first := next(bad, None)) is not None else len(self.outcomes) - 1
@@ -57,7 +59,7 @@ def points(text: str) -> tuple[str, tuple[float, ...]]:
     name, equals, rest = text.partition("=")
     name = name.strip().replace("-", "_")
     if name not in SWEPT or not equals:
-        raise Refusal(f"sweep '{text[:60]}': write request-rate=1:64, request-rate=1,2,4 or concurrency=1:256", "sweep")
+        raise Refusal.of("write request-rate=1:64, request-rate=1,2,4 or concurrency=1:256", sweep=text[:60])
     ends = rest.split(":")
     numbers = [_value(part, name) for part in (ends if len(ends) == 2 else rest.split(","))]
     if len(ends) == 2:
@@ -75,13 +77,13 @@ def _value(text: str, name: str) -> float:
     whole = name != "concurrency" or value == np.floor(value)
     if not 0 < value <= MOST_RATE or not whole or (name == "concurrency" and value < 1):
         kind = "a whole number of at least 1" if name == "concurrency" else "a rate above 0"
-        raise Refusal(f"sweep: '{text[:30]}' is not {kind}, at most {MOST_RATE:g}", "sweep")
+        raise Refusal.about(sweep=f"'{text[:30]}' is not {kind}, at most {MOST_RATE:g}")
     return value
 
 
 def _between(low: float, high: float, name: str) -> Iterator[float]:
     if high < low:
-        raise Refusal(f"sweep: {low:g}:{high:g}: the least comes first; nearest valid: {high:g}:{low:g}", "sweep")
+        raise Refusal.about(sweep=f"{low:g}:{high:g}: the least comes first; nearest valid: {high:g}:{low:g}")
     steps = 1 if name == "concurrency" else 2  # of an octave
     for i in range(int(steps * log(high / low, 2) + 1e-9) + 1):
         value = low * 2 ** (i // 2) * sqrt(2) ** (i % 2) if steps == 2 else low * 2**i
@@ -106,3 +108,70 @@ def sweep(name: str, values: tuple[float, ...], questions: Iterable[Question]) -
             vars(o)["capacity"] = outcomes[0].capacity
         outcomes.append(o)
     return Sweep(name, values, tuple(outcomes))
+
+
+NEEDED = 0.99  # share of the requests that must keep to all limits
+UPPER = 0.9  # probability that a figure is below the upper end of its 80 % range
+SPELLED = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s", "e2e": "e2e_s"}
+MOST_MS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Infinite: no limit."""
+
+    ttft_s: float = inf
+    tpot_s: float = inf
+    e2e_s: float = inf
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Those that there are, by field."""
+        return {f.name: value for f in fields(self) if isfinite(value := getattr(self, f.name))}
+
+    def share(self, o: Outcome) -> float:
+        """Of the requests that keep to all limits."""
+        return o.within(self.ttft_s, self.tpot_s, self.e2e_s)
+
+    def goodput(self, o: Outcome) -> float:
+        """Requests/s that keep to all limits."""
+        return self.share(o) * o.requests_per_s
+
+    def kept(self, o: Outcome) -> bool:
+        return not self.limits or self.share(o) >= NEEDED
+
+    def probability(self, o: Outcome) -> float:
+        """That enough requests keep to all limits: of the steps' lengths with which they do, between the ends of their 80 % range.
+
+        At most 0.9, where they do even with the longest steps of the range, and at least 0.1, where not even with the shortest.
+        """
+        shares = [self.share(end) for end in o.ends]
+        if shares[2] >= NEEDED or shares[0] < NEEDED:
+            return UPPER if shares[2] >= NEEDED else 1 - UPPER
+        from_ = 1 if shares[1] >= NEEDED else 0  # the end from which on steps become too long
+        part = (shares[from_] - NEEDED) / (shares[from_] - shares[from_ + 1])
+        return probability_of(from_ - 1 + part)
+
+
+def slo_of(words: Iterable[str], slo: Slo = Slo()) -> Slo:  # noqa: B008
+    """Limits in milliseconds as ``vllm bench serve --goodput`` spells them.
+
+    >>> slo_of(["ttft:300", "tpot:20"])
+    Slo(ttft_s=0.3, tpot_s=0.02, e2e_s=inf)
+    """
+    for word in words:
+        name, colon, text = word.strip().partition(":")
+        if name not in SPELLED or not colon:
+            raise Refusal.of("write limits in ms such as ttft:300 tpot:20 e2el:5000", goodput=word[:40])
+        if isfinite(getattr(slo, SPELLED[name])):
+            raise Refusal.of(f"{name} has a limit already; leave one of them out", goodput=word[:40])
+        slo = replace(slo, **{SPELLED[name]: _seconds(text, name)})
+    return slo
+
+
+def _seconds(text: str, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise Refusal(f"goodput '{name}:{text[:30]}': a number of milliseconds is needed, such as {name}:300", "goodput") from None
+    return number(value, "goodput", 0, MOST_MS, " ms") / 1e3

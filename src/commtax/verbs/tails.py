@@ -70,9 +70,8 @@ def first_tokens(o: Outcome) -> FirstTokens:
     groups = [_parts(o, group, logs) for group in (tail, middle)]
     computed = o.columns["input_len"] - o.columns["cached_tokens"]
     longer = float(np.mean(computed[tail]) / max(1.0, float(np.mean(computed[middle]))))
-    return FirstTokens(
-        o.statistic("ttft_p50"), o.statistic("ttft_p99"), {name: groups[0][name] - groups[1][name] for name in CAUSES}, longer
-    )
+    more_s = {name: groups[0][name] - groups[1][name] for name in CAUSES}
+    return FirstTokens(o.statistic("ttft_p50"), o.statistic("ttft_p99"), more_s, longer)
 
 
 def _in_order(log: Columns, engine: int) -> Columns:
@@ -80,9 +79,8 @@ def _in_order(log: Columns, engine: int) -> Columns:
     own = np.flatnonzero(log["engine"] == engine)
     order = own[np.argsort(log["begin_s"][own], kind="stable")]
     ordered = {name: column[order] for name, column in log.items()}
-    step = (
-        np.cumsum(np.diff(ordered["begin_s"], prepend=-np.inf) > 0) - 1
-    )  # ranks that begin together wait for each other's prompts
+    # ranks that begin together wait for each other's prompts
+    step = np.cumsum(np.diff(ordered["begin_s"], prepend=-np.inf) > 0) - 1
     tokens = np.zeros(len(order))
     np.maximum.at(tokens, step, ordered["tokens"])
     return {**ordered, "tokens": tokens[step]}

@@ -1,4 +1,6 @@
-"""What a fleet was busy with while it served: steps, batches, cache, communication."""
+"""What a fleet was busy with while it served: steps, batches, cache, communication; and its steps as a timeline."""
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -6,6 +8,10 @@ from commtax.cost.surface import Surface
 from commtax.records import dataclass
 from commtax.sim.serving import figures
 from commtax.sim.serving.figures import Array, Columns
+from commtax.sim.serving.replica import Replica
+from commtax.sim.serving.running import Workers
+from commtax.timeline import Counter, Timeline
+from commtax.units import plural
 from commtax.verbs.requests import Outcome
 
 
@@ -53,3 +59,67 @@ def comm_s(log: Columns, steps: Surface) -> Array:
     alone = steps.alone_comm[np.minimum(decodes, len(steps.alone_comm) - 1)]
     mixed = steps.mixed_comm[np.minimum(decodes + tokens, len(steps.mixed_comm) - 1)]
     return np.asarray(np.where(tokens > 0, mixed, alone) * log["steps"])
+
+
+MOST_SLICES = 50_000
+"""Of a file that a browser still opens; those that begin first."""
+KINDS = ("decode", "prompts", "both")
+
+
+def timeline_of(o: Outcome, most: int = MOST_SLICES) -> tuple[Timeline, int]:
+    """The first steps of a run in time, with queues and caches as counters; and how many slices were left out."""
+    parts = [*_parts(o.ran.engines, o.fleet.workers, "replica" if o.fleet.prompts is None else "decode worker")]
+    if o.fleet.prompts:
+        parts += _parts(o.ran.prompt_engines, o.fleet.prompts, "prompt worker")
+    lanes = sorted({lane for _, names, _ in parts for lane in names}, key=lambda name: (len(name), name))
+    columns = [_columns(log, names, lanes) for log, names, _ in parts]
+    begin, seconds, code, kind, label = (np.concatenate(column) for column in zip(*columns, strict=True))
+    order = np.argsort(begin, kind="stable")[:most]
+    until = float(begin[order[-1]]) if len(order) else 0.0
+    shown = Timeline(
+        code[order].astype(np.int64),
+        begin[order],
+        (begin + seconds)[order],
+        kind[order].astype(np.int64),
+        tuple(label[order].tolist()),
+        tuple(lanes),
+        KINDS,
+        counters=tuple(counter for log, names, blocks in parts for counter in _counters(log, names, blocks, until)),
+    )
+    return shown, max(0, len(begin) - most)
+
+
+def _parts(engines: list[Replica], workers: Workers, title: str) -> Iterator[tuple[Columns, list[str], int]]:
+    """Each engine's log, the name of its lane row by row, and the blocks of its cache."""
+    inner = "stage" if workers.stages > 1 else "rank"
+    several = workers.stages > 1 or workers.ranks > 1
+    for number, engine in enumerate(engines):
+        log = figures.segments([engine])
+        names = [f"{title} {number}{f' {inner} {int(lane)}' if several else ''}" for lane in log["lane"]]
+        yield log, names, workers.rules.blocks
+
+
+def _columns(log: Columns, names: list[str], lanes: list[str]) -> tuple[Array, ...]:
+    place = {name: code for code, name in enumerate(lanes)}
+    kind = np.where(log["tokens"] == 0, 0, np.where(log["decodes"] == 0, 1, 2))
+    counts = (log[name].astype(int).tolist() for name in ("steps", "decodes", "tokens"))
+    labels = [_label(*row) for row in zip(*counts, strict=True)]
+    return log["begin_s"], figures.seconds(log), np.array([place[name] for name in names]), kind, np.array(labels, dtype=object)
+
+
+def _label(steps: int, decodes: int, tokens: int) -> str:
+    """
+    >>> _label(37, 12, 0), _label(1, 12, 2048), _label(1, 0, 512)
+    ('37 steps: 12 decodes', '1 step: 2,048 prompt tokens + 12 decodes', '1 step: 512 prompt tokens')
+    """
+    parts = [plural(tokens, "prompt token")] * bool(tokens) + [plural(decodes, "decode")] * bool(decodes)
+    return f"{plural(steps, 'step')}: {' + '.join(parts)}"
+
+
+def _counters(log: Columns, names: list[str], blocks: int, until: float) -> Iterator[Counter]:
+    """Requests in the queue, and the share of the cache that is in use, of each engine."""
+    shown = log["begin_s"] <= until
+    if shown.any():
+        owner = " ".join(names[0].split(" ")[: 3 if "worker" in names[0] else 2])
+        yield Counter(f"{owner}: waiting", log["begin_s"][shown], log["waiting"][shown])
+        yield Counter(f"{owner}: KV cache in use, %", log["begin_s"][shown], np.round(100 * (1 - log["free"][shown] / blocks), 2))

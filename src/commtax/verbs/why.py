@@ -14,9 +14,8 @@ from commtax.records import dataclass
 from commtax.statement import Refusal
 from commtax.verbs.asking import terms_of
 from commtax.verbs.billing import StepBill, by_cost
-from commtax.verbs.why_effects import engine_effect
 from commtax.verbs.why_kernels import explained_kernel
-from commtax.verbs.why_parts import Explanation, Range, TimePart
+from commtax.verbs.why_parts import Explanation, Range, TimePart, engine_effect
 from commtax.verbs.why_sent import explained_collective
 
 MOST_LISTED = 24
@@ -70,7 +69,7 @@ def chosen(names: Sequence[str], wanted: str) -> int:
     listed = [f"{i + 1} {names[i]}" for i in (alike or range(len(names)))]
     more = f"; … and {len(listed) - MOST_LISTED} more, up to number {len(names)}" if len(listed) > MOST_LISTED else ""
     rule = f"{len(alike)} lines have this in their name" if alike else "no line has this name or number"
-    raise Refusal(f"why '{wanted[:60]}': {rule}: {'; '.join(listed[:MOST_LISTED])}{more}", "why")
+    raise Refusal.of(f"{rule}: {'; '.join(listed[:MOST_LISTED])}{more}", why=wanted[:60])
 
 
 def why(b: StepBill, wanted: str) -> Why:

@@ -27,8 +27,7 @@ from commtax.question import Question
 from commtax.spec import KernelHabits, TrainingHabits
 from commtax.verbs.asking import terms_of
 from commtax.verbs.billing import StepBill
-from commtax.verbs.why_effects import engine_effect, factor_effects
-from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, TimePart
+from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, TimePart, engine_effect, factor_effects
 
 SIZED = {"gemm": ("m", "n", "k"), "attention": ("batch", "heads", "kv_heads", "head_dim", "length", "past")}
 """Sizes of a kernel that its own record holds, of products and of attention."""

@@ -1,8 +1,11 @@
-"""The shapes of an explanation: sizes, floor, constants, effects, parts and doubts of one line of a bill."""
+"""The shapes of an explanation: sizes, floor, constants, effects, parts and doubts of one line of a bill; whose effects are."""
 
 from collections.abc import Mapping
 from dataclasses import field
 
+from commtax.catalog.effects import cited, held, mechanism
+from commtax.cost.kernels import Factor
+from commtax.question import Question
 from commtax.records import dataclass
 from commtax.statement import Source
 
@@ -97,3 +100,28 @@ class Explanation:
     effects: tuple[Effect, ...] = ()
     source: Source = NO_SOURCE
     doubts: tuple[str, ...] = ()
+
+
+def engine_effect(q: Question, name: str) -> Effect:
+    """An engine's own number."""
+    return _effect(q, (name, held(q.engine, name) or 0.0))
+
+
+def factor_effects(q: Question, factors: tuple[Factor, ...]) -> tuple[Effect, ...]:
+    """Factors that change something."""
+    return tuple(_effect(q, factor) for factor in factors if float(factor[1]) != 1.0)
+
+
+def _effect(q: Question, factor: Factor) -> Effect:
+    name, value = factor
+    known = mechanism(name)
+    return Effect(name, float(value), known.kind, known.on, known.mechanism, _source(q, name))
+
+
+def _source(q: Question, name: str) -> str:
+    """Whose a number is: an engine's file, the kernels' constants of whole steps, or the question's."""
+    if known := cited(q.engine, name):
+        return f"{q.engine.key} {q.engine.version}: {known}"
+    if "." in name:
+        return f"whole steps of {q.cluster.chip.family} chips (catalog/kernels, {name})"
+    return "as asked for" if mechanism(name).kind == "what-if" else ""

@@ -17,8 +17,7 @@ from commtax.question import WhatIf
 from commtax.spec import Fabric, Path
 from commtax.verbs.asking import terms_of
 from commtax.verbs.billing import StepBill
-from commtax.verbs.why_effects import factor_effects
-from commtax.verbs.why_parts import Explanation, Floor, PricedBy, TimePart, Way
+from commtax.verbs.why_parts import Explanation, Floor, PricedBy, TimePart, Way, factor_effects
 
 CONSTANTS = ("bandwidth_Bps", "launch_s", "hop_s", "extra_s", "each_s", "sqrt_s", "copied", "wire_share", "mesh")
 ACROSS = ("efficiency", "norm", "hops", "pipelining", "eager_s")
