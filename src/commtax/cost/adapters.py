@@ -14,7 +14,7 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.inventory import Tensor, inventory
 from commtax.cost.kernel import Kernel, Step
-from commtax.cost.placement import expert_tp
+from commtax.cost.placement import expert_ranks
 from commtax.cost.tensors import Held, fullest_of, share, stage_params
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan
@@ -51,7 +51,11 @@ def pair(tensor: Tensor, model: Model, plan: Plan, engine: Engine) -> Pair:
     """
     *stack, outputs, inputs = tensor.shape
     matrices = stack[0] / plan.ep if stack else 1
-    part = 1 / expert_tp(plan, engine) if tensor.split == "expert" else share(tensor.split, model, plan, engine, tensor.units)
+    part = (
+        1 / expert_ranks(plan, engine).inside
+        if tensor.split == "expert"
+        else share(tensor.split, model, plan, engine, tensor.units)
+    )
     if _module(tensor).endswith(SPLIT_INPUT):
         return Pair(inputs * part, outputs, matrices)
     return Pair(inputs, outputs * part, matrices)

@@ -14,19 +14,11 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.adapters import adapter_kernels
-from commtax.cost.attention import (
-    BLOCKS,
-    COMPRESSED,
-    LATENT,
-    decode_attention,
-    prefill_attention,
-    projections,
-)
+from commtax.cost.attention import BLOCKS, COMPRESSED, LATENT, decode_attention, prefill_attention, projections
 from commtax.cost.forms.experts import Routed, routed_kernels
 from commtax.cost.kernel import Kernel, Step, input_bytes
 from commtax.cost.linear_attention import delta_kernels, mamba_kernels, quantised_before, streams_read, streams_written
-from commtax.cost.placement import expert_tp, experts_reach, over_replicas, tokens_split
-from commtax.cost.tensors import padded_vocab
+from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.ledger import Part, Place
 from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Tower, Workload
 
@@ -159,7 +151,7 @@ def _dense(s: Step, part: Part, width: Number, gated: bool, count: int, rows: Nu
     both = (2 if gated else 1) * width
     up: tuple[str, Place] = ("gate and up", "gate") if gated else ("up", "up")
     yield (widening := s.gemm(f"{part} {up[0]}", part, up[1], count, rows, both, s.model.hidden, f"{name}.gate_proj"))
-    if s.quantises(widening):
+    if widening.static_scales and s.engine.kernels.quantises_apart:
         yield quantised_before(widening)
     yield s.small(f"{part} activation", part, "activation", count, rows * (both + width))
     yield s.gemm(f"{part} down", part, "down", count, rows, s.model.hidden, width, f"{name}.down_proj")
@@ -228,7 +220,7 @@ def routed(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
         yield from _grouped(s, _sizes(s, f), count, f.bias)
         return
     sizes, behind = _sizes(s, f), s.engine.kernels.experts_apart or s.exchange
-    apart = np.asarray(bool(behind) & over_replicas(s.plan, s.engine))
+    apart = np.asarray(bool(behind) & expert_ranks(s.plan, s.engine).over_replicas)
     if not np.all(apart):
         yield from _fused(s, sizes, pick(apart, 0, count), "")
     if np.any(apart):
@@ -237,14 +229,14 @@ def routed(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
 
 def _sizes(s: Step, f: Experts) -> Routed:
     """Under expert parallelism across replicas a rank works on the tokens of the whole group that chose its experts."""
-    plan, popularity = s.plan, s.engine.kernels.popularity
-    tokens = s.rows * experts_reach(plan, s.engine)
+    plan, popularity, ranks = s.plan, s.engine.kernels.popularity, expert_ranks(s.plan, s.engine)
+    tokens = s.rows * ranks.reach
     slots = f.num_experts + plan.redundant
     active = busiest_active(f, tokens, plan.ep, popularity) * slots / f.num_experts
     load = np.minimum(plan.ep, s.imbalance) if s.imbalance else busiest_rank(f, tokens, plan.ep, popularity, plan.redundant_experts)
     copies = tokens * f.top_k / plan.ep * load
     elsewhere = np.maximum(0.0, tokens * f.top_k - copies)
-    inner, up = f.intermediate / expert_tp(plan, s.engine), 2.0 if f.gated else 1.0
+    inner, up = f.intermediate / ranks.inside, 2.0 if f.gated else 1.0
     owned, hidden = slots / plan.ep, f.latent or s.model.hidden
     return Routed(tokens, copies, elsewhere, np.minimum(active, owned), owned, f.num_experts, hidden, inner, up)
 

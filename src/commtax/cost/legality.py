@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import distinct, pick, some, spread
-from commtax.cost.inventory import EXPERTS, format_of
-from commtax.cost.placement import expert_tp
+from commtax.cost.inventory import EXPERTS, format_of, quantisation
+from commtax.cost.placement import expert_ranks
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
-from commtax.cost.tensors import quantisation, stage_layers
+from commtax.cost.tensors import stage_layers
 from commtax.kept import table
 from commtax.records import dataclass
 from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant
@@ -195,7 +195,7 @@ def _quant_block_broken(c: Case) -> Number:
     """Scales belong to whole tiles or groups: a rank's width must be made of them (mxfp4 and nvfp4 kernels pad instead)."""
     quant = quantisation(c.model, c.plan)
     experts, dense = (_tile(format_of(c.model, name, quant)) for name in (EXPERTS, "mlp.down_proj"))
-    inside = c.moe.intermediate / expert_tp(c.plan, c.engine)
+    inside = c.moe.intermediate / expert_ranks(c.plan, c.engine).inside
     return (inside % experts != 0) | (c.width / c.plan.tp % dense != 0)
 
 
@@ -214,7 +214,7 @@ def _ep_group_broken(c: Case) -> Number:
 
 def _groups_broken(c: Case) -> Number:
     p = c.plan
-    within = p.num_shards * p.cp * p.tp % (p.ep * expert_tp(p, c.engine)) != 0
+    within = p.num_shards * p.cp * p.tp % (p.ep * expert_ranks(p, c.engine).inside) != 0
     return (p.shard != 0) & ((p.shard < 1) | (p.dp % np.maximum(1, p.shard) != 0) | within)
 
 
@@ -224,7 +224,7 @@ BROKEN: dict[str, Callable[[Case], Number]] = {
     "heads-divisible": _heads_broken,
     "kv-heads-divisible": _kv_broken,
     "ffn-divisible": lambda c: c.width % c.plan.tp != 0,
-    "expert-width-divisible": lambda c: c.moe.intermediate % expert_tp(c.plan, c.engine) != 0,
+    "expert-width-divisible": lambda c: c.moe.intermediate % expert_ranks(c.plan, c.engine).inside != 0,
     "quant-block-divisible": _quant_block_broken,
     "layers": lambda c: c.plan.pp > c.model.num_layers,
     "ep-needs-experts": lambda c: (c.plan.ep > 1) & (c.model.experts is None),

@@ -9,10 +9,10 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.adapters import adapter_bytes, trained_params
-from commtax.cost.inventory import EXPERTS, format_of
-from commtax.cost.placement import expert_tp, holders, over_replicas
+from commtax.cost.inventory import EXPERTS, format_of, quantisation
+from commtax.cost.placement import expert_ranks, holders, padded_vocab
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
-from commtax.cost.tensors import Held, by_pp, fullest_layers, held, padded_vocab, quantisation, share, stage_params, total_bytes
+from commtax.cost.tensors import Held, by_pp, fullest_layers, held, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Mamba2, Mixer, Mlp, Model, Number, Plan, TrainStep
@@ -54,7 +54,7 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Itera
         yield WeightLine("absorbed latent projections", up * DTYPE_BYTES[plan.activations_dtype] / plan.tp, 0.0)
     quant = format_of(model, EXPERTS, quantisation(model, plan))
     if engine.memory.mxfp4_multiple > 1 and quant and quant.dtype == "mxfp4":
-        width = (model.experts.intermediate if model.experts else 1) / expert_tp(plan, engine)
+        width = (model.experts.intermediate if model.experts else 1) / expert_ranks(plan, engine).inside
         grown = _padded(model.hidden, engine.memory.mxfp4_multiple) * _padded(width, engine.memory.mxfp4_width_multiple) - 1
         experts = sum((r.bytes_per_rank for r in rows if r.tensor.part == "experts" and r.tensor.linear), start=0.0)
         yield WeightLine("padding of mxfp4 experts", experts * grown, 0.0)
@@ -86,8 +86,9 @@ def _ffn_elements(f: Mlp | Experts, model: Model, plan: Plan, engine: Engine, to
     """Elements alive at the widest point of a feed-forward layer; experts shared by replicas see all their tokens."""
     if isinstance(f, Mlp):
         return tokens * (3 if f.gated else 2) * f.intermediate / plan.tp
-    inner = f.intermediate / expert_tp(plan, engine)
-    seen = np.minimum(tokens * pick(over_replicas(plan, engine), plan.dp, 1), engine.memory.moe_chunk_tokens)
+    ranks = expert_ranks(plan, engine)
+    inner = f.intermediate / ranks.inside
+    seen = np.minimum(tokens * pick(ranks.over_replicas, plan.dp, 1), engine.memory.moe_chunk_tokens)
     copies = seen * f.top_k  # the kernel's buffers are for every choice, also those of other ranks
     shared = tokens * 3 * f.shared_intermediate * share("shared", model, plan, engine)
     return seen * model.hidden + copies * (np.maximum(2 * inner, model.hidden) + inner) - tokens * model.hidden + shared

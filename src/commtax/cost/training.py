@@ -17,7 +17,7 @@ from commtax.cost.adapters import trained_params
 from commtax.cost.forms.form import Table
 from commtax.cost.kernel import Kernel, Terms
 from commtax.cost.kernels import Applied, Factor, applied_s, kernel_line, power_clock, widened
-from commtax.cost.pricing import Pricer, comm_line
+from commtax.cost.pricing import Pricer, comm_lines
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
 from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers
 from commtax.cost.train_traffic import training, updated_params
@@ -36,9 +36,8 @@ BETWEEN = ("dp", "pp")
 def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
     """Price one optimiser step of one rank of the stage that sets the pace."""
     layers, ends, head_share = _compute(t, step)
-    pricer = Pricer(t)
     items = [_as_launched(i, t, head_share) for i in training(t.model, t.plan, step, t.engine, t.settings.ep_backend)]
-    comm = [comm_line(i, pricer, scales(i, t.settings, t.engine)) for i in items]
+    comm = comm_lines(items, Pricer(t), (scales(i, t.settings, t.engine) for i in items))
     m = t.plan.microbatches
     stages: tuple[tuple[Stage, ...], ...] = ("forward",), ("backward", "recompute"), ("weight-gradient",)
     each = _Passes(*(_seconds(layers, m, *of) for of in stages))
