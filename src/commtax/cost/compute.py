@@ -41,16 +41,10 @@ def step_kernels(
     kernels = [*_layers(step), head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
     if engine.key != "torch":
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
-    if sorts and engine.kernels.sort_launches:
-        kernels.append(_sampler(step))
+    if sorts and (launches := engine.kernels.sort_launches):  # of the logits of each row: many passes over all of them
+        moved = work.samples * model.vocab * engine.kernels.sort_bytes / launches / DTYPE_BYTES[plan.activations_dtype]
+        kernels.append(step.small("sampling", "head", "", launches, moved, fusable=False))
     return kernels
-
-
-def _sampler(s: Step) -> Kernel:
-    """Tokens drawn from the most likely ones by an engine that sorts the logits of each row: many passes over all of them."""
-    runs, logits = s.engine.kernels, s.work.samples * s.model.vocab
-    moved = logits * runs.sort_bytes / runs.sort_launches / DTYPE_BYTES[s.plan.activations_dtype]
-    return s.small("sampling", "head", "", runs.sort_launches, moved, fusable=False)
 
 
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine, training: bool = False) -> list[Kernel]:
@@ -170,13 +164,14 @@ def encoder_attention(batch: Number, length: Number, heads: Number, head_dim: Nu
 def tower_kernels(s: Step) -> Iterator[Kernel]:
     """A vision tower over the pictures of a step: patches in, its layers, then what hands tokens to the decoder.
 
-    Ranks share its weights, or each has it whole and looks at its own of the pictures.
+    Ranks share its weights and look at all of them, or each has it whole and looks at its own of the pictures.
     """
     t = s.model.tower
     if t is None or not np.any(s.work.pictures):
         return
-    cut = 1 if s.plan.tower == "data" else s.plan.tp
-    pictures = looked_at(s.plan, s.work)
+    cut, pictures = s.plan.tp, s.work.pictures
+    if s.plan.tower == "data":
+        cut, pictures = 1, np.ceil(s.work.pictures / s.plan.tp)
     rows, first = pictures * s.work.patches, t.tensors[0][1]
     some = pick(np.asarray(pictures) > 0, 1, 0)
     yield s.gemm("tower patches", "tower", "", some, rows, t.hidden, int(np.prod(first)) // t.hidden)
@@ -201,11 +196,6 @@ def _layer_kernels(s: Step, t: Tower, rows: Number, cut: Number, count: Number) 
     yield s.small("tower activation", "tower", "", count, rows * (both + 1) * wide)
 
 
-def looked_at(plan: Plan, work: Workload) -> Number:
-    """Pictures that the busiest rank looks at: all, where ranks share the tower's weights."""
-    return np.ceil(work.pictures / plan.tp) if plan.tower == "data" else work.pictures
-
-
 LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
 """Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
 EXCHANGED = {"deepep_low_latency": "generation", "deepep_high_throughput": "context"}
@@ -216,15 +206,18 @@ GATE, DOWN = "mlp.experts.gate_proj", "mlp.experts.down_proj"  # weights as chec
 
 def routed(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
     """Kernels of the routed part of ``count`` layers on the rank that all others wait for."""
-    if not s.engine.kernels.fused_experts:
-        yield from _grouped(s, _sizes(s, f), count, f.bias)
-        return
     sizes, behind = _sizes(s, f), s.engine.kernels.experts_apart or s.exchange
+    if not s.engine.kernels.fused_experts:
+        yield from _grouped(s, sizes, count, f.bias)
+        return
     apart = np.asarray(bool(behind) & expert_ranks(s.plan, s.engine).over_replicas)
     if not np.all(apart):
         yield from _fused(s, sizes, pick(apart, 0, count), "")
+    if s.exchange:  # it brings a rank only what is for its experts: a token comes once, with all of its copies here
+        missed = np.exp(-sizes.copies / np.maximum(1.0, sizes.tokens))
+        sizes = replace(sizes, tokens=np.maximum(1.0, sizes.tokens * (1 - missed)))
     if np.any(apart):
-        yield from _fused(s, _arrived(sizes) if s.exchange else sizes, pick(apart, count, 0), behind)
+        yield from _fused(s, sizes, pick(apart, count, 0), behind)
 
 
 def _sizes(s: Step, f: Experts) -> Routed:
@@ -239,12 +232,6 @@ def _sizes(s: Step, f: Experts) -> Routed:
     inner, up = f.intermediate / ranks.inside, 2.0 if f.gated else 1.0
     owned, hidden = slots / plan.ep, f.latent or s.model.hidden
     return Routed(tokens, copies, elsewhere, np.minimum(active, owned), owned, f.num_experts, hidden, inner, up)
-
-
-def _arrived(r: Routed) -> Routed:
-    """The same where an exchange brings a rank only what is for its experts: a token comes once, with all of its copies here."""
-    missed = np.exp(-r.copies / np.maximum(1.0, r.tokens))
-    return replace(r, tokens=np.maximum(1.0, r.tokens * (1 - missed)))
 
 
 def _fused(s: Step, r: Routed, count: Number, backend: str) -> Iterator[Kernel]:
@@ -271,9 +258,7 @@ def _grouped(s: Step, r: Routed, count: int, biased: bool) -> Iterator[Kernel]:
     # Tokens are read and written once; a copy is written, read by the activation, written and read back.
     own, sends = r.tokens, s.engine.sends
     passed = r.copies + r.elsewhere
-    if (
-        sends.experts_keep_tp or sends.experts_whole
-    ):  # exchanged by all-to-all: a rank sees its own tokens and those for its experts
+    if sends.experts_keep_tp or sends.experts_whole:  # by all-to-all: a rank sees its own tokens and those for its experts
         own, passed = r.tokens / s.plan.ep, r.copies
     moved = 2 * own * r.hidden + r.copies * 2 * r.hidden + runs.routing_passes * passed * r.hidden
     inside = s.plan.weights_dtype in s.engine.mixes.graphed_experts

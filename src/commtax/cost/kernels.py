@@ -19,7 +19,7 @@ from commtax.cost.forms.form import Parts, Table, from_memory
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, Seen, Terms
 from commtax.ledger import NO_NOTE, Item, Line, Stage, pass_of
 from commtax.records import dataclass
-from commtax.spec import Chip, KernelConstants, KernelHabits, Number
+from commtax.spec import Chip, KernelConstants, Number
 from commtax.statement import Note, Source
 
 ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
@@ -133,7 +133,9 @@ def constants_of(kernel: Kernel, constants: KernelConstants) -> Table:
     """The constants that price a kernel."""
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
-        return _static(table, constants.tables["gemm.bf16"])
+        # The measured fp8 tables quantise each activation inside the timed region; a static scale is applied by the norm or the
+        # activation before: bf16's launch and attained bandwidth, fp8's arithmetic, nothing beside.
+        return {**table, **{name: constants.tables["gemm.bf16"][name] for name in ("t0", "eb", "kl", "kc", "mk")}, "q": 0.0}
     return table
 
 
@@ -248,16 +250,6 @@ def power_clock(chip: Chip, table: Table) -> float:
     return float(min(1.0, (chip.tdp_w / usual * table.get("flops_per_s", peak) / peak) ** CLOCK_OF_POWER))
 
 
-def _static(fp8: Table, bf16: Table) -> Table:
-    """fp8 products whose activations come quantised: bf16's launch and attained bandwidth, fp8's arithmetic, nothing beside.
-
-    The measured fp8 tables quantise each activation inside the timed region; a static scale is applied by the norm or
-    the activation before.
-    """
-    same = {name: bf16[name] for name in ("t0", "eb", "kl", "kc", "mk")}
-    return {**fp8, **same, "q": 0.0}
-
-
 CACHED = ("latent", "absorbed", "sparse", "block", "compressed")
 """What forms of attention begin with whose kernels tell by their arithmetic that a cache is narrow …"""
 ATTENDING = ("decode", "prefill")
@@ -301,10 +293,7 @@ class Applied:
     @property
     def rate(self) -> float:
         """Arithmetic over that of the constants."""
-        rate = 1.0
-        for _, value in self.rates:
-            rate *= value
-        return rate
+        return math.prod(value for _, value in self.rates)
 
 
 def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: Applied) -> Parts:
@@ -352,15 +341,9 @@ def _served_line(kernel: Kernel, applied: Applied, times: Parts, t: Terms) -> Li
 def applied_in_serving(kernel: Kernel, t: Terms) -> Applied:
     """What a served step multiplies onto a kernel.
 
-    In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
+    In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone. In narrow formats
+    an engine's own differs from that of the tables which constants were fitted on.
     """
-    table = t.constants.tables["step.bf16"]
-    clocks: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
-    return Applied((*clocks, *_own_rate(kernel, t.engine.kernels)), t.settings.slow_rank)
-
-
-def _own_rate(kernel: Kernel, runs: KernelHabits) -> tuple[Factor, ...]:
-    """An engine's arithmetic in whole steps against that of the tables which constants were fitted on."""
-    if kernel.dtype == "fp8":
-        return (("fp8_rate", runs.fp8_rate),)
-    return (("fp4_rate", runs.fp4_rate),) if kernel.dtype == "nvfp4" else ()
+    table, own = t.constants.tables["step.bf16"], {"fp8": "fp8_rate", "nvfp4": "fp4_rate"}.get(kernel.dtype)
+    rates: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
+    return Applied((*rates, (own, getattr(t.engine.kernels, own))) if own else rates, t.settings.slow_rank)

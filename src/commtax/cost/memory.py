@@ -248,7 +248,8 @@ def _kept(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine
     The score matrix, where it is kept: softmax output, dropout mask and dropout output (2 + 1 + 2 a head and key).
     """
     whole, split = _layer_bytes(block, hidden)
-    lighter = _quantised_share(plan, engine)
+    # Of the bytes of a product's input, those that are spared where it is kept as it was multiplied.
+    lighter = 1 - min(1.0, DTYPE_BYTES.get(plan.weights_dtype, 2.0) / 2) if engine.trains.keeps_quantised else 0.0
     norms = 4.0 * hidden if "layernorm" in _remade(plan, engine) else 0.0  # outputs of norms: inputs of a layer's first products
     whole = whole - norms - lighter * (4.0 * hidden - norms)
     split = split - _remade_bytes(block, hidden, plan, engine) - lighter * _quantised_bytes(block.ffn, hidden, plan, engine)
@@ -304,11 +305,6 @@ def _remade_bytes(block: Block, hidden: int, plan: Plan, engine: Engine) -> floa
         return up + _ffn_bytes(f, hidden)
     once = engine.trains.remakes_activation or ("moe_act" in named and isinstance(f, Experts))
     return up + (_activated_bytes(f) if once else 0.0)
-
-
-def _quantised_share(plan: Plan, engine: Engine) -> float:
-    """Of the bytes of a product's input, those that are spared where it is kept as it was multiplied."""
-    return 1 - min(1.0, DTYPE_BYTES.get(plan.weights_dtype, 2.0) / 2) if engine.trains.keeps_quantised else 0.0
 
 
 def _quantised_bytes(f: Mlp | Experts | None, hidden: int, plan: Plan, engine: Engine) -> float:

@@ -72,7 +72,10 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     if model.experts and model.experts.latent:
         narrow = rows * model.experts.latent * act
         items += _reduced("latent experts' output", narrow, pick(apart, 0, latents), plan, "feed-forward", "output")
-    items += _state_norms(model, plan, rows)
+    mixers = [m for i in model.layers if isinstance(m := model.blocks[i].mixer, Mamba2)]
+    if mixers:  # state-space layers of one group norm over all of their heads, of which each rank has some
+        one = sum(m.num_groups == 1 for m in mixers)
+        items.append(tp_item("state-space norm", "all-reduce", rows * SUM_BYTES, one, plan, "projections", note=note))
     items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
     items += _served_experts(model, plan, rows, backend, pick(shared, num_moe, 0), split)
@@ -91,15 +94,6 @@ def _expert_sums(model: Model, engine: Engine) -> tuple[int, int]:
         latent += early
         wide += (f.shared_intermediate > 0) + (not early) if early or (f.shared_apart and f.shared_intermediate) else 1
     return wide, latent
-
-
-def _state_norms(model: Model, plan: Plan, rows: Number) -> list[Item]:
-    """State-space layers of one group norm over all of their heads, of which each rank has some."""
-    mixers = [m for i in model.layers if isinstance(m := model.blocks[i].mixer, Mamba2)]
-    if not mixers:
-        return []
-    one, note = sum(m.num_groups == 1 for m in mixers), "sums of squares over all heads, fp32"
-    return [tp_item("state-space norm", "all-reduce", rows * SUM_BYTES, one, plan, "projections", note=note)]
 
 
 def tp_item(
@@ -186,9 +180,7 @@ def _served_experts(model: Model, plan: Plan, rows: Number, backend: str, count:
 
 def dispatched_bytes(plan: Plan, quant: Quant | None) -> float:
     """Bytes of one activation element on its way to an expert: quantised first where the experts' arithmetic is."""
-    if quant is None or quant.weight_only:
-        return DTYPE_BYTES[plan.activations_dtype]
-    kind = quant.activations or quant.dtype
+    kind = "" if quant is None or quant.weight_only else quant.activations or quant.dtype
     if kind == "fp8":
         return 1 + 4 / FP8_SCALE_GROUP
     if kind == "nvfp4":
