@@ -62,7 +62,10 @@ def _kernel_constants(engine: str, chip: str, wanted: str, pace: Pace, timed: bo
         ratio = _slower(layer, chip, pace)
         of_engine = (layer.get(kind, {}).get(engine, {}) for kind in ("engine", "timed"))
         usual, own, alone = (_paced(_tables(part), ratio) for part in (layer, *of_engine))
-        tables = _with_own(tables | usual, own) | (alone if timed else {})
+        # An engine with attention of its own runs no other's for other number formats.
+        attending = tuple(f"{form}." for form in ("decode", "prefill") if f"{form}.bf16" in own)
+        tables = {name: c for name, c in (tables | usual).items() if not name.startswith(attending)} | own
+        tables |= alone if timed else {}
     elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
     assumed = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
     borrowed = family == "generic" or "like" in table("kernels", family)
@@ -145,8 +148,10 @@ def _layers(family: str, chip: str) -> list[Table]:
 
 def _kernel_label(wanted: str, chip: str, engine: str, layers: list[Table]) -> Source:
     """Calibrated on a chip that was measured; on others of its family the constants are transferred to the chip's datasheet."""
-    home = _home(layers)
-    if chip in home or (layers[-1]["key"] == chip != wanted and _has_products(layers[-1], layers[0], engine)):
+    home, own = _home(layers), layers[-1]
+    # A chip's file has matrix products, of every engine or of this one, or its family's were tested there.
+    products = "gemm" in own or "gemm" in own.get("engine", {}).get(engine, {}) or own["key"] in layers[0].get("fitted_on", ())
+    if chip in home or (own["key"] == chip != wanted and products):
         return CALIBRATED
     if not home:
         kin = "" if layers[0]["key"] in ("generic", wanted) else f", these are {layers[0]['key']}'s at its datasheet"
@@ -158,11 +163,6 @@ def _home(layers: list[Table]) -> list[str]:
     """Chips that a family was measured on; none where it only has another family's constants."""
     home: list[str] = [layer for layer in layers if "measured_on" in layer][-1]["measured_on"]
     return home
-
-
-def _has_products(own: Table, family: Table, engine: str) -> bool:
-    """Whether a chip's file has matrix products, of every engine or of this one, or its family's were tested there."""
-    return "gemm" in own or "gemm" in own.get("engine", {}).get(engine, {}) or own["key"] in family.get("fitted_on", ())
 
 
 def _transferred(family: str, home: list[str], chip: str) -> Source:
@@ -201,12 +201,6 @@ def _other_forms(family: Table, engine: str, pace: Pace) -> Tables:
     known = {form.partition("_")[0] for form in family}  # experts_triton: an implementation of the form experts
     unknown = {name: c for name, c in tables.items() if re.split(r"[._]", name)[0] not in known}
     return _paced(unknown, _slower(other, "", pace))
-
-
-def _with_own(tables: Tables, own: Tables) -> Tables:
-    """Tables with an engine's own in their place; an engine with attention of its own runs no other's for other number formats."""
-    forms = tuple(f"{form}." for form in ("decode", "prefill") if f"{form}.bf16" in own)
-    return {name: c for name, c in tables.items() if not name.startswith(forms)} | own
 
 
 def _tables(layer: Table) -> Tables:
