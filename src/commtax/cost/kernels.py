@@ -293,7 +293,8 @@ class Applied:
     @property
     def rate(self) -> float:
         """Arithmetic over that of the constants."""
-        return math.prod(value for _, value in self.rates)
+        rate: float = math.prod(value for _, value in self.rates)
+        return rate
 
 
 def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: Applied) -> Parts:
