@@ -55,7 +55,9 @@ def _kernel_constants(engine: str, chip: str, wanted: str, pace: Pace, timed: bo
     if engine == "textbook":
         return KernelConstants("roofline", BY_DEFINITION, _tables(table("kernels", "roofline")))
     family = wanted if wanted in stems("kernels") else "generic"
-    layers = _layers(family, chip)
+    file = table("kernels", family)
+    # Files of constants, each correcting those before it: of the family that a family is like, its own, and the chip's.
+    layers = [*([table("kernels", file["like"])] if "like" in file else []), file, *_of_chip(chip)]
     others = _other_forms(layers[0], engine, pace)
     tables = others
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
@@ -68,7 +70,7 @@ def _kernel_constants(engine: str, chip: str, wanted: str, pace: Pace, timed: bo
         tables |= alone if timed else {}
     elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
     assumed = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
-    borrowed = family == "generic" or "like" in table("kernels", family)
+    borrowed = family == "generic" or "like" in file
     tables |= {name: _wide(name, tables[name]) for name in (tables if borrowed else assumed)}
     return KernelConstants(family, _kernel_label(wanted, chip, engine, layers), tables, _moved(chip, layers, tables) | assumed)
 
@@ -137,13 +139,6 @@ def _at(c: Mapping[str, float], ratio: Ratio) -> Mapping[str, float]:
         return c
     by_name = dict.fromkeys(LATENCIES, ratio[0]) | dict.fromkeys(SHARED, ratio[1])
     return {key: value * by_name.get(key, 1.0) for key, value in c.items()}
-
-
-def _layers(family: str, chip: str) -> list[Table]:
-    """Files of constants, each correcting those before it: of the family that a family is like, its own, and the chip's."""
-    own = table("kernels", family)
-    alike = [table("kernels", own["like"])] if "like" in own else []
-    return [*alike, own, *_of_chip(chip)]
 
 
 def _kernel_label(wanted: str, chip: str, engine: str, layers: list[Table]) -> Source:

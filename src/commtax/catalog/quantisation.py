@@ -85,7 +85,9 @@ def _checked(quant: Quant, key: str) -> Quant:
 
 def _finished(quant: Quant, config: Config, family: Config) -> Quant:
     """What all methods have: the family's spelling and what it never quantises, counts of folded lists, the cache's format."""
-    counted = tuple({**_counted(config), **dict(quant.counted)}.items())
+    folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
+    stand_for = {str(name): int(count) for patterns in folded for name, count in patterns.items()}
+    counted = tuple({**stand_for, **dict(quant.counted)}.items())
     ignored, spelled = (*quant.ignored, *family.get("plain", ())), tuple((*pair,) for pair in family.get("names", ()))
     parts = tuple(replace(p, method=quant.method, counted=(*counted, *p.counted), spelled=spelled) for p in quant.parts)
     return replace(quant, ignored=ignored, counted=counted, spelled=spelled, parts=parts, kv_dtype=_kv_dtype(config))
@@ -101,12 +103,6 @@ def _listed(value: Json) -> tuple[str, ...]:
 
 def _first_expert(name: str) -> str:
     return name if name.startswith("re:") else re.sub(r"\bexperts\.\d+\b", "experts.0", name)
-
-
-def _counted(config: Config) -> dict[str, int]:
-    """Patterns of folded lists with what each stands for."""
-    folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
-    return {str(name): int(count) for patterns in folded for name, count in patterns.items()}
 
 
 def _kv_dtype(config: Config) -> str:

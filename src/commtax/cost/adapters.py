@@ -56,7 +56,7 @@ def pair(tensor: Tensor, model: Model, plan: Plan, engine: Engine) -> Pair:
         if tensor.split == "expert"
         else share(tensor.split, model, plan, engine, tensor.units)
     )
-    if _module(tensor).endswith(SPLIT_INPUT):
+    if tensor.name.removesuffix(".weight").endswith(SPLIT_INPUT):
         return Pair(inputs * part, outputs, matrices)
     return Pair(inputs, outputs * part, matrices)
 
@@ -89,7 +89,8 @@ def adapter_kernels(s: Step) -> list[Kernel]:
     packed: dict[tuple[int, str], list[Tensor]] = {}
     for tensor in inventory(s.model):
         if tensor.linear and tensor.where >= 0:
-            packed.setdefault((tensor.where, _group(tensor)), []).append(tensor)
+            path, _, last = tensor.name.removesuffix(".weight").rpartition(".")
+            packed.setdefault((tensor.where, f"{path}.{TOGETHER.get(last, last)}"), []).append(tensor)
     groups = ((group.rpartition(".")[2], tensors, s.model.layers.count(where)) for (where, group), tensors in packed.items())
     return [kernel for one in groups for kernel in _pair_kernels(s, *one)]
 
@@ -118,13 +119,3 @@ def _routed(s: Step, tensor: Tensor) -> tuple[Number, Number]:
     assert isinstance(ffn, Experts)
     rows = s.rows * ffn.top_k / s.plan.ep
     return rows, np.minimum(ffn.num_experts / s.plan.ep, rows)
-
-
-def _module(tensor: Tensor) -> str:
-    return tensor.name.removesuffix(".weight")
-
-
-def _group(tensor: Tensor) -> str:
-    """The packed module that a tensor belongs to."""
-    path, _, last = _module(tensor).rpartition(".")
-    return f"{path}.{TOGETHER.get(last, last)}"

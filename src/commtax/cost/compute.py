@@ -72,7 +72,12 @@ def _parts(model: Model, training: bool) -> tuple[tuple[Maker, object, int], ...
     groups: dict[tuple[Maker, object], int] = {}
     for index, block in enumerate(model.blocks):
         halves = (block.mixer is not None) + (block.ffn is not None)
-        for key in (*_mixing(block.mixer, training), *_widening(block.ffn), (_norms, block.num_norms), (stream_kernels, halves)):
+        keys: list[tuple[Maker, object]] = [*_mixing(block.mixer, training)]
+        if isinstance(block.ffn, Mlp):
+            keys.append((_mlp, block.ffn))
+        elif block.ffn:  # layers whose experts are chosen by a table or with a corrected score have the kernels of the others
+            keys.append((_mixture, replace(block.ffn, hashed=0, correction_bias=False)))
+        for key in (*keys, (_norms, block.num_norms), (stream_kernels, halves)):
             groups[key] = groups.get(key, 0) + model.layers.count(index)
     return tuple((make, thing, count) for (make, thing), count in groups.items())
 
@@ -95,14 +100,6 @@ def _mixing(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object
         yield delta_kernels, mixer
     elif mixer:
         yield mamba_kernels, mixer
-
-
-def _widening(ffn: Mlp | Experts | None) -> Iterator[tuple[Maker, object]]:
-    """Layers whose experts are chosen by a table or with a corrected score have the kernels of the others."""
-    if isinstance(ffn, Mlp):
-        yield _mlp, ffn
-    elif ffn:
-        yield _mixture, replace(ffn, hashed=0, correction_bias=False)
 
 
 def _norms(s: Step, num_norms: int, count: int) -> Iterator[Kernel]:

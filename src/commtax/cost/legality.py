@@ -105,14 +105,6 @@ class Case:
         return f" does not divide the {self.ep_ranks} ranks that experts may be spread over"
 
     @property
-    def whole(self) -> str:
-        return f"{', '.join(WHOLE[:-1])} and {WHOLE[-1]}"
-
-    @property
-    def sizes(self) -> str:
-        return ", ".join(map(str, _sizes(self.plan)))
-
-    @property
     def laid(self) -> str:
         """Its sizes and the GPUs that they multiply to."""
         p = self.plan
