@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from commtax.cost.inventory import num_params
-from commtax.measure.arch import Arch
-from commtax.measure.comm import Group
-from commtax.measure.engine import Engine
-from commtax.measure.job import Job
-from commtax.measure.weights import Random, load
+from commtax_lab.measure.arch import Arch
+from commtax_lab.measure.comm import Group
+from commtax_lab.measure.engine import Engine
+from commtax_lab.measure.job import Job
+from commtax_lab.measure.weights import Random, load
 
 MODELS = ("llama-3.1-8b", "llama-3.2-3b", "qwen3-8b", "llama-2-7b", "llama-3.2-1b")
 DEGREES, BATCHES = (1, 2, 4, 8), (1, 8, 32, 128)

@@ -5,8 +5,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from commtax.measure.job import Job
-from commtax.measure.tp import run_all
+from commtax_lab.measure.job import Job
+from commtax_lab.measure.tp import run_all
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -50,7 +50,7 @@ def show():
     """The capture as ``commtax measure tp`` prints it (python capture.py)."""
     from rich.console import Console
 
-    from commtax.report.measuring import show_tp
+    from commtax_lab.report.measuring import show_tp
 
     show_tp(Console(width=140), run("cpu", {})[0])
 

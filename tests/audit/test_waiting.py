@@ -12,13 +12,13 @@ pytest.importorskip("torch")
 
 from commtax import catalog
 from commtax.catalog import profile as overlay
-from commtax.measure.comm import Sent
-from commtax.measure.engine import OFF_CORE, SENDING, Engine
-from commtax.measure.generate import Measured, Part, Run
-from commtax.measure.job import Job
-from commtax.measure.reconcile import document
-from commtax.report.measuring import show_tp
 from commtax.verbs.billing import bill
+from commtax_lab.measure.comm import Sent
+from commtax_lab.measure.engine import OFF_CORE, SENDING, Engine
+from commtax_lab.measure.generate import Measured, Part, Run
+from commtax_lab.measure.job import Job
+from commtax_lab.measure.reconcile import document
+from commtax_lab.report.measuring import show_tp
 
 JOB = Job(model="llama-3.2-1b", random=True, layers=1, tp=2, device="cpu", dtype="fp32", impl="shm", cluster="2xcpu", output_len=4)
 ORDER = [Sent("attention output", "all-reduce", 8192), Sent("logits", "all-gather", 4096)]

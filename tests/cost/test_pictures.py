@@ -89,5 +89,5 @@ def test_the_command_says_it_and_the_launch_command_too():
     words += " --mm-encoder-tp-mode data"
     said = run_here(*words.split())
     assert said.returncode == 0, said.stderr
-    assert "2 pictures of 1024x1024 a prompt" in said.stdout
+    assert "2 pictures of 1024x1024 per prompt" in said.stdout
     assert "--mm-encoder-tp-mode data" in said.stdout

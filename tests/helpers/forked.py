@@ -10,9 +10,9 @@ import sys
 import warnings
 from contextlib import contextmanager
 
-from commtax.measure import launch
+from commtax_lab.measure import launch
 
-RANK = ["-m", "commtax.measure.rank"]
+RANK = ["-m", "commtax_lab.measure.rank"]
 
 
 class Forked:

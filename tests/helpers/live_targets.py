@@ -7,11 +7,11 @@ import time
 import torch
 import torch.distributed as dist
 
-from commtax.measure import launch
-from commtax.measure.comm import wire
-from commtax.measure.tp import measure_all
-from commtax.measure.worker import gather, report
 from commtax.statement import Refusal
+from commtax_lab.measure import launch
+from commtax_lab.measure.comm import wire
+from commtax_lab.measure.tp import measure_all
+from commtax_lab.measure.worker import gather, report
 
 
 def four(where, jobs):

@@ -15,12 +15,12 @@ import live_models
 from cli_run import run_here
 from commtax import catalog
 from commtax.cli import main
-from commtax.measure.arch import arch
-from commtax.measure.comm import Group
-from commtax.measure.engine import Engine
-from commtax.measure.generate import generate, prompts
-from commtax.measure.weights import Checkpoint, load
 from commtax.traces.profilers import kineto
+from commtax_lab.measure.arch import arch
+from commtax_lab.measure.comm import Group
+from commtax_lab.measure.engine import Engine
+from commtax_lab.measure.generate import generate, prompts
+from commtax_lab.measure.weights import Checkpoint, load
 from commtax_lab.report.experiment import markdown
 from commtax_lab.study import builtin, experiment, recipe
 from commtax_lab.study.driving import Asked

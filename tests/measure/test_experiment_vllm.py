@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cli_run import run_here
 from commtax import catalog
 from commtax.cli import main
-from commtax.measure import machine
+from commtax_lab.measure import machine
 from commtax_lab.report.experiment import markdown
 from commtax_lab.study import vllm_setup
 from commtax_lab.study.vllm import FailedRunError, _alike

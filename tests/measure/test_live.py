@@ -21,21 +21,21 @@ from commtax.audit import audit
 from commtax.catalog import physics
 from commtax.cli import main
 from commtax.cost.compute import step_kernels
-from commtax.measure import box, launch, machine
-from commtax.measure.arch import arch, described
-from commtax.measure.collectives import doubling
-from commtax.measure.comm import Group
-from commtax.measure.engine import Engine
-from commtax.measure.generate import generate, prompts
-from commtax.measure.job import Job
-from commtax.measure.reconcile import document, passed
-from commtax.measure.tp import run_all
-from commtax.measure.weights import Checkpoint, Random, load
 from commtax.question import workload
 from commtax.results.nccl_tests import parse
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.verbs.billing import bill
+from commtax_lab.measure import box, launch, machine
+from commtax_lab.measure.arch import arch, described
+from commtax_lab.measure.collectives import doubling
+from commtax_lab.measure.comm import Group
+from commtax_lab.measure.engine import Engine
+from commtax_lab.measure.generate import generate, prompts
+from commtax_lab.measure.job import Job
+from commtax_lab.measure.reconcile import document, passed
+from commtax_lab.measure.tp import run_all
+from commtax_lab.measure.weights import Checkpoint, Random, load
 from paths import HELPERS
 
 CPU = torch.device("cpu")
@@ -239,7 +239,7 @@ def test_what_a_rank_refuses_is_refused_here():
 SCRIPT = """
 import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and that is respected
-from commtax.measure import launch
+from commtax_lab.measure import launch
 launch.run("live_targets:forever", {}, int(sys.argv[1]), watch=lambda pids: print(*pids, flush=True))
 """
 
@@ -297,7 +297,7 @@ def test_a_stopped_rank_is_lost_and_named():
 
 HOLDER = """
 import sys, time
-from commtax.measure.launch import run_folder
+from commtax_lab.measure.launch import run_folder
 with run_folder() as folder:
     print(folder, flush=True)
     time.sleep(600)
@@ -347,7 +347,7 @@ def command(capsys, *words):
 
 
 def test_under_torchrun(checkpoints, tmp_path):
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "commtax.measure.tp"]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "commtax_lab.measure.tp"]
     asked = ["--device", "cpu", "--cluster", "2xcpu", "--input-len", "12", "--output-len", "4"]
     done = subprocess.run(
         [*start, *asked, "--model", str(checkpoints["llama"][0])],

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import live_models
 from cli_run import run_here
 from commtax import catalog
-from commtax.measure.job import Job
 from commtax.spec.stream import Lengths, Stream
+from commtax_lab.measure.job import Job
 from commtax_lab.study import live
 from commtax_lab.study.predicting import compared, figures, predicted, slower
 from commtax_lab.study.serving import Made

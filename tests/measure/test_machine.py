@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from commtax.measure import machine
-from commtax.measure.machine import Facts
+from commtax_lab.measure import machine
+from commtax_lab.measure.machine import Facts
 from commtax_lab.study.leash import leashed
 from commtax_lab.study.vllm import failure
 from each import each

@@ -18,6 +18,7 @@ from commtax.options import options, page_keys, refused_by, taken_by
 from commtax.question import PARTS, Question
 from commtax.verbs import checking, keywords
 from each import each
+from paths import ROOT
 
 SOURCE = Path(commtax.__file__).parent
 LLAMA = ("llama-3.1-8b", "8xh100-sxm")
@@ -134,7 +135,7 @@ def test_eager_is_an_option_of_every_command(words):
 
 def test_typed_keywords_are_what_the_table_says():
     """``python benchmarks/keywords.py`` writes them."""
-    path = Path(__file__).parents[1] / "benchmarks" / "keywords.py"
+    path = ROOT / "benchmarks" / "keywords.py"
     spec = importlib.util.spec_from_file_location("keywords_writer", path)
     writer = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(writer)

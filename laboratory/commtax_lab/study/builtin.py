@@ -10,15 +10,15 @@ from statistics import median
 import torch
 
 from commtax.files import Document
-from commtax.measure import launch, machine
-from commtax.measure.engine import Engine
-from commtax.measure.generate import Measured, Turn, generate, measured, prompts, turns
-from commtax.measure.job import Job
-from commtax.measure.reconcile import by_collective, document
-from commtax.measure.tracing import Named, trace
-from commtax.measure.worker import Place, report
 from commtax.results.bench_record import Bench
 from commtax.traces.profilers import kineto
+from commtax_lab.measure import launch, machine
+from commtax_lab.measure.engine import Engine
+from commtax_lab.measure.generate import Measured, Turn, generate, measured, prompts, turns
+from commtax_lab.measure.job import Job
+from commtax_lab.measure.reconcile import by_collective, document
+from commtax_lab.measure.tracing import Named, trace
+from commtax_lab.measure.worker import Place, report
 from commtax_lab.study.driving import ALL_REDUCE, Asked, Done, Driver, allreduces, check, served
 from commtax_lab.study.recipe import Recipe, Run, arrivals, lengths
 from commtax_lab.study.serving import Server, requests, result, serve

@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import median
 
 from commtax.files import Document
-from commtax.measure.launch import LOST_S
 from commtax.results.bench_record import METRICS, Bench
 from commtax.spec import Model
 from commtax.traces.meeting import meet
 from commtax.traces.trace import Trace
+from commtax_lab.measure.launch import LOST_S
 from commtax_lab.study.recipe import Run
 
 ALL_REDUCE = "all-reduce"

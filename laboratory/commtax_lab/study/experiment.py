@@ -18,9 +18,9 @@ from typing import Any
 from commtax import files
 from commtax.catalog import profile as overlay
 from commtax.files import Document
-from commtax.measure.machine import tool
 from commtax.statement import Refusal
 from commtax.verbs.asking import ask
+from commtax_lab.measure.machine import tool
 from commtax_lab.study.driving import Asked, Driver, check
 from commtax_lab.study.findings import Prices, analyse, answers
 from commtax_lab.study.recipe import Run, dataset_lengths, recipe, runs
@@ -129,7 +129,7 @@ def _constants(asked: Asked, driver: Driver, progress: Progress) -> tuple[str, s
         return asked.profile, ""
     if asked.engine != "builtin":
         return "", f"{asked.engine} was not calibrated on this machine (--profile of `commtax measure calibrate` comes nearest)"
-    from commtax.measure import box
+    from commtax_lab.measure import box
 
     ranks = max(asked.degrees)
     file = asked.out / f"profile-{ranks}-ranks-{driver.dtype}.json"

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from commtax.measure import launch
-from commtax.measure.generate import prompts
-from commtax.measure.job import Job
-from commtax.measure.worker import Place, gather, report
 from commtax.sim.streams import drawn
 from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Refusal
+from commtax_lab.measure import launch
+from commtax_lab.measure.generate import prompts
+from commtax_lab.measure.job import Job
+from commtax_lab.measure.worker import Place, gather, report
 from commtax_lab.study.serving import Made, Request, Server, requests, serve
 from commtax_lab.study.surface import Step, Timings, grid, most_per_s, surface
 

@@ -8,10 +8,10 @@ import numpy as np
 from commtax import catalog
 from commtax.cost.surface import Surface
 from commtax.files import Document
-from commtax.measure import machine
 from commtax.sim.serving.book import Rules
 from commtax.sim.serving.running import Fleet, Workers
 from commtax.sim.serving.running import run as simulated
+from commtax_lab.measure import machine
 from commtax_lab.study.live import Array, Seen, Served, Service
 from commtax_lab.study.surface import Timings, apart, most_per_s, surface, together
 

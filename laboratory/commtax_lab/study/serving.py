@@ -17,12 +17,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commtax.measure.arch import Arch
-from commtax.measure.comm import Group
-from commtax.measure.engine import Blocks, Engine
-from commtax.measure.generate import prompts
-from commtax.measure.weights import Weights
 from commtax.results.bench_record import Bench
+from commtax_lab.measure.arch import Arch
+from commtax_lab.measure.comm import Group
+from commtax_lab.measure.engine import Blocks, Engine
+from commtax_lab.measure.generate import prompts
+from commtax_lab.measure.weights import Weights
 
 
 class Slots(Blocks):

@@ -24,11 +24,11 @@ from typing import Any
 from commtax import catalog
 from commtax.files import Document
 from commtax.logs.engine_logs import vllm_log
-from commtax.measure import launch, machine
 from commtax.results import bench
 from commtax.results.bench_record import Bench
 from commtax.traces.profilers import kineto
 from commtax_lab import lab_table
+from commtax_lab.measure import launch, machine
 from commtax_lab.study import vllm_setup
 from commtax_lab.study.driving import Asked, Done, Driver, allreduces, check, served
 from commtax_lab.study.leash import leashed

@@ -16,11 +16,11 @@ from pathlib import Path
 from commtax import catalog
 from commtax.cost.tensors import held
 from commtax.files import Document, write_text
-from commtax.measure import machine
 from commtax.spec import Model, Plan
 from commtax.statement import Refusal
 from commtax.units import format_bytes
 from commtax_lab import lab_table
+from commtax_lab.measure import machine
 from commtax_lab.study.driving import check
 
 GiB = 2**30

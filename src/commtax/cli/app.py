@@ -16,10 +16,10 @@ BAD_INPUT, FAULT = 2, 70
 LONGEST = 1_000  # signs of an error's line
 VERBS = (
     *("audit", "bill", "calibrate", "catalog", "compare", "expect", "fit"),
-    *("measure", "pipeline", "plan", "simulate", "web"),
+    *("pipeline", "plan", "simulate", "web"),
 )
 """Each verb is a file of its name, with its command in it."""
-LABORATORY = ("claims", "catalog constants", "validate", "measure serve", "measure experiment")
+LABORATORY = ("claims", "catalog constants", "measure", "validate")
 """Commands of the laboratory, which is a package of its own."""
 
 
@@ -46,10 +46,7 @@ def commands(arguments: list[str]) -> click.Group:
 
 
 def add_laboratory(arguments: list[str]) -> None:
-    """The commands that the laboratory brings along, some of them below a verb; one that is not there is refused by name.
-
-    Where the verb is no group of commands, the line's first two words become one.
-    """
+    """The commands that the laboratory brings along; one that is not there is refused by name. Two words of one become one."""
     from importlib.metadata import entry_points
 
     found = {entry.name: entry for entry in entry_points(group="commtax.commands")}
@@ -58,14 +55,9 @@ def add_laboratory(arguments: list[str]) -> None:
     if meant and meant not in found:
         raise Refusal(f"{meant}: belongs to the laboratory, which is not installed (pip install 'commtax[lab]')")
     for name in [meant] if meant else found:
-        verb, _, below = name.partition(" ")
-        group = app.commands.get(verb)
-        if isinstance(group, click.Group):
-            group.add_command(found[name].load(), below)
-        elif not below or meant:
+        if meant or " " not in name:
             app.add_command(found[name].load(), name)
-            if meant:
-                arguments[: len(name.split())] = [name]
+    arguments[: len(meant.split())] = [meant] if meant else []
 
 
 def main(argv: list[str] | None = None) -> None:

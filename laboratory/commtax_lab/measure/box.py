@@ -25,21 +25,21 @@ from commtax.cost.collectives import ring_factor
 from commtax.cost.compute import step_kernels
 from commtax.cost.kernel import Kernel
 from commtax.files import Document
-from commtax.measure import launch, machine
-from commtax.measure.arch import Arch, described
-from commtax.measure.collectives import OPS, alpha_beta
-from commtax.measure.comm import Group, Wire, check_impl, wire
-from commtax.measure.engine import Engine
-from commtax.measure.generate import Run, Turn, generate, prompts, quiet
-from commtax.measure.job import DTYPES
-from commtax.measure.weights import Random, load
-from commtax.measure.worker import Place, gather, report
 from commtax.question import workload
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.units import plural
+from commtax_lab.measure import launch, machine
+from commtax_lab.measure.arch import Arch, described
+from commtax_lab.measure.collectives import OPS, alpha_beta
+from commtax_lab.measure.comm import Group, Wire, check_impl, wire
+from commtax_lab.measure.engine import Engine
+from commtax_lab.measure.generate import Run, Turn, generate, prompts, quiet
+from commtax_lab.measure.job import DTYPES
+from commtax_lab.measure.weights import Random, load
+from commtax_lab.measure.worker import Place, gather, report
 
-TARGET = "commtax.measure.box:measure_box"
+TARGET = "commtax_lab.measure.box:measure_box"
 DTYPES_HERE = ("fp32", "bf16")
 RANKS = (2, 4)  # what the calibration models divide by
 ROUNDS = 3

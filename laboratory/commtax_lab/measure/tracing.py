@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from commtax.measure.engine import Engine
+from commtax_lab.measure.engine import Engine
 
 
 @contextmanager

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from commtax import catalog
 from commtax.cost.collectives import ring_factor
 from commtax.files import Document
-from commtax.measure import launch, machine
-from commtax.measure.comm import CUDA_OK, Wire, check_impl, wire
-from commtax.measure.worker import Place, gather, meet, report
 from commtax.statement import Refusal
+from commtax_lab.measure import launch, machine
+from commtax_lab.measure.comm import CUDA_OK, Wire, check_impl, wire
+from commtax_lab.measure.worker import Place, gather, meet, report
 
-TARGET = "commtax.measure.collectives:sweep"
+TARGET = "commtax_lab.measure.collectives:sweep"
 OPS = ("all-reduce", "all-gather")
 BATCHES = 5
 BATCH_S = 0.03  # as many calls in a batch as take about this long …

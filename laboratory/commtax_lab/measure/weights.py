@@ -16,8 +16,8 @@ import torch
 
 from commtax import files
 from commtax.catalog.models import safetensors_header
-from commtax.measure.arch import Arch
 from commtax.statement import Refusal
+from commtax_lab.measure.arch import Arch
 
 STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from commtax import catalog
 from commtax.cost.collectives import ring_factor
-from commtax.measure import machine
 from commtax.spec import Link
 from commtax.statement import Refusal
+from commtax_lab.measure import machine
 
 IMPLEMENTATIONS = ("gloo", "nccl", "shm")
 CUDA_OK = ("nccl",)
@@ -92,7 +92,7 @@ def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "
         raise Refusal(f"impl '{impl}': {'nccl carries CUDA tensors' if device == 'cuda' else 'gloo or shm carry CPU tensors'}")
     carrier: Wire = Torch()
     if impl == "shm":  # loaded only where it is asked for: its semaphores are not on every system
-        from commtax.measure.shm import SharedMemory
+        from commtax_lab.measure.shm import SharedMemory
 
         carrier = SharedMemory(rank, ranks)
     if emulate and device == "cuda":

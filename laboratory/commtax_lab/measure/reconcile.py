@@ -11,14 +11,14 @@ from commtax.cost.caches import kv_bytes_per_token
 from commtax.cost.compute import step_kernels
 from commtax.cost.tensors import held
 from commtax.files import Document
-from commtax.measure import machine
-from commtax.measure.comm import Sent
-from commtax.measure.engine import OFF_CORE
-from commtax.measure.generate import Measured, Part, Run, Turn, quiet, turns
-from commtax.measure.job import Job
 from commtax.question import Question, workload
 from commtax.verbs.asking import settle
 from commtax.verbs.billing import StepBill, price, sent, with_link
+from commtax_lab.measure import machine
+from commtax_lab.measure.comm import Sent
+from commtax_lab.measure.engine import OFF_CORE
+from commtax_lab.measure.generate import Measured, Part, Run, Turn, quiet, turns
+from commtax_lab.measure.job import Job
 
 UNCALIBRATED = (
     "no prediction: this machine is not calibrated; "

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from commtax import catalog
-from commtax.measure.launch import SEMAPHORE, owner
+from commtax_lab.measure.launch import SEMAPHORE, owner
 
 CPU_CARRIERS = ("gloo", "shm")
 CPUINFO = Path("/proc/cpuinfo")

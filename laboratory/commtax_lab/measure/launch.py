@@ -189,7 +189,7 @@ def _start(rank: int, ranks: int, folder: Path) -> subprocess.Popen[bytes]:
         FOLDER: str(folder),
         PARENT: str(os.getpid()),
     }
-    return started([sys.executable, "-m", "commtax.measure.rank"], folder / LOG.format(rank), environment)
+    return started([sys.executable, "-m", "commtax_lab.measure.rank"], folder / LOG.format(rank), environment)
 
 
 def started(command: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:

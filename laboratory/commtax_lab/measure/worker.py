@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from commtax.measure import machine
-from commtax.measure.launch import FOLDER, NEWS, RESULT, TASK, put, take
+from commtax_lab.measure import machine
+from commtax_lab.measure.launch import FOLDER, NEWS, RESULT, TASK, put, take
 
 LOST_S = 120.0  # a collective that waits longer than this has lost a rank …
 WATCHED_S = 3600.0  # … unless a launcher watches: then a rank may compute alone for long

@@ -16,10 +16,10 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from commtax.measure.arch import Arch, rotary
-from commtax.measure.comm import Group, Sent
-from commtax.measure.weights import Layer, Weights
 from commtax.statement import Refusal
+from commtax_lab.measure.arch import Arch, rotary
+from commtax_lab.measure.comm import Group, Sent
+from commtax_lab.measure.weights import Layer, Weights
 
 SENDING = ""  # the line of what passes inside a collective: the group's ledger holds it
 OFF_CORE = "waiting for a core"  # the line of what others took from this thread while it had something to compute

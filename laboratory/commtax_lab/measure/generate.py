@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from commtax.measure.comm import Sent
-from commtax.measure.engine import Engine
-from commtax.measure.worker import Place, gather
 from commtax.units import plural
+from commtax_lab.measure.comm import Sent
+from commtax_lab.measure.engine import Engine
+from commtax_lab.measure.worker import Place, gather
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""``python -m commtax.measure.rank``: one rank of a run, which ends with its launcher from before it loads anything heavy."""
+"""``python -m commtax_lab.measure.rank``: one rank of a run, which ends with its launcher from before it loads anything heavy."""
 
 import gc
 import importlib
@@ -10,8 +10,8 @@ import time
 import traceback
 from pathlib import Path
 
-from commtax.measure.launch import FOLDER, LOOK_S, PARENT, REFUSAL, REFUSED, put
 from commtax.statement import Refusal
+from commtax_lab.measure.launch import FOLDER, LOOK_S, PARENT, REFUSAL, REFUSED, put
 
 
 def follow(folder: Path, parent: int) -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     folder, parent = Path(os.environ[FOLDER]), int(os.environ[PARENT])
     threading.Thread(target=follow, args=(folder, parent), daemon=True).start()
     gc.disable()  # what is loaded stays: looking through it for garbage would be a tenth of the start
-    worker = importlib.import_module("commtax.measure.worker")
+    worker = importlib.import_module("commtax_lab.measure.worker")
     gc.freeze()
     gc.enable()
     worker.main()

@@ -1,6 +1,6 @@
 """TP=1 and TP=N of one model, for real: weights and KV of each rank, collectives counted, logits compared, steps timed.
 
-``python -m commtax.measure.tp`` runs under torchrun and Slurm too (torch and NumPy are enough); without them it starts
+``python -m commtax_lab.measure.tp`` runs under torchrun and Slurm too (torch and NumPy are enough); without them it starts
 its own ranks on this machine.
 """
 
@@ -18,17 +18,17 @@ import torch.distributed as dist
 
 from commtax import files
 from commtax.files import Document
-from commtax.measure import launch
-from commtax.measure.comm import Group
-from commtax.measure.engine import Engine
-from commtax.measure.generate import Logits, Measured, Run, generate, measured, prompts
-from commtax.measure.job import TOLERANCE, Job
-from commtax.measure.reconcile import document, passed
-from commtax.measure.tracing import Named, trace
-from commtax.measure.worker import Place, join, leave, meet, pin, place, report
 from commtax.statement import Refusal
+from commtax_lab.measure import launch
+from commtax_lab.measure.comm import Group
+from commtax_lab.measure.engine import Engine
+from commtax_lab.measure.generate import Logits, Measured, Run, generate, measured, prompts
+from commtax_lab.measure.job import TOLERANCE, Job
+from commtax_lab.measure.reconcile import document, passed
+from commtax_lab.measure.tracing import Named, trace
+from commtax_lab.measure.worker import Place, join, leave, meet, pin, place, report
 
-TARGET = "commtax.measure.tp:measure_all"
+TARGET = "commtax_lab.measure.tp:measure_all"
 
 
 def run_all(jobs: Sequence[Job], **launching: Any) -> list[Document]:
@@ -121,7 +121,7 @@ def _compare(one: Run, many: Run, tolerance: float) -> Logits:
 
 def _arguments(argv: list[str] | None) -> tuple[Job, str]:
     """The options of ``commtax measure tp``, for machines that have torch and NumPy only."""
-    parser = argparse.ArgumentParser(prog="python -m commtax.measure.tp", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m commtax_lab.measure.tp", description=__doc__)
     parser.add_argument("--output", default="", help="write the document to a file as well")
     for f in fields(Job):
         name = "--" + f.name.replace("_", "-")

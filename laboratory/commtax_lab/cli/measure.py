@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,16 @@ from typing import Any
 import click
 from rich.console import Console
 
+from commtax import catalog
 from commtax.cli.options import taking
 from commtax.cli.output import Output
 from commtax.files import Document, check_writable, write_text
-from commtax.report import measuring
 from commtax.statement import Refusal
+from commtax_lab.report import measuring
+from commtax_lab.report.live import show_serving
+
+DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
+"""What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""
 
 
 @click.group("measure")
@@ -38,9 +44,9 @@ def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, 
 
     commtax measure tp --random llama-3.2-1b --layers 2 -tp 2
     """
-    from commtax.measure.job import Job
-    from commtax.measure.reconcile import passed
-    from commtax.measure.tp import run_all
+    from commtax_lab.measure.job import Job
+    from commtax_lab.measure.reconcile import passed
+    from commtax_lab.measure.tp import run_all
 
     job = Job(**weights_of(model, random_model), **options)
     with ranks_named(), bar("rounds", job.repeats, as_json) as advance:
@@ -66,7 +72,7 @@ def collectives_command(
 
     commtax measure collectives --impl gloo,shm --ranks 2 --max 1M
     """
-    from commtax.measure.collectives import doubling, measure
+    from commtax_lab.measure.collectives import doubling, measure
 
     sizes = doubling(int(least), int(most))
     for place, what in ((output, "output"), (plot, "plot")):
@@ -89,13 +95,94 @@ def calibrate_command(output: str, ranks: int, dtype: str, impl: list[str], name
 
     commtax measure calibrate -o this-box.json
     """
-    from commtax.measure.box import STAGES, calibrate
+    from commtax_lab.measure.box import STAGES, calibrate
 
     check_writable(output, "output")
     with ranks_named(), bar("stages", STAGES, as_json) as advance:
         profile = calibrate(ranks, dtype, name, impl, lost_after, advance)
     write_text(output, json.dumps(profile, indent=2) + "\n", "output")
     Output(as_json).answer(lambda made, _: made, measuring.show_profile, profile, output)
+
+
+@measure_command.command("serve")
+@taking("measure-serve")
+def serve_command(
+    model: str,
+    random_model: str,
+    request_rate: tuple[float, ...],
+    num_prompts: int,
+    max_num_seqs: int,
+    input_len: str,
+    output_len: str,
+    lost_after: float,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Serve requests that come at random for real, and hold their times against the simulator's.
+
+    commtax measure serve --random llama-3.2-1b --layers 1 -tp 1 --request-rate 0.5,1 --num-prompts 20
+    """
+    from commtax_lab.measure.job import Job
+    from commtax_lab.study import live
+    from commtax_lab.study.predicting import compared
+
+    inputs, outputs = catalog.lengths(input_len, "inputs", "input_len"), catalog.lengths(output_len, "outputs", "output_len")
+    job = Job(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
+    service = live.Service(job, inputs, outputs, request_rate, num_prompts, max_num_seqs).settled()
+    with ranks_named(), bar("sweeps and runs", live.stages(service), as_json) as advance:
+        seen = live.run(service, progress=advance, lost_s=lost_after)
+    Output(as_json).answer(dict, show_serving, compared(service, seen))
+
+
+@measure_command.command("experiment")
+@taking("measure-experiment")
+def experiment_command(
+    model: str,
+    random_model: str,
+    tp: list[int],
+    out: str,
+    merged: tuple[str, ...],
+    lost_after: float,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """The whole TP study as one command: latency, serving, batch scaling, a profile; a report with the questions answered.
+
+    commtax measure experiment --random llama-3.2-1b --layers 4 --quick --out study
+    """
+    from commtax_lab.report import experiment as reporting
+    from commtax_lab.study.driving import Asked
+    from commtax_lab.study.experiment import experiment, merge
+
+    folder, builtin = Path(out), options["engine"] == "builtin"
+    if merged:
+        boxes = merge([Path(m) for m in merged])
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        if not model and not random_model:  # for another engine it is a folder like any other
+            model, random_model = ("", str(DEMONSTRATION)) if builtin else (str(DEMONSTRATION), "")
+        weights = weights_of(model, random_model)
+        if builtin:
+            need_torch()
+        asked = Asked(folder, degrees=tuple(tp), lost_s=lost_after, **weights, **options)
+        try:
+            with ranks_named():
+                boxes = [experiment(asked, partial(click.echo, err=True))]  # a study takes minutes to hours
+        except KeyboardInterrupt:
+            click.echo(f"finished runs are kept in {folder}: the same command goes on with the others", err=True)
+            raise
+    try:
+        charts = reporting.charts(boxes, folder)
+        write_text(folder / "report.md", reporting.markdown(boxes, charts), "out")
+        document = {"schema": "commtax.experiments/1", "boxes": boxes} if merged else boxes[0]
+        code = 1 if any(box["failed"] for box in boxes) else 0
+        Output(as_json).answer(lambda *_: document, reporting.show, boxes, folder, code=code)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        if not merged:
+            raise
+        # documents that came from files: one with a part missing, or of another kind, is bad input and no fault of the report
+        text = f"merge {', '.join(repr(m) for m in merged)}: an experiment.json has a part that is missing or of the wrong form"
+        raise Refusal(f"{text} ({type(error).__name__}: {error}); run that experiment again, or leave it out") from None
 
 
 def weights_of(model: str, random_model: str) -> Document:
@@ -108,7 +195,7 @@ def weights_of(model: str, random_model: str) -> Document:
 @contextmanager
 def ranks_named() -> Iterator[None]:
     """A rank that died: its number, how, and the end of its traceback; exit code 3."""
-    from commtax.measure.launch import RankError
+    from commtax_lab.measure.launch import RankError
 
     try:
         yield

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from commtax import catalog
-from commtax.measure import machine
-from commtax.measure.arch import Arch, arch
-from commtax.measure.comm import Group, check_impl, wire
-from commtax.measure.weights import Checkpoint, Random, Source, Weights, load
-from commtax.measure.worker import Place
 from commtax.question import Question
 from commtax.statement import Refusal
 from commtax.verbs.asking import ask
+from commtax_lab.measure import machine
+from commtax_lab.measure.arch import Arch, arch
+from commtax_lab.measure.comm import Group, check_impl, wire
+from commtax_lab.measure.weights import Checkpoint, Random, Source, Weights, load
+from commtax_lab.measure.worker import Place
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commtax.measure.launch import MAPPED, SEMAPHORE, owner
-from commtax.measure.worker import gather
 from commtax.statement import Refusal
+from commtax_lab.measure.launch import MAPPED, SEMAPHORE, owner
+from commtax_lab.measure.worker import gather
 
 SLOT_BYTES = 256 * 1024  # larger tensors go in pieces that stay in a core's cache …
 PIECE = 32_768  # … and of no more elements than torch adds in one thread: waking others took 15 ms where this takes 0.1
