@@ -313,8 +313,8 @@ def num_active_params(model: Model, embedding: bool = True) -> int:
     total = 0
     for t in used:
         ffn = model.blocks[max(0, t.where)].ffn
-        routed = t.part == "experts" and isinstance(ffn, Experts)
-        total += (t.size // ffn.num_experts * ffn.top_k if routed else t.size) * copies(model, t)
+        size = t.size // ffn.num_experts * ffn.top_k if t.part == "experts" and isinstance(ffn, Experts) else t.size
+        total += size * copies(model, t)
     return total
 
 
