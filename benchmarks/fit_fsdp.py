@@ -23,8 +23,8 @@ import numpy as np
 
 from commtax.cost import train_kernels
 from commtax.cost import training as steps
-from commtax.cost.inventory import ROWWISE
 from commtax.cost.kernel import Terms
+from commtax.cost.tensors import ROWWISE
 from commtax.spec import TrainStep
 from commtax.verbs.asking import settle, terms_of, unsettled
 from commtax_lab.published import training

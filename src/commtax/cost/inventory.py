@@ -13,23 +13,7 @@ from functools import lru_cache
 
 from commtax.patterns import modules
 from commtax.records import dataclass
-from commtax.spec import (
-    DTYPE_BYTES,
-    Attention,
-    Block,
-    Compressed,
-    DeltaNet,
-    Experts,
-    Extra,
-    Indexer,
-    Latent,
-    Mamba2,
-    Mixer,
-    Mlp,
-    Model,
-    Plan,
-    Quant,
-)
+from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mamba2, Mixer, Mlp, Model, Quant
 
 FIRST, LAST = -1, -2
 """Where a tensor lives that belongs to no layer: the first pipeline stage or the last."""
@@ -324,31 +308,8 @@ EXPLICIT = ("head", "embedding")
 """Parts that are quantised only where a format names them: engines build them without."""
 EXPERTS = "mlp.experts.down_proj"
 """A module of the routed experts: all of theirs are stored alike."""
-ROWWISE = "fp8-rowwise"
-"""fp8 with a scale a row of either factor (torchao's recipe), which is cast anew for each of the three products."""
-SCALES: dict[str, tuple[tuple[int, int], float]] = {
-    ROWWISE: ((1, 0), 4.0),
-    "mxfp8": ((1, 32), 1.0),
-    "mxfp4": ((1, 32), 1.0),
-    "nvfp4": ((1, 16), 1.0),
-    "fp4": ((1, 32), 1.0),
-    "int4": ((1, 128), 2.0),
-}
-"""Values that share a scale, and its bytes: OCP Microscaling formats 1.0, NVFP4, GPTQ and AWQ groups; others one fp32 a tensor."""
 Formats = tuple[tuple[Quant, float], ...]
 """Formats with the share of a tensor's layers that each stores."""
-
-
-def quantisation(model: Model, plan: Plan) -> Quant | None:
-    """The checkpoint's own, unless the plan asks for other weights."""
-    if not plan.weights_dtype:
-        return model.quant
-    if DTYPE_BYTES[plan.weights_dtype] >= 2:
-        return None
-    if model.quant and any(q.dtype == plan.weights_dtype for q in model.quant.formats):
-        return model.quant
-    stored = "fp8" if plan.weights_dtype in (ROWWISE, "mxfp8") else plan.weights_dtype
-    return Quant(plan.weights_dtype, stored, *SCALES.get(plan.weights_dtype, ((0, 0), 4.0)))
 
 
 @lru_cache(maxsize=4096)

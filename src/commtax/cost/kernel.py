@@ -4,7 +4,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from commtax.cost.inventory import format_of, quantisation
+from commtax.cost.inventory import format_of
+from commtax.cost.tensors import quantisation
 from commtax.ledger import Part, Place, Stage
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.records import dataclass

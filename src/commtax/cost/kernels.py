@@ -7,7 +7,6 @@ or a what-if (``slow_rank``); ``catalog/effects.toml`` says what each of them is
 """
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -115,6 +114,10 @@ def _warm(kernel: Kernel, table: Table, chip: Chip) -> Kernel:
     return replace(kernel, shape=replace(seen, kept=seen.kept + fresh - from_memory(fresh, chip.l2_bytes)))
 
 
+def _activations_bytes(kernel: Kernel) -> Number:
+    return np.maximum(0.0, kernel.nbytes - kernel.n * kernel.k * kernel.weight_bytes)
+
+
 def _prompts_bytes(kernel: Kernel) -> Number:
     """All but what is cached of earlier prompts, and what a repeated measurement writes."""
     queries = kernel.batch * kernel.length * kernel.heads * kernel.head_dim * 2 * WIDE_BYTES
@@ -122,10 +125,7 @@ def _prompts_bytes(kernel: Kernel) -> Number:
     return kernel.nbytes - np.maximum(0.0, kernel.nbytes - queries) * past + (kernel.shape.written if kernel.shape else 0.0)
 
 
-FRESH: Mapping[str, Callable[[Kernel], Number]] = {
-    "gemm": lambda k: np.maximum(0.0, k.nbytes - k.n * k.k * k.weight_bytes),
-    "prefill": _prompts_bytes,
-}
+FRESH = {"gemm": _activations_bytes, "prefill": _prompts_bytes}
 """Bytes that the kernels before and behind one leave in the cache, by form."""
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import distinct, pick, some, spread
-from commtax.cost.inventory import EXPERTS, format_of, quantisation
+from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
-from commtax.cost.tensors import stage_layers
+from commtax.cost.tensors import quantisation, stage_layers
 from commtax.kept import table
 from commtax.records import dataclass
 from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant

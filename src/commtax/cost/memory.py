@@ -9,10 +9,10 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.adapters import adapter_bytes, trained_params
-from commtax.cost.inventory import EXPERTS, format_of, quantisation
+from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks, holders, padded_vocab
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
-from commtax.cost.tensors import Held, by_pp, fullest_layers, held, share, stage_params, total_bytes
+from commtax.cost.tensors import Held, by_pp, fullest_layers, held, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Mamba2, Mixer, Mlp, Model, Number, Plan, TrainStep

@@ -7,11 +7,23 @@ from functools import lru_cache, partial
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.inventory import FIRST, Tensor, copies, formats, inventory, quantisation
+from commtax.cost.inventory import FIRST, Tensor, copies, formats, inventory
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.cost.schedules import SCHEDULES
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant
+
+ROWWISE = "fp8-rowwise"
+"""fp8 with a scale a row of either factor (torchao's recipe), which is cast anew for each of the three products."""
+SCALES: dict[str, tuple[tuple[int, int], float]] = {
+    ROWWISE: ((1, 0), 4.0),
+    "mxfp8": ((1, 32), 1.0),
+    "mxfp4": ((1, 32), 1.0),
+    "nvfp4": ((1, 16), 1.0),
+    "fp4": ((1, 32), 1.0),
+    "int4": ((1, 128), 2.0),
+}
+"""Values that share a scale, and its bytes: OCP Microscaling formats 1.0, NVFP4, GPTQ and AWQ groups; others one fp32 a tensor."""
 
 
 def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) -> Number:
@@ -56,6 +68,18 @@ def weight_bytes(model: Model, tensor: Tensor, plan: Plan) -> float:
 def total_bytes(model: Model, plan: Plan) -> float:
     """Stored bytes of the whole model, once."""
     return sum(weight_bytes(model, t, plan) * copies(model, t) for t in inventory(model))
+
+
+def quantisation(model: Model, plan: Plan) -> Quant | None:
+    """The checkpoint's own, unless the plan asks for other weights."""
+    if not plan.weights_dtype:
+        return model.quant
+    if DTYPE_BYTES[plan.weights_dtype] >= 2:
+        return None
+    if model.quant and any(q.dtype == plan.weights_dtype for q in model.quant.formats):
+        return model.quant
+    stored = "fp8" if plan.weights_dtype in (ROWWISE, "mxfp8") else plan.weights_dtype
+    return Quant(plan.weights_dtype, stored, *SCALES.get(plan.weights_dtype, ((0, 0), 4.0)))
 
 
 def _quantised_bytes(tensor: Tensor, quant: Quant) -> float:

@@ -10,10 +10,10 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.adapters import trained_params
-from commtax.cost.inventory import ROWWISE, inventory
+from commtax.cost.inventory import inventory
 from commtax.cost.placement import holders
 from commtax.cost.schedules import SCHEDULES, passes_of
-from commtax.cost.tensors import fullest_layers, num_moe_layers, share, stage_params
+from commtax.cost.tensors import ROWWISE, fullest_layers, num_moe_layers, share, stage_params
 from commtax.cost.traffic import DEEPEP, ROUND_TRIP, exchanged, expected_destinations, tp_item
 from commtax.ledger import Item, Part
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
