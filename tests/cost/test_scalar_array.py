@@ -119,7 +119,7 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("tp_item", "op"): "all-reduce",
     ("tp_item", "part"): "layers",
     ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",
-    ("wide_twin", "kernel"): replace(KERNEL, form="gemm", dtype="fp8", weight_bytes=1.0),
+    ("wide_twin", "k"): replace(KERNEL, form="gemm", dtype="fp8", weight_bytes=1.0),
     ("quantised_before", "product"): replace(KERNEL, static_scales=True),
     ("held", "stage"): 0,
     ("held", "pp"): 1,
@@ -147,7 +147,7 @@ SCALAR = {
     *("projections", "head_products", "scans", "read", "choose", "seen_in_decode", "prompt_sizes", "compressed_pairs"),
     "exposed",  # tests/verbs/test_two_batches.py
     *("terms", "fused_by", "equation", "stated", "reduced", "charged_as"),  # of one kernel or collective that is explained
-    *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
+    *("comm_lines", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 
 

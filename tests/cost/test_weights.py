@@ -9,7 +9,7 @@ from hypothesis import given
 from commtax import catalog
 from commtax.cost.inventory import FIRST, copies, inventory, num_params
 from commtax.cost.memory import weights
-from commtax.cost.placement import expert_tp
+from commtax.cost.placement import expert_ranks
 from commtax.cost.tensors import held, share, stage_layers, total_bytes, weight_bytes
 from commtax.spec import Plan
 from each import each
@@ -46,7 +46,7 @@ def test_experts_are_held_once_by_the_group(question):
     model, _, plan, engine = question
     experts = [t for t in inventory(model) if t.part == "experts" and t.split == "expert"]
     for t in experts:
-        assert share("expert", model, plan, engine) * plan.ep * expert_tp(plan, engine) == pytest.approx(1)
+        assert share("expert", model, plan, engine) * plan.ep * expert_ranks(plan, engine).inside == pytest.approx(1)
         assert t.where != FIRST
 
 

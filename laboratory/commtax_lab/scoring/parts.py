@@ -20,7 +20,7 @@ from commtax.cost.compute import routed
 from commtax.cost.forms.experts import routed_kernels
 from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel, Step, Terms
-from commtax.cost.kernels import served_line
+from commtax.cost.kernels import served_lines
 from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Model, Plan, Quant, Workload
 from commtax.statement import Refusal
 from commtax_lab import lab_table
@@ -147,8 +147,8 @@ def _priced(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> tuple[Arra
     cluster, alone = catalog.cluster(chip.key), catalog.kernel_constants(even, chip, timed=True)
     terms = Terms(_model(Block(None, None), 1), Plan(), cluster, even, catalog.fabric(even.library, cluster), alone)
     step = replace(terms, constants=catalog.kernel_constants(even, chip))
-    host = sum((served_line(k, terms).total_s for k in kernels if k.form in EAGER), start=0.0)
-    device = sum((served_line(k, step).total_s for k in kernels if k.form not in EAGER), start=0.0)
+    host = sum((x.total_s for x in served_lines([k for k in kernels if k.form in EAGER], terms)), start=0.0)
+    device = sum((x.total_s for x in served_lines([k for k in kernels if k.form not in EAGER], step)), start=0.0)
     return together(device, host, alone), np.asarray(host * SURELY > device)
 
 

@@ -12,7 +12,7 @@ from commtax.catalog.loader import FACTS, Table, aliases, normal, plain, stems
 from commtax.catalog.quantisation import stored
 from commtax.files import table as kept
 from commtax.records import dataclass
-from commtax.spec import Citation, Model, Quant
+from commtax.spec import Citation, Model
 from commtax.statement import Note
 
 LONGEST_NAME = 200
@@ -81,11 +81,9 @@ class Meaning:
 def _releases() -> dict[str, Meaning]:
     """Ids whose configs are known, or assumed, to have a bundled model's layers."""
     every: list[Table] = _file()["releases"]
-    return {normal(name): _release(one) for one in every for name in one["ids"]}
-
-
-def _release(one: Table) -> Meaning:
-    return Meaning(one["of"], one.get("longest", 0), "ending" if one.get("assumed") else "release")
+    kinds = {True: "ending", False: "release"}
+    means = ((Meaning(one["of"], one.get("longest", 0), kinds[bool(one.get("assumed"))]), one["ids"]) for one in every)
+    return {normal(name): meaning for meaning, ids in means for name in ids}
 
 
 @lru_cache(maxsize=1)
@@ -107,15 +105,10 @@ def _roots() -> dict[str, frozenset[str]]:
     return {root: frozenset(keys) for root, keys in found.items()}
 
 
-@lru_cache(maxsize=1)
-def _ending() -> re.Pattern[str]:
-    return re.compile(f"{_file()['endings']}$")
-
-
 def _shorter(name: str) -> list[str]:
     """A name, and what is left of it as endings are taken off one by one."""
-    names = [name]
-    while (found := _ending().search(names[-1])) and found.start() > 0:
+    names, ending = [name], f"{_file()['endings']}$"
+    while (found := re.search(ending, names[-1])) and found.start() > 0:
         names.append(names[-1][: found.start()])
     return names
 
@@ -162,7 +155,9 @@ def released(name: str) -> Meaning | None:
 
 def taken_as(name: str, base: Model, known: Meaning, rule: Rule | None = None) -> Model:
     """The base model as its release has it, stored as the rule says, with a note that this is what it was taken for."""
-    quant = base.quant if rule is None else _quant(base, rule)
+    quant = None if rule else base.quant
+    if rule and rule.config:
+        quant = stored({"quantization_config": rule.config, "expert_dtype": rule.expert_dtype}, base.architecture, base.key)
     sure = bool(rule and rule.knows(name))
     longest = (rule.longest if rule and sure else 0) or known.longest or base.max_len
     how = f" with {quant.told if quant else 'plain weights'}" if rule else ""
@@ -181,10 +176,3 @@ def _why(known: Meaning, rule: Rule | None, sure: bool) -> str:
     if rule:
         return "" if sure else ": its config is not at hand"
     return ": same architecture" if known.by == "release" else ": the same name; its config is not at hand"
-
-
-def _quant(base: Model, rule: Rule) -> Quant | None:
-    if not rule.config:
-        return None
-    config: Table = {"quantization_config": rule.config, "expert_dtype": rule.expert_dtype}
-    return stored(config, base.architecture, base.key)

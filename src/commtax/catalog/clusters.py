@@ -19,12 +19,6 @@ def is_file(text: str) -> bool:
     return text.strip().lower().endswith(".toml") or "/" in text or os.sep in text
 
 
-def _described(text: str) -> Cluster:
-    from commtax.catalog.described import described  # not for those whose cluster has a name
-
-    return described(text)
-
-
 def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = None) -> Cluster:
     """A cluster from a name (``dgx-h100``, ``4xdgx-h100``), from counts (``8xh100-sxm``, ``2x8xh100-sxm``) or from a file of one's
     own (``my-hosts.toml``, ``4xmy-hosts.toml``).
@@ -38,7 +32,12 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
     >>> c.num_hosts, c.gpus_per_host, c.intra.key, c.inter.key, c.nics_per_host
     (2, 8, 'nvlink4', 'ib-ndr', 8)
     """
-    place = _described(text) if is_file(text) else named(text) or counted(text)
+    if is_file(text):
+        from commtax.catalog.described import described  # not for those whose cluster has a name
+
+        place = described(text)
+    else:
+        place = named(text) or counted(text)
     if place.num_gpus > MAX_GPUS:
         raise Refusal(f"cluster '{text}': {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled", "cluster")
     if intra:

@@ -40,11 +40,7 @@ def _alike(text: Config) -> Iterator[tuple[str, Table]]:
     """Bundled configs that agree in every size."""
     for key in stems("models"):
         theirs: Table = table("models", key)["config"]
-        sizes = _sizes(text_section(theirs))
+        sizes = {name: value for name, value in text_section(theirs).items() if type(value) is int and name not in NO_SIZE}
         common = [name for name in sizes if text.get(name) is not None]
         if len(common) >= LEAST and set(NEEDED) <= set(common) and all(text[name] == sizes[name] for name in common):
             yield key, theirs
-
-
-def _sizes(text: Config) -> dict[str, int]:
-    return {name: value for name, value in text.items() if type(value) is int and name not in NO_SIZE}

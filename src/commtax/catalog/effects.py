@@ -8,7 +8,7 @@ from commtax.catalog.loader import table as facts
 from commtax.catalog.versions import nearest
 from commtax.files import table
 from commtax.records import dataclass
-from commtax.spec import ENGINE_PARTS, Citation, Engine
+from commtax.spec import ENGINE_PARTS, Engine
 
 KINDS = ("kernel", "effect", "host", "queue", "overlap", "memory", "range", "what-if")
 
@@ -52,9 +52,5 @@ def cited(engine: Engine, name: str) -> str:
     newest = [str(facts("engines", engine.key)["version"])] if engine.key in stems("engines") else []
     known = [*engine.versions, *newest]
     near = nearest(engine.version, known) if known else ""
-    own = (engine.sources.get(key) for key in (f"versions.{near}.{name}", name))
-    return next((_said(source) for source in own if source), "")
-
-
-def _said(source: Citation) -> str:
-    return f"{source.title} ({source.date})" if source.date else source.title
+    own = engine.sources.get(f"versions.{near}.{name}") or engine.sources.get(name)
+    return f"{own.title} ({own.date})" if own and own.date else own.title if own else ""

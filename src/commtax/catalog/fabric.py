@@ -11,7 +11,8 @@ from dataclasses import field, fields, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from commtax.catalog.loader import Table, find, plain, record, stems, suggest, table
+from commtax.catalog.hardware import link as link_of
+from commtax.catalog.loader import Table, find, plain, stems, suggest, table
 from commtax.catalog.versions import nearest, parts, same
 from commtax.records import dataclass
 from commtax.spec import Chip, Cluster, Fabric, Link, Network, Path, Protocol, Spread
@@ -45,7 +46,7 @@ class PathRow:
     @property
     def link(self) -> Link:
         """The link that it was measured on."""
-        return _reference(self.reference)
+        return link_of(self.reference)
 
     def of_chip(self, chip: str) -> bool:
         return not self.measured_on or chip in self.measured_on
@@ -127,11 +128,6 @@ class Library:
         return ()
 
 
-@lru_cache(maxsize=32)
-def _reference(key: str) -> Link:
-    return record(Link, table("links", key), f"links/{key}")
-
-
 @lru_cache(maxsize=64)
 def library(name: str) -> Library:
     """A library by key or alias, whatever version is named behind it."""
@@ -205,20 +201,19 @@ def exchange(key: str, cluster: Cluster) -> Fabric:
     return _make(read_library("exchanges", key), cluster)
 
 
-def _half_as_many(host: Fabric) -> Fabric:
-    """The host of bridged pairs: of their ranks every other one sends over PCIe."""
+def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
+    """A host's paths with those of the bridged pairs in it, of whose ranks every other one sends over PCIe.
+
+    What is assumed of either is said.
+    """
 
     def spared(path: Path) -> Path:
         return path if path.own else replace(path, contention=tuple((2 * n, slower) for n, slower in path.contention))
 
     paths, beyond = ({op: tuple(map(spared, some)) for op, some in found.items()} for found in (host.paths, host.network_paths))
-    return replace(host, paths=paths, network_paths=beyond)
-
-
-def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
-    """A host's paths with those of the bridged pairs in it; what is assumed of either is said."""
     notes = [note for note in (host.note, pairs.note) if note]
-    return replace(_half_as_many(host), pairs=pairs, note=Note("assumed links", "; ".join(notes)) if notes else "")
+    said = Note("assumed links", "; ".join(notes)) if notes else ""
+    return replace(host, paths=paths, network_paths=beyond, pairs=pairs, note=said)
 
 
 def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyType({}), version: str = "") -> Fabric:

@@ -30,7 +30,9 @@ def chip_named(text: str) -> str:
     >>> [chip_named(name) for name in ("NVIDIA A100-PCIE-40GB", "RTX PRO 6000 Blackwell Server Edition", "MI300X_VF")]
     ['a100-40-pcie', 'rtx-pro-6000-server', 'mi300x']
     """
-    return _told_apart(text.lower().replace("_", " ")) or _by_words(text)
+    plain, patterns = text.lower().replace("_", " "), _spellings()["chips"]  # words which are no name of it in the catalogue
+    told = next((key for pattern, key in patterns if re.search(f"(?<![a-wyz0-9])(?:{pattern})", plain)), "")
+    return told or _by_words(text)
 
 
 @lru_cache(maxsize=4096)
@@ -47,12 +49,6 @@ def device_named(text: str) -> str:
         return ""
     known = {_without_socket(word) for name in (key, chip(key).name, *chip(key).aliases) for word in _words(name)}
     return key if {_without_socket(word) for word in _words(text)} <= known | set(_spellings()["device_words"]) else ""
-
-
-def _told_apart(text: str) -> str:
-    """The chip that a text means by words which are no name of it in the catalogue."""
-    patterns: list[tuple[str, str]] = _spellings()["chips"]
-    return next((key for pattern, key in patterns if re.search(f"(?<![a-wyz0-9])(?:{pattern})", text)), "")
 
 
 def _without_socket(word: str) -> str:

@@ -88,7 +88,7 @@ def counted(text: str) -> Cluster:
 def usual(kind: Chip, hosts: int, gpus: int) -> Cluster:
     """Hosts as such chips usually come: their links, one NIC for each GPU where the network has it, cards in bridged pairs."""
     inside, between, bridge = link(kind.intra), link(kind.inter), None
-    if _bridged(kind) and gpus > 2:  # a bridge joins two cards
+    if "bridge" in kind.intra and gpus > 2:  # a bridge joins two cards
         bridge, inside = inside, link("pcie5" if kind.family == "hopper" else "pcie4")
     switched = inside.kind in ("nvlink", "xgmi")
     pairs = f" (pairs over {bridge.name})" if bridge else ""
@@ -109,14 +109,9 @@ def usual(kind: Chip, hosts: int, gpus: int) -> Cluster:
     )
 
 
-def _bridged(kind: Chip) -> bool:
-    """Whether such chips are cards that come in bridged pairs."""
-    return "bridge" in kind.intra
-
-
 def _largest_host(kind: Chip) -> int:
     """GPUs of such a chip that one host holds at most: a baseboard's, the slots of a PCIe server, one beside its own CPU."""
-    cards = kind.gpus_per_host > 1 and (link(kind.intra).kind == "pcie" or _bridged(kind))
+    cards = kind.gpus_per_host > 1 and (link(kind.intra).kind == "pcie" or "bridge" in kind.intra)
     return MAX_GPUS if kind.vendor == "generic" else max(kind.gpus_per_host, SLOTS if cards else 0)
 
 

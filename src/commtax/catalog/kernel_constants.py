@@ -55,17 +55,22 @@ def _kernel_constants(engine: str, chip: str, wanted: str, pace: Pace, timed: bo
     if engine == "textbook":
         return KernelConstants("roofline", BY_DEFINITION, _tables(table("kernels", "roofline")))
     family = wanted if wanted in stems("kernels") else "generic"
-    layers = _layers(family, chip)
+    file = table("kernels", family)
+    # Files of constants, each correcting those before it: of the family that a family is like, its own, and the chip's.
+    layers = [*([table("kernels", file["like"])] if "like" in file else []), file, *_of_chip(chip)]
     others = _other_forms(layers[0], engine, pace)
     tables = others
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
         ratio = _slower(layer, chip, pace)
         of_engine = (layer.get(kind, {}).get(engine, {}) for kind in ("engine", "timed"))
         usual, own, alone = (_paced(_tables(part), ratio) for part in (layer, *of_engine))
-        tables = _with_own(tables | usual, own) | (alone if timed else {})
+        # An engine with attention of its own runs no other's for other number formats.
+        attending = tuple(f"{form}." for form in ("decode", "prefill") if f"{form}.bf16" in own)
+        tables = {name: c for name, c in (tables | usual).items() if not name.startswith(attending)} | own
+        tables |= alone if timed else {}
     elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
     assumed = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
-    borrowed = family == "generic" or "like" in table("kernels", family)
+    borrowed = family == "generic" or "like" in file
     tables |= {name: _wide(name, tables[name]) for name in (tables if borrowed else assumed)}
     return KernelConstants(family, _kernel_label(wanted, chip, engine, layers), tables, _moved(chip, layers, tables) | assumed)
 
@@ -136,17 +141,12 @@ def _at(c: Mapping[str, float], ratio: Ratio) -> Mapping[str, float]:
     return {key: value * by_name.get(key, 1.0) for key, value in c.items()}
 
 
-def _layers(family: str, chip: str) -> list[Table]:
-    """Files of constants, each correcting those before it: of the family that a family is like, its own, and the chip's."""
-    own = table("kernels", family)
-    alike = [table("kernels", own["like"])] if "like" in own else []
-    return [*alike, own, *_of_chip(chip)]
-
-
 def _kernel_label(wanted: str, chip: str, engine: str, layers: list[Table]) -> Source:
     """Calibrated on a chip that was measured; on others of its family the constants are transferred to the chip's datasheet."""
-    home = _home(layers)
-    if chip in home or (layers[-1]["key"] == chip != wanted and _has_products(layers[-1], layers[0], engine)):
+    home, own = _home(layers), layers[-1]
+    # A chip's file has matrix products, of every engine or of this one, or its family's were tested there.
+    products = "gemm" in own or "gemm" in own.get("engine", {}).get(engine, {}) or own["key"] in layers[0].get("fitted_on", ())
+    if chip in home or (own["key"] == chip != wanted and products):
         return CALIBRATED
     if not home:
         kin = "" if layers[0]["key"] in ("generic", wanted) else f", these are {layers[0]['key']}'s at its datasheet"
@@ -158,11 +158,6 @@ def _home(layers: list[Table]) -> list[str]:
     """Chips that a family was measured on; none where it only has another family's constants."""
     home: list[str] = [layer for layer in layers if "measured_on" in layer][-1]["measured_on"]
     return home
-
-
-def _has_products(own: Table, family: Table, engine: str) -> bool:
-    """Whether a chip's file has matrix products, of every engine or of this one, or its family's were tested there."""
-    return "gemm" in own or "gemm" in own.get("engine", {}).get(engine, {}) or own["key"] in family.get("fitted_on", ())
 
 
 def _transferred(family: str, home: list[str], chip: str) -> Source:
@@ -201,12 +196,6 @@ def _other_forms(family: Table, engine: str, pace: Pace) -> Tables:
     known = {form.partition("_")[0] for form in family}  # experts_triton: an implementation of the form experts
     unknown = {name: c for name, c in tables.items() if re.split(r"[._]", name)[0] not in known}
     return _paced(unknown, _slower(other, "", pace))
-
-
-def _with_own(tables: Tables, own: Tables) -> Tables:
-    """Tables with an engine's own in their place; an engine with attention of its own runs no other's for other number formats."""
-    forms = tuple(f"{form}." for form in ("decode", "prefill") if f"{form}.bf16" in own)
-    return {name: c for name, c in tables.items() if not name.startswith(forms)} | own
 
 
 def _tables(layer: Table) -> Tables:

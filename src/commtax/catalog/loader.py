@@ -26,7 +26,8 @@ def record(cls: type[T], table: Mapping[str, Json], where: str, parts: Mapping[s
     ``given`` are values that the file does not hold, or only names.
     """
     table = {**table, **given}
-    named = {key: _citation(source) for key, source in table.pop("sources", {}).items()}
+    cited = table.pop("sources", {}).items()  # ``chips``, on which a source's numbers were fitted, are read by the census alone
+    named = {key: Citation(**{k: value for k, value in source.items() if k != "chips"}) for key, source in cited}
     known = {f.name: f for kind in (cls, *parts.values()) for f in _fields(kind) if f.name not in parts}
     _check_keys(table, known, where)
     sources: dict[str, Citation] = {}
@@ -36,11 +37,6 @@ def record(cls: type[T], table: Mapping[str, Json], where: str, parts: Mapping[s
     for part, kind in parts.items():
         values[part] = kind(**{f.name: values.pop(f.name) for f in _fields(kind) if f.name in values})
     return cls(**values)
-
-
-def _citation(source: Mapping[str, Json]) -> Citation:
-    """A source without its ``chips``: on which its numbers were fitted is read by the census alone."""
-    return Citation(**{key: value for key, value in source.items() if key != "chips"})
 
 
 def plain(cls: type[T], table: Mapping[str, Json], where: str) -> T:

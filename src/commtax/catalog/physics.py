@@ -7,7 +7,7 @@ import math
 
 from commtax.files import Json, table
 from commtax.records import dataclass
-from commtax.spec import DTYPE_BYTES, Chip, ChipFacts, Link, Path
+from commtax.spec import Chip, ChipFacts, Link, Path
 from commtax.statement import Refusal
 from commtax.units import format_bytes, format_rate, format_si
 
@@ -88,10 +88,3 @@ def _at_most(name: str, value: float, most: float, ceiling: str, of: Chip | Link
     if value > most * (1 + 1e-9):
         source = of.sources[key].title if key in of.sources else f"commtax catalog {of.key}"
         raise Refusal(f"{name}={value:g}: more than {of.key} can do ({ceiling}: {source}); nearest valid: {most:g}", name)
-
-
-def known_type(dtype: str, name: str) -> str:
-    """A type of arithmetic that is modelled."""
-    if dtype not in DTYPE_BYTES:
-        raise Refusal(f"{name}: a type of arithmetic is one of {', '.join(DTYPE_BYTES)}", name)
-    return dtype

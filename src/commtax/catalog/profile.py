@@ -21,7 +21,20 @@ from commtax.catalog.kernel_constants import kernel_constants
 from commtax.catalog.loader import Table, suggest
 from commtax.catalog.part import Part
 from commtax.files import Json, local, read_json
-from commtax.spec import Algorithm, Chip, ChipFacts, Cluster, Engine, Fabric, KernelConstants, Link, Path, Profile, Spread
+from commtax.spec import (
+    DTYPE_BYTES,
+    Algorithm,
+    Chip,
+    ChipFacts,
+    Cluster,
+    Engine,
+    Fabric,
+    KernelConstants,
+    Link,
+    Path,
+    Profile,
+    Spread,
+)
 from commtax.statement import Note, Refusal, Source
 
 VERSION = 1
@@ -104,7 +117,11 @@ def paths(own: Profile, library: str, cluster: Cluster) -> Fabric:
     here = own.libraries if same_link(own, "intra", cluster) else {}
     if here:
         check_paths(own, cluster.intra)
-    made = fabric(library, cluster, {name: tuple(_owned(p, own) for p in measured) for name, measured in here.items()})
+    # Paths have the profile's name and a range of their own.
+    owned = {
+        name: [replace(p, source=own.label, own=True, spread=p.spread or _SPREAD) for p in some] for name, some in here.items()
+    }
+    made = fabric(library, cluster, {name: tuple(some) for name, some in owned.items()})
     return _across(own, made) if own.network and same_link(own, "inter", cluster) and not made.flat else made
 
 
@@ -116,11 +133,6 @@ def _across(own: Profile, made: Fabric) -> Fabric:
     measured: Table = {"ranks": ranks if all(ranks) else made.network.ranks, "label": own.label, "spread": _SPREAD}
     others = tuple(s for s in made.spreads if s.where != "across")
     return replace(made, network=replace(made.network, **measured | network), spreads=(*small, *others))
-
-
-def _owned(path: Path, own: Profile) -> Path:
-    """A path with the profile's name and a range of its own."""
-    return replace(path, source=own.label, own=True, spread=path.spread or _SPREAD)
 
 
 def remarks(own: Profile, cluster: Cluster, engine: Engine) -> list[Note]:
@@ -166,16 +178,12 @@ def parse(document: Json, name: str = "") -> Profile:
         sources=whole.part("sources").texts(),
     )
     whole.part("links").check_known({"intra", "inter"})
-    _check_ceilings(profile)
-    return profile
-
-
-def _check_ceilings(profile: Profile) -> None:
-    """Of the chip and the link that it names; what names none is held against the cluster that it is used on."""
+    # Ceilings of the chip and the link that it names; what names none is held against the cluster that it is used on.
     if (key := profile.chip.get("key", "")) in catalog.keys("chips"):
         physics.check_chip(profile.chip, catalog.chip(key))
     if (key := profile.links.get("intra", "")) in catalog.keys("links"):
         check_paths(profile, catalog.link(key))
+    return profile
 
 
 def check_paths(profile: Profile, link: Link) -> None:
@@ -188,8 +196,8 @@ def _chip(part: Part) -> ChipFacts:
     part.check_known({"key", "name", "flops_per_s", *physics.CHIP})
     facts: Table = {key: part.text(key) for key in ("key", "name") if key in part.table} | part.some(physics.CHIP)
     rates = part.part("flops_per_s")
-    for dtype in rates.table:
-        physics.known_type(dtype, rates.named(dtype))
+    if unknown := next((rates.named(dtype) for dtype in rates.table if dtype not in DTYPE_BYTES), ""):
+        raise Refusal(f"{unknown}: a type of arithmetic is one of {', '.join(DTYPE_BYTES)}", unknown)
     if rates.table:
         facts["flops_per_s"] = rates.numbers(dict.fromkeys(rates.table, physics.FLOPS))
     return cast(ChipFacts, facts)

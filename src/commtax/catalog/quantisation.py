@@ -12,7 +12,6 @@ from functools import lru_cache
 
 from commtax.files import Json, table
 from commtax.patterns import modules
-from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Quant
 from commtax.statement import Refusal
 
@@ -30,28 +29,12 @@ ALGORITHMS: Mapping[str, Quant] = {
 MXFP4, MXFP8, NVFP4, TILES = (ALGORITHMS[name] for name in ("MXFP4", "MXFP8", "NVFP4", "FP8_BLOCK_SCALES"))
 
 
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """``names``: our fragments and theirs, replaced one after the other; ``plain``: modules that stay as they are."""
-
-    names: tuple[tuple[str, str], ...] = ()
-    plain: tuple[str, ...] = ()
-    expert_dtype: str = ""  # of experts where a config does not say it
-
-
 @lru_cache(maxsize=1)
-def _tables() -> dict[str, Config]:
-    """One table a family, with its architectures."""
+def _spellings() -> dict[str, Config]:
+    """By architecture, where it is not as our inventory has it: ``names``, our fragments and theirs, replaced one after the other,
+    ``plain``, modules that stay as they are, and the ``expert_dtype`` of experts where a config does not say it."""
     tables: list[Config] = table("catalog/spellings.toml")["family"]
     return {name: one for one in tables for name in one["architectures"]}
-
-
-@lru_cache(maxsize=256)
-def spelling(architecture: str) -> Spelling:
-    """An architecture's own; as our inventory has it where the file tells of none."""
-    own = _tables().get(architecture, {})
-    names = tuple((ours, theirs) for ours, theirs in own.get("names", ()))
-    return Spelling(names, tuple(own.get("plain", ())), own.get("expert_dtype", ""))
 
 
 def stored(config: Config, architecture: str, key: str) -> Quant | None:
@@ -67,14 +50,11 @@ def stored(config: Config, architecture: str, key: str) -> Quant | None:
     quant = quant_from(asked or extra, key, architecture)
     if asked and extra and not quant.kv_dtype:
         quant = replace(quant, kv_dtype=_kv_dtype(extra))
-    kind = next((kind for place in places if (kind := place.get("expert_dtype"))), spelling(architecture).expert_dtype)
-    return _with_experts(quant, kind) if not quant.parts else quant
-
-
-def _with_experts(quant: Quant, kind: Json) -> Quant:
-    """DeepSeek-V4 says in a field of its own that experts are of 4 bits with a scale of a byte for each 32; tokens come in fp8."""
-    if kind != "fp4":
+    usual = _spellings().get(architecture, {}).get("expert_dtype", "")
+    kind = next((kind for place in places if (kind := place.get("expert_dtype"))), usual)
+    if kind != "fp4" or quant.parts:
         return quant
+    # DeepSeek-V4 says in a field of its own that experts are of 4 bits with a scale of a byte for each 32; tokens come in fp8.
     experts = replace(MXFP4, method=quant.method, activations="fp8", only=("experts",), spelled=quant.spelled)
     return replace(quant, parts=(experts,))
 
@@ -84,7 +64,7 @@ def quant_from(config: Json, key: str, architecture: str = "") -> Quant:
     if not isinstance(config, Mapping):
         raise Refusal(f"model {key}: quantization_config is not a table", "model")
     try:
-        return _checked(_finished(_read(config, key), config, spelling(architecture)), key)
+        return _checked(_finished(_read(config, key), config, _spellings().get(architecture, {})), key)
     except Refusal:
         raise
     except (TypeError, AttributeError, KeyError, IndexError) as error:
@@ -103,10 +83,12 @@ def _checked(quant: Quant, key: str) -> Quant:
     return quant
 
 
-def _finished(quant: Quant, config: Config, family: Spelling) -> Quant:
+def _finished(quant: Quant, config: Config, family: Config) -> Quant:
     """What all methods have: the family's spelling and what it never quantises, counts of folded lists, the cache's format."""
-    counted = tuple({**_counted(config), **dict(quant.counted)}.items())
-    ignored, spelled = (*quant.ignored, *family.plain), family.names
+    folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
+    stand_for = {str(name): int(count) for patterns in folded for name, count in patterns.items()}
+    counted = tuple({**stand_for, **dict(quant.counted)}.items())
+    ignored, spelled = (*quant.ignored, *family.get("plain", ())), tuple((*pair,) for pair in family.get("names", ()))
     parts = tuple(replace(p, method=quant.method, counted=(*counted, *p.counted), spelled=spelled) for p in quant.parts)
     return replace(quant, ignored=ignored, counted=counted, spelled=spelled, parts=parts, kv_dtype=_kv_dtype(config))
 
@@ -123,12 +105,6 @@ def _first_expert(name: str) -> str:
     return name if name.startswith("re:") else re.sub(r"\bexperts\.\d+\b", "experts.0", name)
 
 
-def _counted(config: Config) -> dict[str, int]:
-    """Patterns of folded lists with what each stands for."""
-    folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
-    return {str(name): int(count) for patterns in folded for name, count in patterns.items()}
-
-
 def _kv_dtype(config: Config) -> str:
     """The KV cache's format, where the checkpoint brings scales for one: fp8 is the only one that engines take by themselves."""
     scheme = config.get("kv_cache_scheme") or config.get("kv_cache_quant_algo") or ""
@@ -138,16 +114,13 @@ def _kv_dtype(config: Config) -> str:
 
 
 def _read(config: Config, key: str) -> Quant:
-    method = str(config.get("quant_method") or "").lower() or _implied(config)
+    # A config that names none: ModelOpt's names an algorithm, llm-compressor's has groups.
+    implied = "modelopt" if config.get("quant_algo") else "compressed-tensors" if config.get("config_groups") else ""
+    method = str(config.get("quant_method") or "").lower() or implied
     reader = READERS.get("modelopt" if method.startswith("modelopt") else method)
     if reader is None:
         raise Refusal(f"model {key}: quant_method {method or 'missing'!r} is not supported (known: {', '.join(READERS)})", "model")
     return replace(reader(config, key), method="modelopt" if method.startswith("modelopt") else method)
-
-
-def _implied(config: Config) -> str:
-    """The method of a config that names none: ModelOpt's names an algorithm, llm-compressor's has groups."""
-    return "modelopt" if config.get("quant_algo") else "compressed-tensors" if config.get("config_groups") else ""
 
 
 def _ignored(config: Config, *names: str) -> tuple[str, ...]:
@@ -240,7 +213,8 @@ def _compressed(config: Config, key: str) -> Quant:
 def _group(group: Config, key: str) -> Quant:
     """One group of llm-compressor's: numbers of so many bits, and which of them share a scale."""
     weights = group.get("weights") or {}
-    bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy") or _strategy(weights)
+    usual = "group" if weights.get("group_size") else "tensor"  # ModelOpt leaves it out
+    bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy") or usual
     dtype = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4", ("float", 4): "nvfp4"}.get((str(kind), int(bits or 0)))
     if dtype is None:
         raise Refusal(f"model {key}: compressed-tensors weights of type {kind!r} with {bits} bits are not supported", "model")
@@ -256,11 +230,6 @@ def _group(group: Config, key: str) -> Quant:
     counted = tuple((str(n), int(c)) for n, c in targets[FOLDED].items()) if isinstance(targets, Mapping) else ()
     alone = dtype == "nvfp4" and quant.dtype == dtype and not group.get("input_activations")
     return replace(quant, only=only, counted=counted, weight_only=alone)
-
-
-def _strategy(weights: Config) -> str:
-    """ModelOpt leaves it out: values of a group share a scale, or a whole tensor's do."""
-    return "group" if weights.get("group_size") else "tensor"
 
 
 def _block(weights: Config, strategy: str, size: int, key: str) -> tuple[int, int]:

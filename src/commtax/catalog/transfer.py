@@ -88,10 +88,9 @@ def sigma(setting: Setting, metric: str, mixture: bool) -> float:
     s^2 = seen^2 + sum over unseen levels of (left out^2 - seen^2)
     """
     figures: Mapping[str, float] = _transfer()["sigma"][metric]["mixtures" if mixture else "dense"]
-    more = sum(max(0.0, _left_out(setting, level, figures) ** 2 - figures["seen"] ** 2) for level in unseen(setting))
+    more = 0.0
+    for level in unseen(setting):
+        elsewhere = level != "engine" and any(_shares(run, setting, level) for run in fitted_runs())
+        left_out = min(figures[level], figures["engine"]) if elsewhere else figures[level]
+        more += max(0.0, left_out**2 - figures["seen"] ** 2)
     return math.sqrt(figures["seen"] ** 2 + more)
-
-
-def _left_out(setting: Setting, level: str, figures: Mapping[str, float]) -> float:
-    elsewhere = level != "engine" and any(_shares(run, setting, level) for run in fitted_runs())
-    return min(figures[level], figures["engine"]) if elsewhere else figures[level]

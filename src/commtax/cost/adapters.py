@@ -14,7 +14,7 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.inventory import Tensor, inventory
 from commtax.cost.kernel import Kernel, Step
-from commtax.cost.placement import expert_tp
+from commtax.cost.placement import expert_ranks
 from commtax.cost.tensors import Held, fullest_of, share, stage_params
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan
@@ -51,8 +51,12 @@ def pair(tensor: Tensor, model: Model, plan: Plan, engine: Engine) -> Pair:
     """
     *stack, outputs, inputs = tensor.shape
     matrices = stack[0] / plan.ep if stack else 1
-    part = 1 / expert_tp(plan, engine) if tensor.split == "expert" else share(tensor.split, model, plan, engine, tensor.units)
-    if _module(tensor).endswith(SPLIT_INPUT):
+    part = (
+        1 / expert_ranks(plan, engine).inside
+        if tensor.split == "expert"
+        else share(tensor.split, model, plan, engine, tensor.units)
+    )
+    if tensor.name.removesuffix(".weight").endswith(SPLIT_INPUT):
         return Pair(inputs * part, outputs, matrices)
     return Pair(inputs, outputs * part, matrices)
 
@@ -85,7 +89,8 @@ def adapter_kernels(s: Step) -> list[Kernel]:
     packed: dict[tuple[int, str], list[Tensor]] = {}
     for tensor in inventory(s.model):
         if tensor.linear and tensor.where >= 0:
-            packed.setdefault((tensor.where, _group(tensor)), []).append(tensor)
+            path, _, last = tensor.name.removesuffix(".weight").rpartition(".")
+            packed.setdefault((tensor.where, f"{path}.{TOGETHER.get(last, last)}"), []).append(tensor)
     groups = ((group.rpartition(".")[2], tensors, s.model.layers.count(where)) for (where, group), tensors in packed.items())
     return [kernel for one in groups for kernel in _pair_kernels(s, *one)]
 
@@ -114,13 +119,3 @@ def _routed(s: Step, tensor: Tensor) -> tuple[Number, Number]:
     assert isinstance(ffn, Experts)
     rows = s.rows * ffn.top_k / s.plan.ep
     return rows, np.minimum(ffn.num_experts / s.plan.ep, rows)
-
-
-def _module(tensor: Tensor) -> str:
-    return tensor.name.removesuffix(".weight")
-
-
-def _group(tensor: Tensor) -> str:
-    """The packed module that a tensor belongs to."""
-    path, _, last = _module(tensor).rpartition(".")
-    return f"{path}.{TOGETHER.get(last, last)}"

@@ -10,19 +10,23 @@ see the best.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.caches import SCALE_BYTES, entry_bytes, kv_bytes_per_token_layer
 from commtax.cost.forms.latent import Choosing, HeadProduct, Prompts, Reading, Scan
-from commtax.cost.kernel import Kernel, Step
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, Seen, Step
 from commtax.cost.linear_attention import quantised_before
 from commtax.ledger import Place
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Attention, Compressed, Indexer, Latent, Number
 
 Maker = Callable[[Step, Attention, int], Iterator[Kernel]]
+T = TypeVar("T")
+Attended = tuple[Number, Number, Number, int, Number, Number]
+"""Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,19 @@ def choosing(projections: Maker, selector: Maker, decode: Maker, prefill: Maker)
     return Makers(projections, attention, trained)
 
 
+def _own(part: T | None) -> T:
+    """The part that makes attention of its kind: whoever asks has looked at the kind."""
+    assert part is not None
+    return part
+
+
 def projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Queries, keys and values of a rank's heads, and their outputs."""
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
     width = a.num_heads * a.head_dim / tp + kv * (a.head_dim + a.v_head_dim)
     yield (qkv := s.gemm("QKV projection", "projections", "qkv", count, rows, width, h, "self_attn.q_proj"))
-    if s.quantises(qkv):
+    if qkv.static_scales and s.engine.kernels.quantises_apart:
         yield quantised_before(qkv)
     yield s.small("rotary and KV write", "projections", "rotary", 2 * count, rows * width)
     if a.qk_norm and (launches := s.engine.kernels.head_norm_kernels):
@@ -140,6 +150,25 @@ def chosen_pairs(new: Number, past: Number, most: float, ratio: int = 1) -> Numb
     return causal_pairs(head, past) / ratio + rest
 
 
+def _attend(
+    s: Step, form: Place, tokens: Number, count: int, flops: Number, nbytes: Number, shape: Attended, stored: float, window: int
+) -> Kernel:
+    """Plain attention of so many tokens; without any there is none.
+
+    Prompts over a narrow cache have kernels of their own in some libraries, and so have decoding heads with keys of their own.
+    """
+    narrow = form == "prefill" and s.plan.kv_dtype == "fp8"
+    low = narrow and s.engine.kernels.prefill_fp8
+    kind = NARROW_PROMPTS if low else NARROW_CACHE if narrow else ""
+    if form == "decode":
+        single = stored == WIDE_BYTES and bool(np.all(shape[1] == shape[2]))
+        kind = SINGLE if single else WINDOWED if window else ""
+    product = (0, 0, 0, "fp8" if low else s.plan.activations_dtype, stored)
+    runs = pick(np.asarray(tokens) > 0, count, 0)
+    plain = Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
+    return replace(plain, stored=kind, shape=Seen(window))
+
+
 def _cache(s: Step, a: Attention) -> tuple[Number, Number]:
     """KV heads of a rank, and the bytes that a token has in its cache."""
     kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
@@ -150,24 +179,23 @@ def decode_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Decode reads every cached key and value."""
     seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
-    length = work.cached_tokens / np.maximum(1, seqs) + work.rows_per_seq
-    length = np.minimum(length, a.window) if a.window else length
+    length = np.minimum(seen_in_decode(s), a.window) if a.window else seen_in_decode(s)
     flops = 2 * seqs * work.rows_per_seq * heads * length * (a.head_dim + a.v_head_dim)
     shape = (seqs, heads * work.rows_per_seq, kv_heads, a.head_dim, length, 0)
     stored, moved = DTYPE_BYTES[s.plan.kv_dtype], seqs * length * per_token
-    yield s.attention("decode", seqs, count, flops, moved, shape, stored, a.window)
+    yield _attend(s, "decode", seqs, count, flops, moved, shape, stored, a.window)
 
 
 def prefill_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Prefill computes the causal half of new x (past + new)."""
-    seqs, tokens, heads = s.work.prefill_seqs, s.work.prefill_tokens, a.num_heads / s.plan.tp
+    (seqs, new, past), tokens, heads = prompt_sizes(s), s.work.prefill_tokens, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
-    new, past = tokens / np.maximum(1, seqs), s.work.past_tokens / np.maximum(1, seqs)
     width = a.head_dim + a.v_head_dim
     moved = tokens * (heads * width) * DTYPE_BYTES[s.plan.activations_dtype]
     flops = 2 * seqs * heads * _pairs(new, past, a) * width
     shape = (seqs, heads, kv_heads, a.head_dim, new, past)
-    yield s.attention("prefill", tokens, count, flops, moved + seqs * (new + past) * per_token, shape, window=a.window)
+    moved = moved + seqs * (new + past) * per_token
+    yield _attend(s, "prefill", tokens, count, flops, moved, shape, WIDE_BYTES, a.window)
 
 
 def _pairs(new: Number, past: Number, a: Attention) -> Number:
@@ -184,7 +212,7 @@ CHAINED = 0.6
 
 def latent_projections(s: Step, a: Attention, count: int, absorbed: bool | None = None) -> Iterator[Kernel]:
     """Down-projections are whole on every rank. ``absorbed``: prompts are, too; None: where their tokens choose."""
-    m = _latent(a)
+    m = _own(a.latent)
     h, heads, rows, work = s.model.hidden, a.num_heads / s.plan.tp, s.rows, s.work
     low = m.q_rank + m.kv_rank + m.rope_dim
     yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "self_attn.q_a_proj")
@@ -222,7 +250,7 @@ def head_product(rows: Number, heads: Number, dim: int, rank: int, stored: float
 def latent_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """The selector's own queries, keys and weights, and its scores over all cached tokens; every rank has it whole."""
     if (x := a.indexer) and x.own:
-        h, rows, rank = s.model.hidden, s.rows, _latent(a).q_rank or s.model.hidden
+        h, rows, rank = s.model.hidden, s.rows, _own(a.latent).q_rank or s.model.hidden
         yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, rank, "self_attn.indexer.wq_b")
         yield s.gemm("selector keys and weights", "projections", "", count, rows, x.head_dim + x.num_heads, h)
         yield from scans(s, x, count, 1)
@@ -230,7 +258,7 @@ def latent_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
 
 def latent_decode(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Latents of all cached tokens, or of those that the selector chose."""
-    heads, entries, m = a.num_heads / s.plan.tp * s.work.rows_per_seq, seen_in_decode(s), _latent(a)
+    heads, entries, m = a.num_heads / s.plan.tp * s.work.rows_per_seq, seen_in_decode(s), _own(a.latent)
     if a.indexer:
         entries = np.minimum(entries, a.indexer.top_k)
     shape = Reading(s.work.decode_seqs, heads, entries, 2 * m.kv_rank + m.rope_dim)
@@ -239,7 +267,7 @@ def latent_decode(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
 
 def latent_prefill(s: Step, a: Attention, count: int, absorbed: bool = False) -> Iterator[Kernel]:
     """Whole prompts, or the tokens that the selector chose for each."""
-    m, (seqs, new, past) = _latent(a), prompt_sizes(s)
+    m, (seqs, new, past) = _own(a.latent), prompt_sizes(s)
     if a.indexer:
         chosen = (seqs * chosen_pairs(new, past, a.indexer.top_k), np.minimum(new + past, a.indexer.top_k))
         yield choose(s, "sparse-prefill", count, a, chosen, 2 * m.kv_rank + m.rope_dim, _latent_bytes(s, a))
@@ -258,17 +286,6 @@ def _latent_bytes(s: Step, a: Attention) -> Number:
     return kv_bytes_per_token_layer(a, s.plan.tp, s.plan.kv_dtype) - beside
 
 
-def _latent(a: Attention) -> Latent:
-    assert a.latent
-    return a.latent
-
-
-def latent_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
-    yield from latent_selector(s, a, count)
-    yield from latent_decode(s, a, count)
-    yield from latent_prefill(s, a, count)
-
-
 def latent_trained(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Nothing is absorbed, nothing small fused; a selector's matrices are met as all others are."""
     for k in latent_projections(s, a, count, absorbed=False):
@@ -279,12 +296,12 @@ def latent_trained(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     yield from (k for k in latent_selector(s, a, count) if k.form == "gemm")
 
 
-LATENT = Makers(latent_projections, latent_attention, latent_trained)
+LATENT = replace(choosing(latent_projections, latent_selector, latent_decode, latent_prefill), trained=latent_trained)
 
 
 def _compressed_projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Queries through a latent, one latent for keys and values, the compressor's values and gates, outputs by groups of heads."""
-    m, h, heads, rows = _compressed(a), s.model.hidden, a.num_heads / s.plan.tp, s.rows
+    m, h, heads, rows = _own(a.compressed), s.model.hidden, a.num_heads / s.plan.tp, s.rows
     low = m.q_rank + a.head_dim
     yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "attn.wq_a")
     yield s.gemm("query up-projection", "projections", "query", count, rows, heads * a.head_dim, m.q_rank, "attn.wq_b")
@@ -300,7 +317,7 @@ def _compressed_projections(s: Step, a: Attention, count: int) -> Iterator[Kerne
 def _compressed_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """A selector over compressed entries, with a compressor of its own."""
     if (x := a.indexer) and x.own:
-        m, h, rows = _compressed(a), s.model.hidden, s.rows
+        m, h, rows = _own(a.compressed), s.model.hidden, s.rows
         yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, m.q_rank, "attn.indexer.wq_b")
         yield s.gemm("selector keys and weights", "projections", "", count, rows, x.num_heads + 2 * m.overlap * x.head_dim, h)
         yield from scans(s, x, count, m.ratio, "compressed-selector")
@@ -308,13 +325,13 @@ def _compressed_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
 
 def _compressed_decode(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """The last tokens, and entries of the older ones."""
-    m, heads, seen = _compressed(a), a.num_heads / s.plan.tp * s.work.rows_per_seq, seen_in_decode(s)
+    m, heads, seen = _own(a.compressed), a.num_heads / s.plan.tp * s.work.rows_per_seq, seen_in_decode(s)
     shape = Reading(s.work.decode_seqs, heads, _entries(seen, a, m), 2 * a.head_dim)
     yield read(s, "compressed-decode", count, shape, entry_bytes(a, m, s.plan.kv_dtype), s.plan.activations_dtype)
 
 
 def _compressed_prefill(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
-    m, (seqs, new, past) = _compressed(a), prompt_sizes(s)
+    m, (seqs, new, past) = _own(a.compressed), prompt_sizes(s)
     chosen = (seqs * compressed_pairs(new, past, a, m), _entries(new + past, a, m))
     yield choose(s, "compressed-prefill", count, a, chosen, 2 * a.head_dim, entry_bytes(a, m, s.plan.kv_dtype), low=False)
 
@@ -331,17 +348,12 @@ def _entries(length: Number, a: Attention, m: Compressed) -> Number:
     return np.minimum(length, m.window) + (np.minimum(older, a.indexer.top_k) if a.indexer else older)
 
 
-def _compressed(a: Attention) -> Compressed:
-    assert a.compressed
-    return a.compressed
-
-
 COMPRESSED = choosing(_compressed_projections, _compressed_selector, _compressed_decode, _compressed_prefill)
 
 
 def _block_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Index queries of a rank's KV heads and one index key, and their scores; index keys stay in the activations' format."""
-    x = _indexer(a)
+    x = _own(a.indexer)
     width = (x.num_heads / np.minimum(s.plan.tp, x.num_heads) + 1) * x.head_dim
     yield s.gemm("selector", "projections", "", count, s.rows, width, s.model.hidden)
     yield from scans(s, x, count, 1, "block-selector", x.head_dim * DTYPE_BYTES[s.plan.activations_dtype])
@@ -351,14 +363,14 @@ def _block_decode(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Keys and values of the chosen blocks, for each KV head its own."""
     kv_heads, width = _kv_heads(s, a), a.head_dim + a.v_head_dim
     heads = a.num_heads / s.plan.tp / kv_heads * s.work.rows_per_seq
-    entries = np.minimum(seen_in_decode(s), _indexer(a).top_k)
+    entries = np.minimum(seen_in_decode(s), _own(a.indexer).top_k)
     shape = Reading(s.work.decode_seqs * kv_heads, heads, entries, width)
     yield read(s, "block-decode", count, shape, width * DTYPE_BYTES[s.plan.kv_dtype], s.plan.kv_dtype)
 
 
 def _block_prefill(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     seqs, new, past = prompt_sizes(s)
-    most, width = _indexer(a).top_k, a.head_dim + a.v_head_dim
+    most, width = _own(a.indexer).top_k, a.head_dim + a.v_head_dim
     chosen = (seqs * chosen_pairs(new, past, most), np.minimum(new + past, most))
     group = a.num_heads / s.plan.tp / _kv_heads(s, a)
     yield choose(s, "block-prefill", count, a, chosen, width, width * DTYPE_BYTES[s.plan.kv_dtype], group)
@@ -366,11 +378,6 @@ def _block_prefill(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
 
 def _kv_heads(s: Step, a: Attention) -> Number:
     return a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
-
-
-def _indexer(a: Attention) -> Indexer:
-    assert a.indexer
-    return a.indexer
 
 
 BLOCKS = choosing(projections, _block_selector, _block_decode, _block_prefill)

@@ -241,12 +241,7 @@ def _fitting(block: Number, page: Number, per_token: Number) -> Number:
 
 
 def _raised_block(
-    cached: Sequence[Attention],
-    states: Sequence[DeltaNet | Mamba2],
-    plan: Plan,
-    size: int,
-    habits: StateHabits,
-    per_token: Number,
+    cached: Sequence[Attention], states: Sequence[DeltaNet | Mamba2], plan: Plan, size: int, habits: StateHabits, per_token: Number
 ) -> Number:
     """Tokens of a block: as many as make it hold the largest state, in whole multiples of what kernels take."""
     if not states:
@@ -268,7 +263,9 @@ def _compressed(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nb
     for ratio in dict.fromkeys(a.compressed.ratio for a in cached if a.compressed and a.compressed.ratio):
         kept += [_unfinished(a.compressed, a, max(pages)) for a in cached if a.compressed and a.compressed.ratio == ratio]
     counts, most = Counter(kept), max(pages.values())
-    each = _layers_of_all(most, [most, *counts.values()])
+    groups = [most, *counts.values()]
+    # Layers of a group, at least those of the most pages, with the fewest padded in all groups; of equals the most.
+    each = min(range(most, max(groups) + 1), key=lambda size: (sum(-count % size for count in groups), -size))
     windows = tuple(
         Group(tokens, window, states=math.ceil(window / tokens) + 1)
         for (window, tokens), count in counts.items()
@@ -287,19 +284,16 @@ def _windows_apart(cached: Sequence[Attention], plan: Plan, habits: StateHabits,
     """
     size, entries = habits.compressed_block, sum(kv_bytes_per_token_layer(a, plan.tp, plan.kv_dtype) for a in cached)
     kinds = [(a, a.compressed) for a in cached if a.compressed]
-    windows = sum(_window_bytes(a, m, plan.kv_dtype) for a, m in kinds)
+    windows = 0.0
+    for a, m in kinds:  # of a token its latent, and its part of what the window keeps of unfinished entries that overlap
+        rows = m.overlap * m.ratio / m.window if m.overlap > 1 else 0.0
+        windows += entry_bytes(a, m, plan.kv_dtype) + rows * sum(unfinished_bytes(m, width) for width in compressed_widths(a))
     each = entries + habits.window_share * windows
     unfinished = sum(m.ratio * unfinished_bytes(m, width) for a, m in kinds if m.overlap == 1 for width in compressed_widths(a))
     beside = Group(size, states=np.ceil(unfinished / (each * size)))
     kept = max(math.ceil(m.window / habits.window_block) + 1 for _, m in kinds) * habits.window_block
     groups = (Group(size), beside) if unfinished else (Group(size),)
     return KvPool(each, each * size, size, groups, nbytes, window_share=habits.window_share, window_tokens=kept)
-
-
-def _window_bytes(a: Attention, m: Compressed, kv_dtype: str) -> float:
-    """Of a token in a window: its latent, and its part of what the window keeps of unfinished entries that overlap."""
-    rows = m.overlap * m.ratio / m.window if m.overlap > 1 else 0.0
-    return entry_bytes(a, m, kv_dtype) + rows * sum(unfinished_bytes(m, width) for width in compressed_widths(a))
 
 
 def _entry_pages(a: Attention, plan: Plan, habits: StateHabits) -> Iterator[int]:
@@ -320,8 +314,3 @@ def _unfinished(m: Compressed, a: Attention, page: int) -> tuple[int, int]:
     """The window of a compressor, and its tokens in a block: the largest power of two that the largest page holds."""
     widest = max(compressed_widths(a))
     return m.overlap * m.ratio, 2 ** math.floor(math.log2(page / unfinished_bytes(m, widest)))
-
-
-def _layers_of_all(least: int, counts: Sequence[int]) -> int:
-    """Layers of a group, at least ``least``, with the fewest padded in all groups; of equals the most."""
-    return min(range(least, max(counts) + 1), key=lambda size: (sum(-count % size for count in counts), -size))

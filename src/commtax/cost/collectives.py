@@ -269,8 +269,10 @@ def across(crossing: Crossing, inside: Choice, paths: tuple[Path, ...], network:
     """
     if not network.protocols:
         return one_pipeline(crossing, inside, network)
-    able = [p for p in network.protocols if _serves(p, crossing)]
-    return reduce(_cheaper, [_by_protocol(p, crossing, inside, paths, network) for p in able])
+    pairs, ordered = crossing.op in PAIRS, crossing.link.ordered
+    able = [p for p in network.protocols if not (p.ring and pairs) and (ordered or not p.ordered)]
+    priced = [_by_protocol(p, crossing, inside, paths, network) for p in able]
+    return reduce(lambda one, other: _where(other.seconds < one.seconds, other, one), priced)
 
 
 def one_pipeline(c: Crossing, inside: Choice, network: Network) -> Choice:
@@ -285,10 +287,6 @@ def one_pipeline(c: Crossing, inside: Choice, network: Network) -> Choice:
     hop = c.passes * (network.hops * c.link.latency_s)
     both = _beside(inside.wire_s, wire, network) + 2 * network.pipelining * np.sqrt(hop * wire)
     return _choice(inside.latency_s + levels * hop, both, inside.path, inside)
-
-
-def _serves(protocol: Protocol, c: Crossing) -> bool:
-    return not (protocol.ring and c.op in PAIRS) and (c.link.ordered or not protocol.ordered)
 
 
 def _by_protocol(p: Protocol, c: Crossing, inside: Choice, paths: tuple[Path, ...], network: Network) -> Choice:
@@ -329,10 +327,6 @@ def _beside(inside_s: Number, wire_s: Number, network: Network) -> Number:
 
 def _choice(latency: Number, wire: Number, path: Number, inside: Choice) -> Choice:
     return Choice(latency, wire, path, inside.seconds / np.maximum(latency + wire, 1e-12))
-
-
-def _cheaper(one: Choice, other: Choice) -> Choice:
-    return _where(other.seconds < one.seconds, other, one)
 
 
 def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0) -> Choice:

@@ -14,19 +14,11 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.adapters import adapter_kernels
-from commtax.cost.attention import (
-    BLOCKS,
-    COMPRESSED,
-    LATENT,
-    decode_attention,
-    prefill_attention,
-    projections,
-)
+from commtax.cost.attention import BLOCKS, COMPRESSED, LATENT, decode_attention, prefill_attention, projections
 from commtax.cost.forms.experts import Routed, routed_kernels
 from commtax.cost.kernel import Kernel, Step, input_bytes
 from commtax.cost.linear_attention import delta_kernels, mamba_kernels, quantised_before, streams_read, streams_written
-from commtax.cost.placement import expert_tp, experts_reach, over_replicas, tokens_split
-from commtax.cost.tensors import padded_vocab
+from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.ledger import Part, Place
 from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Tower, Workload
 
@@ -49,16 +41,10 @@ def step_kernels(
     kernels = [*_layers(step), head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
     if engine.key != "torch":
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
-    if sorts and engine.kernels.sort_launches:
-        kernels.append(_sampler(step))
+    if sorts and (launches := engine.kernels.sort_launches):  # of the logits of each row: many passes over all of them
+        moved = work.samples * model.vocab * engine.kernels.sort_bytes / launches / DTYPE_BYTES[plan.activations_dtype]
+        kernels.append(step.small("sampling", "head", "", launches, moved, fusable=False))
     return kernels
-
-
-def _sampler(s: Step) -> Kernel:
-    """Tokens drawn from the most likely ones by an engine that sorts the logits of each row: many passes over all of them."""
-    runs, logits = s.engine.kernels, s.work.samples * s.model.vocab
-    moved = logits * runs.sort_bytes / runs.sort_launches / DTYPE_BYTES[s.plan.activations_dtype]
-    return s.small("sampling", "head", "", runs.sort_launches, moved, fusable=False)
 
 
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine, training: bool = False) -> list[Kernel]:
@@ -86,7 +72,12 @@ def _parts(model: Model, training: bool) -> tuple[tuple[Maker, object, int], ...
     groups: dict[tuple[Maker, object], int] = {}
     for index, block in enumerate(model.blocks):
         halves = (block.mixer is not None) + (block.ffn is not None)
-        for key in (*_mixing(block.mixer, training), *_widening(block.ffn), (_norms, block.num_norms), (stream_kernels, halves)):
+        keys: list[tuple[Maker, object]] = [*_mixing(block.mixer, training)]
+        if isinstance(block.ffn, Mlp):
+            keys.append((_mlp, block.ffn))
+        elif block.ffn:  # layers whose experts are chosen by a table or with a corrected score have the kernels of the others
+            keys.append((_mixture, replace(block.ffn, hashed=0, correction_bias=False)))
+        for key in (*keys, (_norms, block.num_norms), (stream_kernels, halves)):
             groups[key] = groups.get(key, 0) + model.layers.count(index)
     return tuple((make, thing, count) for (make, thing), count in groups.items())
 
@@ -109,14 +100,6 @@ def _mixing(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object
         yield delta_kernels, mixer
     elif mixer:
         yield mamba_kernels, mixer
-
-
-def _widening(ffn: Mlp | Experts | None) -> Iterator[tuple[Maker, object]]:
-    """Layers whose experts are chosen by a table or with a corrected score have the kernels of the others."""
-    if isinstance(ffn, Mlp):
-        yield _mlp, ffn
-    elif ffn:
-        yield _mixture, replace(ffn, hashed=0, correction_bias=False)
 
 
 def _norms(s: Step, num_norms: int, count: int) -> Iterator[Kernel]:
@@ -159,7 +142,7 @@ def _dense(s: Step, part: Part, width: Number, gated: bool, count: int, rows: Nu
     both = (2 if gated else 1) * width
     up: tuple[str, Place] = ("gate and up", "gate") if gated else ("up", "up")
     yield (widening := s.gemm(f"{part} {up[0]}", part, up[1], count, rows, both, s.model.hidden, f"{name}.gate_proj"))
-    if s.quantises(widening):
+    if widening.static_scales and s.engine.kernels.quantises_apart:
         yield quantised_before(widening)
     yield s.small(f"{part} activation", part, "activation", count, rows * (both + width))
     yield s.gemm(f"{part} down", part, "down", count, rows, s.model.hidden, width, f"{name}.down_proj")
@@ -178,13 +161,14 @@ def encoder_attention(batch: Number, length: Number, heads: Number, head_dim: Nu
 def tower_kernels(s: Step) -> Iterator[Kernel]:
     """A vision tower over the pictures of a step: patches in, its layers, then what hands tokens to the decoder.
 
-    Ranks share its weights, or each has it whole and looks at its own of the pictures.
+    Ranks share its weights and look at all of them, or each has it whole and looks at its own of the pictures.
     """
     t = s.model.tower
     if t is None or not np.any(s.work.pictures):
         return
-    cut = 1 if s.plan.tower == "data" else s.plan.tp
-    pictures = looked_at(s.plan, s.work)
+    cut, pictures = s.plan.tp, s.work.pictures
+    if s.plan.tower == "data":
+        cut, pictures = 1, np.ceil(s.work.pictures / s.plan.tp)
     rows, first = pictures * s.work.patches, t.tensors[0][1]
     some = pick(np.asarray(pictures) > 0, 1, 0)
     yield s.gemm("tower patches", "tower", "", some, rows, t.hidden, int(np.prod(first)) // t.hidden)
@@ -209,11 +193,6 @@ def _layer_kernels(s: Step, t: Tower, rows: Number, cut: Number, count: Number) 
     yield s.small("tower activation", "tower", "", count, rows * (both + 1) * wide)
 
 
-def looked_at(plan: Plan, work: Workload) -> Number:
-    """Pictures that the busiest rank looks at: all, where ranks share the tower's weights."""
-    return np.ceil(work.pictures / plan.tp) if plan.tower == "data" else work.pictures
-
-
 LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
 """Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
 EXCHANGED = {"deepep_low_latency": "generation", "deepep_high_throughput": "context"}
@@ -224,35 +203,32 @@ GATE, DOWN = "mlp.experts.gate_proj", "mlp.experts.down_proj"  # weights as chec
 
 def routed(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
     """Kernels of the routed part of ``count`` layers on the rank that all others wait for."""
-    if not s.engine.kernels.fused_experts:
-        yield from _grouped(s, _sizes(s, f), count, f.bias)
-        return
     sizes, behind = _sizes(s, f), s.engine.kernels.experts_apart or s.exchange
-    apart = np.asarray(bool(behind) & over_replicas(s.plan, s.engine))
+    if not s.engine.kernels.fused_experts:
+        yield from _grouped(s, sizes, count, f.bias)
+        return
+    apart = np.asarray(bool(behind) & expert_ranks(s.plan, s.engine).over_replicas)
     if not np.all(apart):
         yield from _fused(s, sizes, pick(apart, 0, count), "")
+    if s.exchange:  # it brings a rank only what is for its experts: a token comes once, with all of its copies here
+        missed = np.exp(-sizes.copies / np.maximum(1.0, sizes.tokens))
+        sizes = replace(sizes, tokens=np.maximum(1.0, sizes.tokens * (1 - missed)))
     if np.any(apart):
-        yield from _fused(s, _arrived(sizes) if s.exchange else sizes, pick(apart, count, 0), behind)
+        yield from _fused(s, sizes, pick(apart, count, 0), behind)
 
 
 def _sizes(s: Step, f: Experts) -> Routed:
     """Under expert parallelism across replicas a rank works on the tokens of the whole group that chose its experts."""
-    plan, popularity = s.plan, s.engine.kernels.popularity
-    tokens = s.rows * experts_reach(plan, s.engine)
+    plan, popularity, ranks = s.plan, s.engine.kernels.popularity, expert_ranks(s.plan, s.engine)
+    tokens = s.rows * ranks.reach
     slots = f.num_experts + plan.redundant
     active = busiest_active(f, tokens, plan.ep, popularity) * slots / f.num_experts
     load = np.minimum(plan.ep, s.imbalance) if s.imbalance else busiest_rank(f, tokens, plan.ep, popularity, plan.redundant_experts)
     copies = tokens * f.top_k / plan.ep * load
     elsewhere = np.maximum(0.0, tokens * f.top_k - copies)
-    inner, up = f.intermediate / expert_tp(plan, s.engine), 2.0 if f.gated else 1.0
+    inner, up = f.intermediate / ranks.inside, 2.0 if f.gated else 1.0
     owned, hidden = slots / plan.ep, f.latent or s.model.hidden
     return Routed(tokens, copies, elsewhere, np.minimum(active, owned), owned, f.num_experts, hidden, inner, up)
-
-
-def _arrived(r: Routed) -> Routed:
-    """The same where an exchange brings a rank only what is for its experts: a token comes once, with all of its copies here."""
-    missed = np.exp(-r.copies / np.maximum(1.0, r.tokens))
-    return replace(r, tokens=np.maximum(1.0, r.tokens * (1 - missed)))
 
 
 def _fused(s: Step, r: Routed, count: Number, backend: str) -> Iterator[Kernel]:
@@ -279,9 +255,7 @@ def _grouped(s: Step, r: Routed, count: int, biased: bool) -> Iterator[Kernel]:
     # Tokens are read and written once; a copy is written, read by the activation, written and read back.
     own, sends = r.tokens, s.engine.sends
     passed = r.copies + r.elsewhere
-    if (
-        sends.experts_keep_tp or sends.experts_whole
-    ):  # exchanged by all-to-all: a rank sees its own tokens and those for its experts
+    if sends.experts_keep_tp or sends.experts_whole:  # by all-to-all: a rank sees its own tokens and those for its experts
         own, passed = r.tokens / s.plan.ep, r.copies
     moved = 2 * own * r.hidden + r.copies * 2 * r.hidden + runs.routing_passes * passed * r.hidden
     inside = s.plan.weights_dtype in s.engine.mixes.graphed_experts

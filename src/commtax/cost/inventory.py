@@ -294,12 +294,12 @@ def num_active_params(model: Model, embedding: bool = True) -> int:
     """Parameters one token of text uses: of each mixture, ``top_k`` experts. ``embedding=False`` leaves out the input table."""
     parts = ("tower",) if embedding or model.tied else ("tower", "embedding")
     used = (t for t in inventory(model) if t.active and t.part not in parts)
-    return sum(_active_size(model, t) * copies(model, t) for t in used)
-
-
-def _active_size(model: Model, tensor: Tensor) -> int:
-    ffn = model.blocks[max(0, tensor.where)].ffn
-    return tensor.size // ffn.num_experts * ffn.top_k if tensor.part == "experts" and isinstance(ffn, Experts) else tensor.size
+    total = 0
+    for t in used:
+        ffn = model.blocks[max(0, t.where)].ffn
+        size = t.size // ffn.num_experts * ffn.top_k if t.part == "experts" and isinstance(ffn, Experts) else t.size
+        total += size * copies(model, t)
+    return total
 
 
 ROOTS = ("model.", "language_model.model.", "model.language_model.", "backbone.")

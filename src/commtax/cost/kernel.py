@@ -4,9 +4,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from commtax.arrays import pick
 from commtax.cost.inventory import format_of
 from commtax.cost.tensors import quantisation
 from commtax.ledger import Part, Place, Stage
@@ -27,8 +24,6 @@ WINDOWED = "windowed"
 NARROW_PROMPTS, NARROW_CACHE = "fp8-attention", "fp8-kv"
 """What attention of prompts over an fp8 cache is called: in fp8 arithmetic, and in 16 bits."""
 WIDE_BYTES = 2.0  # of an element of a cache that is not narrowed
-Attended = tuple[Number, Number, Number, int, Number, Number]
-"""Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,36 +108,6 @@ class Step:
         shape = (m, n, k, dtype, stored)
         kernel = Kernel(what, "gemm", count, 2 * m * n * k, nbytes, *shape, static_scales=static, part=part, place=place)
         return replace(kernel, stored=_unlike(quant)) if quant else kernel
-
-    def attention(
-        self,
-        form: Place,
-        tokens: Number,
-        count: int,
-        flops: Number,
-        nbytes: Number,
-        shape: Attended,
-        stored: float = 2.0,
-        window: int = 0,
-    ) -> Kernel:
-        """Attention of so many tokens; without any there is none."""
-        low = form == "prefill" and self.engine.kernels.prefill_fp8 and self.plan.kv_dtype == "fp8"
-        product = (0, 0, 0, "fp8" if low else self.plan.activations_dtype, stored)
-        runs = pick(np.asarray(tokens) > 0, count, 0)
-        single = stored == WIDE_BYTES and bool(np.all(shape[1] == shape[2]))
-        kind = self._attended(form, low, SINGLE if single else WINDOWED if window else "")
-        plain = Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
-        return replace(plain, stored=kind, shape=Seen(window))
-
-    def quantises(self, product: Kernel) -> bool:
-        """Whether a kernel of its own brings a product's input to fp8."""
-        return product.static_scales and self.engine.kernels.quantises_apart
-
-    def _attended(self, form: Place, low: bool, decoding: str) -> str:
-        """Which of a library's kernels attends: prompts over a narrow cache have their own, and heads with keys of their own."""
-        if form == "decode":
-            return decoding
-        return NARROW_PROMPTS if low else NARROW_CACHE if self.plan.kv_dtype == "fp8" else ""
 
     def small(self, what: str, part: Part, place: Place, count: Number, elements: Number, fusable: bool = True) -> Kernel:
         """An element-wise kernel, which an engine may fuse with a neighbour."""

@@ -8,6 +8,7 @@ or a what-if (``slow_rank``); ``catalog/effects.toml`` says what each of them is
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from commtax.cost.forms.form import Parts, Table, from_memory
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, Seen, Terms
 from commtax.ledger import NO_NOTE, Item, Line, Stage, pass_of
 from commtax.records import dataclass
-from commtax.spec import Chip, KernelConstants, KernelHabits, Number
+from commtax.spec import Chip, KernelConstants, Number
 from commtax.statement import Note, Source
 
 ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
@@ -62,8 +63,8 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
     ``rate``: arithmetic over that of the constants (sustained clocks, other kernels). Weights or a cache of 8 bits take no longer
     than of 16 where nobody timed them on this family.
     """
-    fixed, moving = _one(kernel, chip, constants, rate)
     wide = _unmeasured_twin(kernel, constants)
+    fixed, moving = _one(kernel, chip, constants, rate)
     if wide is None:
         return fixed, moving
     most_fixed, most = _one(wide, chip, constants, rate)
@@ -132,7 +133,9 @@ def constants_of(kernel: Kernel, constants: KernelConstants) -> Table:
     """The constants that price a kernel."""
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
-        return _static(table, constants.tables["gemm.bf16"])
+        # The measured fp8 tables quantise each activation inside the timed region; a static scale is applied by the norm or the
+        # activation before: bf16's launch and attained bandwidth, fp8's arithmetic, nothing beside.
+        return {**table, **{name: constants.tables["gemm.bf16"][name] for name in ("t0", "eb", "kl", "kc", "mk")}, "q": 0.0}
     return table
 
 
@@ -145,18 +148,14 @@ def narrow_note(kernel: Kernel, took: Parts, chip: Chip, constants: KernelConsta
     times = float(taken / sum(_one(wide, chip, constants, rate)))
     if times <= 1 + NARROW_ROUNDING:
         return NO_NOTE
-    name, kind = _measured_table(kernel, constants), kernel_source(kernel, constants).kind
-    told = f"{kernel.what} takes {times:.2f} times as long in fp8 as in 16 bits"
-    return Note("narrow-slower", f"{told}: measured so, {name} of {constants.family} kernels ({kind})")
-
-
-def _measured_table(kernel: Kernel, constants: KernelConstants) -> str:
-    """The table that prices a kernel; where its format was not timed and has another's constants, that one's."""
     name = table_of(kernel, constants)
-    form, _, kind = name.partition(".")
-    alike = (f"{form}.{other}" for other in STAND_INS.get(kind, ()))
-    same = (other for other in alike if constants.tables.get(other) == constants.tables[name])
-    return next(same, name) if kind == "fp8-loaded" else name
+    form, _, stored = name.partition(".")
+    if stored == "fp8-loaded":  # where that was not timed and has another's constants, the table is that one's
+        alike = (f"{form}.{other}" for other in STAND_INS[stored])
+        name = next((other for other in alike if constants.tables.get(other) == constants.tables[name]), name)
+    told = f"{kernel.what} takes {times:.2f} times as long in fp8 as in 16 bits"
+    kind = kernel_source(kernel, constants).kind
+    return Note("narrow-slower", f"{told}: measured so, {name} of {constants.family} kernels ({kind})")
 
 
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
@@ -191,8 +190,12 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     """The table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
-    if kernel.form in ROUTED:
-        return _stored_table(kernel.form.replace("routing", "experts", 1), kernel.stored, constants)  # both halves share tables
+    if kernel.form in ROUTED:  # the implementation's, else of the usual one, or of the nearest format; both halves share tables
+        form = kernel.form.replace("routing", "experts", 1)
+        kinds = (kernel.stored, *STAND_INS.get(kernel.stored, ()), "bf16")
+        for kind, one in product(kinds, (form, form.partition("_")[0])):
+            if (name := f"{one}.{kind}") in constants.tables:
+                return name
     own = f"{kernel.form}.{kernel.stored}"
     if kernel.stored and own in constants.tables:
         return own
@@ -206,13 +209,6 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     kind = "fp8" if narrow else "bf16" if kernel.form in ANY_ARITHMETIC else kernel.dtype
     name = f"{kernel.form}.{kind}"
     return name if name in constants.tables else f"{kernel.form}.bf16"
-
-
-def _stored_table(form: str, store: str, constants: KernelConstants) -> str:
-    """The table of an implementation and a number format; else of the usual one, or of the nearest format."""
-    usual = form.partition("_")[0]
-    names = [f"{one}.{kind}" for kind in (store, *STAND_INS.get(store, ()), "bf16") for one in (form, usual)]
-    return next(name for name in names if name in constants.tables)
 
 
 def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
@@ -254,60 +250,32 @@ def power_clock(chip: Chip, table: Table) -> float:
     return float(min(1.0, (chip.tdp_w / usual * table.get("flops_per_s", peak) / peak) ** CLOCK_OF_POWER))
 
 
-def _static(fp8: Table, bf16: Table) -> Table:
-    """fp8 products whose activations come quantised: bf16's launch and attained bandwidth, fp8's arithmetic, nothing beside.
-
-    The measured fp8 tables quantise each activation inside the timed region; a static scale is applied by the norm or
-    the activation before.
-    """
-    same = {name: bf16[name] for name in ("t0", "eb", "kl", "kc", "mk")}
-    return {**fp8, **same, "q": 0.0}
-
-
 CACHED = ("latent", "absorbed", "sparse", "block", "compressed")
 """What forms of attention begin with whose kernels tell by their arithmetic that a cache is narrow …"""
 ATTENDING = ("decode", "prefill")
 """… and end with; a selector's keys are narrow whatever the cache is."""
 
 
-def wide_twin(kernel: Kernel) -> Kernel | None:
+def wide_twin(k: Kernel) -> Kernel | None:
     """The same kernel on weights or a cache of 16 bits; None: it is of 16 bits, or no fp8 of either."""
-    if kernel.form == "gemm":
-        return _wide_product(kernel) if kernel.dtype == "fp8" else None
-    if kernel.form in ROUTED:
-        return _wide_experts(kernel) if kernel.dtype == "fp8" and kernel.weight_bytes >= 1 else None
-    if kernel.form == "decode":
-        return _wide_decode(kernel) if kernel.weight_bytes == 1 else None
-    if kernel.form == "prefill":
-        return _wide_prefill(kernel) if kernel.stored in (NARROW_PROMPTS, NARROW_CACHE) else None
-    first, _, last = kernel.form.partition("-")
-    if kernel.dtype == "fp8" and first in CACHED and last in ATTENDING:
-        return replace(kernel, dtype="bf16", weight_bytes=WIDE_BYTES, nbytes=WIDE_BYTES * kernel.nbytes)
-    return None
-
-
-def _wide_product(k: Kernel) -> Kernel | None:
-    """4-bit weights with fp8 activations have no twin of which they were the narrow one."""
-    if k.weight_bytes < 1:
+    first, _, last = k.form.partition("-")
+    if k.form == "decode" and k.weight_bytes == 1:
+        kind = SINGLE if np.all(k.heads == k.kv_heads) else k.stored
+        return replace(k, weight_bytes=WIDE_BYTES, nbytes=WIDE_BYTES * k.nbytes, stored=kind)
+    if k.form == "prefill" and k.stored in (NARROW_PROMPTS, NARROW_CACHE):
+        # Keys and values are read with a byte more an element; queries and outputs are of 16 bits already.
+        more: Number = 2.0 * k.batch * (k.length + k.past) * k.kv_heads * k.head_dim
+        return replace(k, dtype="bf16", stored="", nbytes=k.nbytes + more)
+    if k.dtype != "fp8":
         return None
-    moved = WIDE_BYTES * (k.m * k.k + k.n * k.k + k.m * k.n)
-    return replace(k, dtype="bf16", weight_bytes=WIDE_BYTES, nbytes=moved, static_scales=False, stored="")
-
-
-def _wide_experts(k: Kernel) -> Kernel:
-    moved = k.nbytes * WIDE_BYTES / k.weight_bytes if k.form.startswith("experts") else k.nbytes  # routing moves activations
-    return replace(k, dtype="bf16", weight_bytes=WIDE_BYTES, nbytes=moved, stored="bf16")
-
-
-def _wide_decode(k: Kernel) -> Kernel:
-    kind = SINGLE if np.all(k.heads == k.kv_heads) else k.stored
-    return replace(k, weight_bytes=WIDE_BYTES, nbytes=WIDE_BYTES * k.nbytes, stored=kind)
-
-
-def _wide_prefill(k: Kernel) -> Kernel:
-    """Keys and values are read with a byte more an element; queries and outputs are of 16 bits already."""
-    more: Number = 2.0 * k.batch * (k.length + k.past) * k.kv_heads * k.head_dim
-    return replace(k, dtype="bf16", stored="", nbytes=k.nbytes + more)
+    wide = replace(k, dtype="bf16", weight_bytes=WIDE_BYTES)
+    # 4-bit weights with fp8 activations have no twin of which they were the narrow one.
+    if k.form == "gemm" and k.weight_bytes >= 1:
+        return replace(wide, nbytes=WIDE_BYTES * (k.m * k.k + k.n * k.k + k.m * k.n), static_scales=False, stored="")
+    if k.form in ROUTED and k.weight_bytes >= 1:
+        moved = k.nbytes * WIDE_BYTES / k.weight_bytes if k.form.startswith("experts") else k.nbytes  # routing moves activations
+        return replace(wide, nbytes=moved, stored="bf16")
+    return replace(wide, nbytes=WIDE_BYTES * k.nbytes) if first in CACHED and last in ATTENDING else None
 
 
 Factor = tuple[str, Number]
@@ -325,9 +293,7 @@ class Applied:
     @property
     def rate(self) -> float:
         """Arithmetic over that of the constants."""
-        rate = 1.0
-        for _, value in self.rates:
-            rate *= value
+        rate: float = math.prod(value for _, value in self.rates)
         return rate
 
 
@@ -355,14 +321,18 @@ def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sig
 
 
 def served_lines(kernels: list[Kernel], t: Terms) -> list[Line]:
-    """The kernels of a served step as lines."""
-    return [served_line(kernel, t) for kernel in kernels]
+    """The kernels of a served step as lines, once all of them are priced."""
+    return [_served_line(*priced, t) for priced in [(kernel, *_served_s(kernel, t)) for kernel in kernels]]
 
 
-def served_line(kernel: Kernel, t: Terms) -> Line:
-    idle = np.ndim(kernel.count) == 0 and kernel.count == 0
+def _served_s(kernel: Kernel, t: Terms) -> tuple[Applied, Parts]:
+    """What a served step multiplies onto a kernel, and its seconds; one that is never launched takes none."""
     applied = applied_in_serving(kernel, t)
-    times = (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)
+    idle = np.ndim(kernel.count) == 0 and kernel.count == 0
+    return applied, (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)
+
+
+def _served_line(kernel: Kernel, applied: Applied, times: Parts, t: Terms) -> Line:
     line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t)
     alone = times[0] / applied.slow_rank, times[1] / applied.slow_rank
     why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)
@@ -372,15 +342,9 @@ def served_line(kernel: Kernel, t: Terms) -> Line:
 def applied_in_serving(kernel: Kernel, t: Terms) -> Applied:
     """What a served step multiplies onto a kernel.
 
-    In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
+    In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone. In narrow formats
+    an engine's own differs from that of the tables which constants were fitted on.
     """
-    table = t.constants.tables["step.bf16"]
-    clocks: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
-    return Applied((*clocks, *_own_rate(kernel, t.engine.kernels)), t.settings.slow_rank)
-
-
-def _own_rate(kernel: Kernel, runs: KernelHabits) -> tuple[Factor, ...]:
-    """An engine's arithmetic in whole steps against that of the tables which constants were fitted on."""
-    if kernel.dtype == "fp8":
-        return (("fp8_rate", runs.fp8_rate),)
-    return (("fp4_rate", runs.fp4_rate),) if kernel.dtype == "nvfp4" else ()
+    table, own = t.constants.tables["step.bf16"], {"fp8": "fp8_rate", "nvfp4": "fp4_rate"}.get(kernel.dtype)
+    rates: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
+    return Applied((*rates, (own, getattr(t.engine.kernels, own))) if own else rates, t.settings.slow_rank)

@@ -9,7 +9,7 @@ import numpy as np
 
 from commtax.arrays import distinct, pick, some, spread
 from commtax.cost.inventory import EXPERTS, format_of
-from commtax.cost.placement import expert_tp
+from commtax.cost.placement import expert_ranks
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.kept import table
@@ -105,14 +105,6 @@ class Case:
         return f" does not divide the {self.ep_ranks} ranks that experts may be spread over"
 
     @property
-    def whole(self) -> str:
-        return f"{', '.join(WHOLE[:-1])} and {WHOLE[-1]}"
-
-    @property
-    def sizes(self) -> str:
-        return ", ".join(map(str, _sizes(self.plan)))
-
-    @property
     def laid(self) -> str:
         """Its sizes and the GPUs that they multiply to."""
         p = self.plan
@@ -161,18 +153,6 @@ def _head_counts(model: Model) -> tuple[tuple[int, str], ...]:
     return tuple(dict.fromkeys(heads))
 
 
-def _heads_broken(c: Case) -> Number:
-    return np.any([n % c.plan.tp != 0 for n, _ in _head_counts(c.model)], axis=0)
-
-
-def _groups_uneven(c: Case) -> Number:
-    """One group of a state-space layer is copied to every rank; of several each rank has as many."""
-    broken = c.plan.tp < 0
-    for mixer in (m for m in c.model.recurrent if isinstance(m, Mamba2) and m.num_groups > 1):
-        broken = broken | (mixer.num_groups % c.plan.tp != 0)
-    return np.asarray(broken)
-
-
 def _whole_cache(a: Attention) -> bool:
     """Whether one latent serves all heads, so that every rank keeps the whole cache."""
     return a.latent is not None or a.compressed is not None
@@ -184,18 +164,16 @@ def _shared_counts(model: Model) -> tuple[int, ...]:
 
 
 def _kv_broken(c: Case) -> Number:
-    broken = c.plan.tp < 0
-    for heads in _shared_counts(c.model):
-        shared = np.minimum(c.plan.tp, heads)
-        broken = broken | (heads % shared != 0) | (c.plan.tp % shared != 0)
-    return np.asarray(broken)
+    tp = c.plan.tp
+    pairs = [(heads, np.minimum(tp, heads)) for heads in _shared_counts(c.model)]
+    return np.any([tp < 0, *((heads % shared != 0) | (tp % shared != 0) for heads, shared in pairs)], axis=0)
 
 
 def _quant_block_broken(c: Case) -> Number:
     """Scales belong to whole tiles or groups: a rank's width must be made of them (mxfp4 and nvfp4 kernels pad instead)."""
     quant = quantisation(c.model, c.plan)
     experts, dense = (_tile(format_of(c.model, name, quant)) for name in (EXPERTS, "mlp.down_proj"))
-    inside = c.moe.intermediate / expert_tp(c.plan, c.engine)
+    inside = c.moe.intermediate / expert_ranks(c.plan, c.engine).inside
     return (inside % experts != 0) | (c.width / c.plan.tp % dense != 0)
 
 
@@ -214,17 +192,17 @@ def _ep_group_broken(c: Case) -> Number:
 
 def _groups_broken(c: Case) -> Number:
     p = c.plan
-    within = p.num_shards * p.cp * p.tp % (p.ep * expert_tp(p, c.engine)) != 0
+    within = p.num_shards * p.cp * p.tp % (p.ep * expert_ranks(p, c.engine).inside) != 0
     return (p.shard != 0) & ((p.shard < 1) | (p.dp % np.maximum(1, p.shard) != 0) | within)
 
 
 BROKEN: dict[str, Callable[[Case], Number]] = {
     "sizes-positive": lambda c: ~_all_whole(c.plan),
     "gpus": lambda c: c.plan.all_gpus > c.cluster.num_gpus,
-    "heads-divisible": _heads_broken,
+    "heads-divisible": lambda c: np.any([n % c.plan.tp != 0 for n, _ in _head_counts(c.model)], axis=0),
     "kv-heads-divisible": _kv_broken,
     "ffn-divisible": lambda c: c.width % c.plan.tp != 0,
-    "expert-width-divisible": lambda c: c.moe.intermediate % expert_tp(c.plan, c.engine) != 0,
+    "expert-width-divisible": lambda c: c.moe.intermediate % expert_ranks(c.plan, c.engine).inside != 0,
     "quant-block-divisible": _quant_block_broken,
     "layers": lambda c: c.plan.pp > c.model.num_layers,
     "ep-needs-experts": lambda c: (c.plan.ep > 1) & (c.model.experts is None),
@@ -237,7 +215,11 @@ BROKEN: dict[str, Callable[[Case], Number]] = {
         (c.plan.pp > 1) & np.logical_not(c.schedule.legal(c.plan.pp, c.plan.microbatches, c.plan.chunks))
     ),
     "hsdp-groups": _groups_broken,
-    "state-groups-divisible": _groups_uneven,
+    # One group of a state-space layer is copied to every rank; of several each rank has as many.
+    "state-groups-divisible": lambda c: np.any(
+        [c.plan.tp < 0, *(m.num_groups % c.plan.tp != 0 for m in c.model.recurrent if isinstance(m, Mamba2) and m.num_groups > 1)],
+        axis=0,
+    ),
     "redundant-experts": lambda c: c.slots > c.moe.num_experts * c.plan.ep,
 }
 RULES = tuple(Rule(name, BROKEN[name], **row) for name, row in table("cost/rules.toml").items())
@@ -319,7 +301,7 @@ def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[No
     """What a legal scalar plan should know about itself: replication, idle GPUs, uneven stages."""
     said = []
     tp, pp = int(plan.tp), int(plan.pp)
-    for kv in dict.fromkeys(a.num_kv_heads for a in model.attentions if not _whole_cache(a)):
+    for kv in _shared_counts(model):
         if tp > kv:
             said.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}, {tp // kv} copies of each"))
     if any(map(_whole_cache, model.attentions)) and tp > 1:

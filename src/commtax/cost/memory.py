@@ -10,9 +10,9 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.adapters import adapter_bytes, trained_params
 from commtax.cost.inventory import EXPERTS, format_of
-from commtax.cost.placement import expert_tp, holders, over_replicas
+from commtax.cost.placement import expert_ranks, holders, padded_vocab
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
-from commtax.cost.tensors import Held, by_pp, fullest_layers, held, padded_vocab, quantisation, share, stage_params, total_bytes
+from commtax.cost.tensors import Held, by_pp, fullest_layers, held, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Mamba2, Mixer, Mlp, Model, Number, Plan, TrainStep
@@ -54,7 +54,7 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Itera
         yield WeightLine("absorbed latent projections", up * DTYPE_BYTES[plan.activations_dtype] / plan.tp, 0.0)
     quant = format_of(model, EXPERTS, quantisation(model, plan))
     if engine.memory.mxfp4_multiple > 1 and quant and quant.dtype == "mxfp4":
-        width = (model.experts.intermediate if model.experts else 1) / expert_tp(plan, engine)
+        width = (model.experts.intermediate if model.experts else 1) / expert_ranks(plan, engine).inside
         grown = _padded(model.hidden, engine.memory.mxfp4_multiple) * _padded(width, engine.memory.mxfp4_width_multiple) - 1
         experts = sum((r.bytes_per_rank for r in rows if r.tensor.part == "experts" and r.tensor.linear), start=0.0)
         yield WeightLine("padding of mxfp4 experts", experts * grown, 0.0)
@@ -86,8 +86,9 @@ def _ffn_elements(f: Mlp | Experts, model: Model, plan: Plan, engine: Engine, to
     """Elements alive at the widest point of a feed-forward layer; experts shared by replicas see all their tokens."""
     if isinstance(f, Mlp):
         return tokens * (3 if f.gated else 2) * f.intermediate / plan.tp
-    inner = f.intermediate / expert_tp(plan, engine)
-    seen = np.minimum(tokens * pick(over_replicas(plan, engine), plan.dp, 1), engine.memory.moe_chunk_tokens)
+    ranks = expert_ranks(plan, engine)
+    inner = f.intermediate / ranks.inside
+    seen = np.minimum(tokens * pick(ranks.over_replicas, plan.dp, 1), engine.memory.moe_chunk_tokens)
     copies = seen * f.top_k  # the kernel's buffers are for every choice, also those of other ranks
     shared = tokens * 3 * f.shared_intermediate * share("shared", model, plan, engine)
     return seen * model.hidden + copies * (np.maximum(2 * inner, model.hidden) + inner) - tokens * model.hidden + shared
@@ -247,7 +248,8 @@ def _kept(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine
     The score matrix, where it is kept: softmax output, dropout mask and dropout output (2 + 1 + 2 a head and key).
     """
     whole, split = _layer_bytes(block, hidden)
-    lighter = _quantised_share(plan, engine)
+    # Of the bytes of a product's input, those that are spared where it is kept as it was multiplied.
+    lighter = 1 - min(1.0, DTYPE_BYTES.get(plan.weights_dtype, 2.0) / 2) if engine.trains.keeps_quantised else 0.0
     norms = 4.0 * hidden if "layernorm" in _remade(plan, engine) else 0.0  # outputs of norms: inputs of a layer's first products
     whole = whole - norms - lighter * (4.0 * hidden - norms)
     split = split - _remade_bytes(block, hidden, plan, engine) - lighter * _quantised_bytes(block.ffn, hidden, plan, engine)
@@ -303,11 +305,6 @@ def _remade_bytes(block: Block, hidden: int, plan: Plan, engine: Engine) -> floa
         return up + _ffn_bytes(f, hidden)
     once = engine.trains.remakes_activation or ("moe_act" in named and isinstance(f, Experts))
     return up + (_activated_bytes(f) if once else 0.0)
-
-
-def _quantised_share(plan: Plan, engine: Engine) -> float:
-    """Of the bytes of a product's input, those that are spared where it is kept as it was multiplied."""
-    return 1 - min(1.0, DTYPE_BYTES.get(plan.weights_dtype, 2.0) / 2) if engine.trains.keeps_quantised else 0.0
 
 
 def _quantised_bytes(f: Mlp | Experts | None, hidden: int, plan: Plan, engine: Engine) -> float:

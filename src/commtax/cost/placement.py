@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from functools import reduce
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,43 +19,44 @@ _SIZES = ("tp", "pp", "dp", "ep", "cp", "replicas", "shard", "microbatches")
 _sizes = attrgetter(*_SIZES)
 
 
-def over_replicas(plan: Plan, engine: Engine) -> Number:
-    """Whether experts are shared among replicas: by expert parallelism wider than tp, and in vLLM whenever dp > 1.
+class ExpertRanks(NamedTuple):
+    """How ranks share experts."""
+
+    over_replicas: Number  # whether replicas share them: by expert parallelism wider than tp, and in vLLM whenever dp > 1
+    inside: Number  # ranks that share one expert
+    reach: Number  # ranks' worth of tokens that one group of experts works on: of ep ranks in training, of replicas in serving
+
+
+def expert_ranks(plan: Plan, engine: Engine) -> ExpertRanks:
+    """Megatron keeps tp inside an expert, or none; serving engines divide what ep leaves.
 
     Without expert parallelism vLLM cuts every expert over tp x dp ranks; other engines then run independent replicas.
     """
-    return (np.asarray(plan.dp) > 1) & ((np.asarray(plan.ep) > plan.tp) | engine.sends.ep_is_tp_dp)
-
-
-def expert_tp(plan: Plan, engine: Engine) -> Number:
-    """Ranks that share one expert. Megatron keeps tp inside an expert, or none; serving engines divide what ep leaves."""
+    over = (np.asarray(plan.dp) > 1) & ((np.asarray(plan.ep) > plan.tp) | engine.sends.ep_is_tp_dp)
     if engine.sends.experts_whole:
-        return plan.tp * 0 + 1
+        return ExpertRanks(over, plan.tp * 0 + 1, pick(np.asarray(plan.ep) > 1, plan.ep / plan.tp, 1))
     if engine.sends.experts_keep_tp:
-        return plan.tp
-    world = pick(over_replicas(plan, engine), plan.tp * plan.dp, plan.tp)
-    return np.maximum(1, world // np.maximum(1, plan.ep))
+        return ExpertRanks(over, plan.tp, plan.ep)
+    world = pick(over, plan.tp * plan.dp, plan.tp)
+    return ExpertRanks(over, np.maximum(1, world // np.maximum(1, plan.ep)), pick(over, plan.dp, 1))
 
 
 def holders(plan: Plan, engine: Engine) -> tuple[Number, Number]:
     """Data-parallel ranks that share one copy's state, (of dense parameters, of one expert's): all, or an HSDP group."""
     ranks = (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp
-    return ranks, np.maximum(1, ranks * plan.tp / (plan.ep * expert_tp(plan, engine)))
-
-
-def experts_reach(plan: Plan, engine: Engine) -> Number:
-    """Ranks' worth of tokens that one group of experts works on: of the ep ranks in training, of all replicas in serving."""
-    if engine.sends.experts_keep_tp:
-        return plan.ep
-    if engine.sends.experts_whole:
-        return pick(np.asarray(plan.ep) > 1, plan.ep / plan.tp, 1)
-    return pick(over_replicas(plan, engine), plan.dp, 1)
+    return ranks, np.maximum(1, ranks * plan.tp / (plan.ep * expert_ranks(plan, engine).inside))
 
 
 def tokens_split(model: Model, plan: Plan, engine: Engine) -> Number:
     """Whether MoE layers work on tokens split over tp (vLLM's sequence-parallel MoE): shared experts are then whole."""
     wide = (np.asarray(plan.ep) > plan.tp) & (np.asarray(plan.tp) > 1)
     return wide & model.moe_sequence_parallel & engine.sends.ep_is_tp_dp
+
+
+def padded_vocab(model: Model, plan: Plan, engine: Engine) -> Number:
+    """Rows of the embedding table as the engine lays it out (Megatron's multiple grows with tp)."""
+    multiple = engine.sends.vocab_multiple * (plan.tp if engine.sends.experts_keep_tp else 1)
+    return np.ceil(model.vocab / multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +146,12 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
     ranks that share one copy under ZeRO 3, and those that hold the same part of different copies (HSDP).
     """
     if axis == "ep" and (engine.sends.experts_keep_tp or engine.sends.experts_whole):
-        return [(plan.ep, expert_tp(plan, engine))]
+        return [(plan.ep, expert_ranks(plan, engine).inside)]
     if axis == "ep":
         within = np.minimum(plan.ep, plan.tp)
         return [(within, 1), (plan.ep / within, _stride("dp", plan))]
     if axis == "edp":
-        return [(holders(plan, engine)[1], expert_tp(plan, engine) * plan.ep)]
+        return [(holders(plan, engine)[1], expert_ranks(plan, engine).inside * plan.ep)]
     if axis == "replica":
         return [(plan.dp / plan.num_shards, _stride("dp", plan) * plan.num_shards)]
     if axis in ("dp", "shard"):

@@ -3,9 +3,12 @@
 At the end the lines of an inference step, its kernels, its collectives and the host, become its bill.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 
@@ -78,30 +81,34 @@ class Pricer:
         fabric, op = self.priced_by(item)
         key = (op, item.axis, id(item.nbytes), id(item.ranks))
         if key not in self._prices:  # the item is kept so that its arrays, whose identity is the key, live on
-            where = self.span(item.axis)
-            chosen = price(op, item.nbytes, item.ranks, where, self.cluster, fabric, _once_a_host(item, where))
-            self._prices[key] = (item, chosen)
+            where, outside = self.span(item.axis), 1.0
+            if some(where.crosses) and item.routed:  # the NICs carry one copy a host, forwarded inside to the ranks that want it
+                hosts = expected_destinations(item.routed, where.domains)
+                hosts = np.minimum(hosts, item.most_hosts) if item.most_hosts else hosts
+                outside = hosts / expected_destinations(item.routed, where.ranks)
+            self._prices[key] = item, price(op, item.nbytes, item.ranks, where, self.cluster, fabric, outside)
         return self._prices[key][1]
 
+    def choices(self, item: Item) -> list[tuple[Pricer, Choice]]:
+        """Prices of a collective on the links that its group spans: on bridges, then on others. None where it is not sent."""
+        if not some(item.count > 0):
+            return []
+        if self.pairs is None or not some(paired := self.span(item.axis).paired):
+            return [(self, self.price(item))]
+        return [(one, one.price(item)) for one in ((self.pairs,) if np.all(paired) else (self.pairs, self))]
 
-def _once_a_host(item: Item, where: Span) -> Number:
-    """Share of a routed item's bytes that the NICs carry: one copy a host, forwarded inside to the ranks that want it."""
-    if item.routed is None:
-        return 1.0
-    hosts = expected_destinations(item.routed, where.domains)
-    hosts = np.minimum(hosts, item.most_hosts) if item.most_hosts else hosts
-    return hosts / expected_destinations(item.routed, where.ranks)
+
+def comm_lines(items: Sequence[Item], pricer: Pricer, settings: Iterable[WhatIf]) -> list[Line]:
+    """Collectives as lines, once all of them are priced; what this plan does not send costs nothing."""
+    priced = [pricer.choices(item) for item in items]
+    return [_line(item, pricer, choices, own) for item, choices, own in zip(items, priced, settings, strict=False)]
 
 
-def comm_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
-    """One collective, priced on the links its group spans; what this plan does not send costs nothing."""
-    if not item.is_sent:
+def _line(item: Item, pricer: Pricer, choices: list[tuple[Pricer, Choice]], settings: WhatIf) -> Line:
+    if not choices:
         return Line("comm", item, 0.0, 0.0, source=pricer.priced_by(item)[0].label)
-    paired = pricer.span(item.axis).paired
-    if pricer.pairs is None or not some(paired):
-        return _sent_line(item, pricer, settings)
-    bridged = _sent_line(item, pricer.pairs, settings)
-    return bridged if np.all(paired) else _either(paired, bridged, _sent_line(item, pricer, settings))
+    lines = [_sent_line(item, one, chosen, settings) for one, chosen in choices]
+    return lines[0] if len(lines) == 1 else _either(pricer.span(item.axis).paired, *lines)
 
 
 def _either(condition: Number, yes: Line, no: Line) -> Line:
@@ -112,10 +119,10 @@ def _either(condition: Number, yes: Line, no: Line) -> Line:
     return replace(no, names=no.names + yes.names, **codes, **{x: pick(condition, getattr(yes, x), getattr(no, x)) for x in parts})
 
 
-def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
+def _sent_line(item: Item, pricer: Pricer, chosen: Choice, settings: WhatIf) -> Line:
     """One collective, whatever its group, on the links of one pricer."""
     fabric, op = pricer.priced_by(item)
-    where, chosen = pricer.span(item.axis), pricer.price(item)
+    where = pricer.span(item.axis)
     names, inside = pricer.names(item), len(fabric.paths[op])
     crosses, why = where.crosses, NO_NOTE
     via: Via = ""
@@ -294,8 +301,7 @@ def step_lines(t: Terms, work: Workload) -> list[Line]:
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
     made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p")
     kernels = served_lines(made, t)
-    pricer = Pricer(t)
-    comm = [comm_line(i, pricer, ran) for i in items]
+    comm = comm_lines(items, Pricer(t), repeat(ran))
     return [*kernels, host_line([*kernels, *comm], work, t), *comm]
 
 
@@ -324,13 +330,13 @@ def host_parts(lines: list[Line], work: Workload, t: Terms) -> dict[str, Number]
 
 def _launch_note(lines: list[Line], t: Terms) -> Note:
     """What launching a scalar step without graphs takes, and what of it the GPU does not wait for."""
-    launches = num_launches(lines, t.engine)
-    busy = sum((line.total_s for line in lines), start=0.0)
-    if not (t.settings.eager and np.ndim(launches) == np.ndim(busy) == 0):
+    if not t.settings.eager:
         return NO_NOTE
-    taken, work = launches * t.engine.host.launch_s, f"{format_seconds(busy)} of work on the device"
-    if not taken:
+    launches, busy = num_launches(lines, t.engine), sum((line.total_s for line in lines), start=0.0)
+    taken = launches * t.engine.host.launch_s
+    if np.ndim(launches) or np.ndim(busy) or not taken:
         return NO_NOTE
+    work = f"{format_seconds(busy)} of work on the device"
     hidden = f"hidden behind {work}" if taken <= busy else f"longer than {work}"
     late = sum((line.item.count * line.launch_s for line in lines), start=0.0)
     waits = f"; collectives launched from Python start {format_seconds(late)} late in all" if late else ""

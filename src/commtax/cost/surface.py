@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, field, fields, replace
 from math import inf
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -187,20 +187,13 @@ def _at(table: list[list[float]], across: tuple[int, float], down: tuple[int, fl
     return (1 - y) * (low[i] + x * (low[i + 1] - low[i])) + y * (high[i] + x * (high[i + 1] - high[i]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A priced step, and the same without the lines that see earlier tokens."""
+class _Priced(NamedTuple):
+    """Seconds of a step without the lines that see earlier tokens, of its communication, and of those lines."""
 
-    whole: Bill
-    unseeing: Bill
-
-    @property
-    def seeing_s(self) -> Number:
-        return self.whole.step_s - self.unseeing.step_s
-
-    @property
-    def seeing_fixed_s(self) -> Number:
-        return self.whole.fixed_s - self.unseeing.fixed_s
+    unseeing_s: Number
+    comm_s: Number
+    seeing_s: Number
+    seeing_fixed_s: Number
 
 
 def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> Surface:
@@ -211,10 +204,10 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
     # Launches are a floor of the whole step, not of its parts; what each sequence costs the host is linear and needs no table.
     launched = replace(terms, engine=terms.engine.but(launch_s=0.0, host_s_per_seq=0.0))
 
-    def priced(work: Workload) -> _Step:
+    def priced(work: Workload) -> _Priced:
         lines = step_lines(launched, work)
-        unseeing = [line for line in lines if not line.item.sees]
-        return _Step(*(Bill(exposed(some, launched), 1) for some in (lines, unseeing)))
+        whole, rest = (Bill(exposed(some, launched), 1) for some in (lines, [x for x in lines if not x.item.sees]))
+        return _Priced(rest.step_s, whole.exposed_comm_s, whole.step_s - rest.step_s, whole.fixed_s - rest.fixed_s)
 
     def launches(work: Workload) -> float:
         return float(num_launches((line for line in step_lines(launched, work) if line.kind != "host"), terms.engine))
@@ -246,31 +239,33 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
 # Each table is one bill over all of its nodes: a bill's lines cost more than their numbers.
 
 
-def _decodes(priced: Callable[[Workload], _Step], contexts: Array, most_seqs: int) -> tuple[Array, Array, Array]:
+def _decodes(priced: Callable[[Workload], _Priced], contexts: Array, most_seqs: int) -> tuple[Array, Array, Array]:
     """Steps of decodes by sequences: without their attention, of that communication, and attention by node of context, which is
     linear between nodes of sequences."""
     every = np.arange(most_seqs + 1.0)
     nodes = different(np.round(_geometric(most_seqs)))
     seqs, context = np.repeat(nodes, contexts.size), np.tile(contexts, nodes.size)
     step = priced(Workload(decode_seqs=np.append(np.maximum(1, every), seqs), cached_tokens=np.append(every * 0, seqs * context)))
-    figures = step.unseeing.step_s, step.whole.exposed_comm_s, step.seeing_s
-    rest, comm, attention = (_wide(seconds, every.size + seqs.size) for seconds in figures)
+    rest, comm, attention = (_wide(seconds, every.size + seqs.size) for seconds in step[:3])
     known = attention[every.size :].reshape(nodes.size, contexts.size)
     decode = np.stack([np.interp(every, nodes, column) for column in known.T], axis=-1)
     return rest[: every.size], comm[: every.size], decode
 
 
-def _mixed(priced: Callable[[Workload], _Step], most_rows: int, most_seqs: int) -> tuple[list[int], Array, Array]:
+def _mixed(priced: Callable[[Workload], _Priced], most_rows: int, most_seqs: int) -> tuple[list[int], Array, Array]:
     """Steps with prompt tokens without attention: nodes of rows that need logits, seconds by these and by rows, and of the first
     node's communication."""
     nodes, rows, every = _samples(most_seqs), _rows(most_rows), np.arange(most_rows + 1)
-    step = priced(_beside(np.repeat(nodes, rows.size), np.tile(rows, len(nodes))))
-    rest, comm = (_wide(seconds, len(nodes) * rows.size) for seconds in (step.unseeing.step_s, step.whole.exposed_comm_s))
+    # Some rows are one prompt's tokens and the others decode, as many as need logits and there are rows for.
+    samples, each = np.repeat(nodes, rows.size), np.tile(rows, len(nodes))
+    decodes = np.minimum(samples, each) - 1
+    step = priced(Workload(decodes, decodes * 0, 1.0, each - decodes, 0.0))
+    rest, comm = (_wide(seconds, each.size) for seconds in step[:2])
     seconds = [np.interp(every, rows, part) for part in rest.reshape(len(nodes), rows.size)]
     return nodes, np.stack(seconds), np.interp(every, rows, comm[: rows.size])
 
 
-def _prompts(priced: Callable[[Workload], _Step], new: Array, past: Array) -> tuple[Array, Array, float]:
+def _prompts(priced: Callable[[Workload], _Priced], new: Array, past: Array) -> tuple[Array, Array, float]:
     """Attention of a step's only prompt and of one of many, by tokens cached and new, and what it costs once a step."""
     seqs = np.repeat([1.0, MANY], new.size * past.size)
     tokens, before = np.tile(new, 2 * past.size), np.tile(np.repeat(past, new.size), 2)
@@ -278,12 +273,6 @@ def _prompts(priced: Callable[[Workload], _Step], new: Array, past: Array) -> tu
     fixed = _wide(step.seeing_fixed_s, seqs.size)
     one, many = ((step.seeing_s - fixed) / seqs).reshape(2, past.size, new.size)
     return one, many, float(np.max(fixed[: seqs.size // 2]))
-
-
-def _beside(samples: Array, rows: Array) -> Workload:
-    """Steps of so many rows of which some are one prompt's tokens and the others decode, as many as there are rows for."""
-    decodes = np.minimum(samples, rows) - 1
-    return Workload(decodes, decodes * 0, 1.0, rows - decodes, 0.0)
 
 
 def _wide(values: Number, size: int) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.inventory import FIRST, Tensor, copies, formats, inventory
-from commtax.cost.placement import expert_tp, tokens_split
+from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.cost.schedules import SCHEDULES
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant
@@ -30,7 +30,7 @@ def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) 
     """The part of a tensor that one rank holds, by its split.
 
     heads, ffn, shared: 1/tp. kv: 1/tp until every rank has one of ``units`` heads, then copies. expert: 1/ep of the experts and of
-    their copies, each split over the ranks that ``expert_tp`` counts. vocab: 1/tp of the table padded to the engine's multiple.
+    their copies, each split over the ranks that share it. vocab: 1/tp of the table padded to the engine's multiple.
     """
     tp = plan.tp
     if split == "full":
@@ -44,7 +44,7 @@ def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) 
     if split == "shared":
         return pick(tokens_split(model, plan, engine), 1.0, 1.0 / tp)
     if split == "expert":
-        return _copied(model, plan) / (plan.ep * expert_tp(plan, engine))
+        return _copied(model, plan) / (plan.ep * expert_ranks(plan, engine).inside)
     if split == "expert_bias":
         return tp * 0 + _copied(model, plan) / plan.ep
     return 1.0 / tp
@@ -53,12 +53,6 @@ def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) 
 def _copied(model: Model, plan: Plan) -> Number:
     """Experts that all ranks hold together, copies of popular ones among them, over the model's own."""
     return 1.0 + plan.redundant / model.experts.num_experts if model.experts and plan.redundant_experts else 1.0
-
-
-def padded_vocab(model: Model, plan: Plan, engine: Engine) -> Number:
-    """Rows of the embedding table as the engine lays it out (Megatron's multiple grows with tp)."""
-    multiple = engine.sends.vocab_multiple * (plan.tp if engine.sends.experts_keep_tp else 1)
-    return np.ceil(model.vocab / multiple) * multiple
 
 
 def weight_bytes(model: Model, tensor: Tensor, plan: Plan) -> float:

@@ -12,8 +12,8 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.inventory import EXPERTS, format_of
-from commtax.cost.placement import over_replicas, tokens_split
-from commtax.cost.tensors import padded_vocab, quantisation
+from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
+from commtax.cost.tensors import quantisation
 from commtax.ledger import Item, Part, Place, Stage, Window
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Mamba2, Model, Number, Plan, Quant, Workload
 
@@ -55,8 +55,10 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     payload = rows * model.hidden * act
     num_moe = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
     full_norms = sum(a.qk_norm == "full" for i in model.layers if (a := model.blocks[i].attention))
+    split, shared = np.asarray(tokens_split(model, plan, engine)), expert_ranks(plan, engine).over_replicas
     # Where tokens are split over tp, or sent to experts, MoE layers leave no partial sums to reduce.
-    apart = _replaces_all_reduce(model, plan, engine, backend)
+    apart = split | (backend != AG_RS) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp)
+    apart = apart & (np.asarray(plan.ep) > plan.tp)
     samples = work.samples
     if engine.sends.logits_padded:
         samples = pick(np.asarray(work.prefill_tokens) > 0, samples, rows)
@@ -71,18 +73,14 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     if model.experts and model.experts.latent:
         narrow = rows * model.experts.latent * act
         items += _reduced("latent experts' output", narrow, pick(apart, 0, latents), plan, "feed-forward", "output")
-    items += _state_norms(model, plan, rows)
+    mixers = [m for i in model.layers if isinstance(m := model.blocks[i].mixer, Mamba2)]
+    if mixers:  # state-space layers of one group norm over all of their heads, of which each rank has some
+        one = sum(m.num_groups == 1 for m in mixers)
+        items.append(tp_item("state-space norm", "all-reduce", rows * SUM_BYTES, one, plan, "projections", note=note))
     items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
-    items += _served_experts(model, plan, rows, engine, backend, num_moe)
+    items += _served_experts(model, plan, rows, backend, pick(shared, num_moe, 0), split)
     return items + tower_items(model, plan, work)
-
-
-def _replaces_all_reduce(model: Model, plan: Plan, engine: Engine, backend: str) -> Number:
-    wide = np.asarray(plan.ep) > plan.tp
-    return wide & (
-        tokens_split(model, plan, engine) | (backend != AG_RS) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp)
-    )
 
 
 def _expert_sums(model: Model, engine: Engine) -> tuple[int, int]:
@@ -97,15 +95,6 @@ def _expert_sums(model: Model, engine: Engine) -> tuple[int, int]:
         latent += early
         wide += (f.shared_intermediate > 0) + (not early) if early or (f.shared_apart and f.shared_intermediate) else 1
     return wide, latent
-
-
-def _state_norms(model: Model, plan: Plan, rows: Number) -> list[Item]:
-    """State-space layers of one group norm over all of their heads, of which each rank has some."""
-    mixers = [m for i in model.layers if isinstance(m := model.blocks[i].mixer, Mamba2)]
-    if not mixers:
-        return []
-    one, note = sum(m.num_groups == 1 for m in mixers), "sums of squares over all heads, fp32"
-    return [tp_item("state-space norm", "all-reduce", rows * SUM_BYTES, one, plan, "projections", note=note)]
 
 
 def tp_item(
@@ -160,19 +149,16 @@ def exchanged(place: Place, axis: str, op: str, nbytes: Number, ranks: Number, c
     return Item(EXCHANGES[place], axis, op, nbytes, ranks, count, note, part="experts", place=place)
 
 
-def _served_experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: str, num_moe: int) -> list[Item]:
-    """Experts shared among replicas. Within one replica the tp all-reduce stays and nothing is added.
+def _served_experts(model: Model, plan: Plan, rows: Number, backend: str, count: Number, split: Number) -> list[Item]:
+    """Experts of ``count`` layers shared among replicas. Within one replica the tp all-reduce stays and nothing is added.
 
     By gathering: over the whole ep group if tokens are split over tp, else over the replicas (each tp rank on its own),
     and then the tp all-reduce stays. By all-to-all: one copy a destination rank, or an expert.
     """
     moe = model.experts
-    if moe is None or not np.any(over_replicas(plan, engine)):
+    if moe is None or not np.any(count):
         ops = ("all-gather", "all-gather", "reduce-scatter", "all-gather")
         return [exchanged(place, "ep", op, 0.0, 1, 0) for place, op in zip(EXCHANGES, ops, strict=True)]
-    shared = over_replicas(plan, engine)
-    count = pick(shared, num_moe, 0)
-    split = np.asarray(tokens_split(model, plan, engine))
     sent = pick(split, np.ceil(rows / plan.tp), rows)
     width = moe.latent or model.hidden
     out = width * dispatched_bytes(plan, format_of(model, EXPERTS, quantisation(model, plan)))
@@ -195,9 +181,7 @@ def _served_experts(model: Model, plan: Plan, rows: Number, engine: Engine, back
 
 def dispatched_bytes(plan: Plan, quant: Quant | None) -> float:
     """Bytes of one activation element on its way to an expert: quantised first where the experts' arithmetic is."""
-    if quant is None or quant.weight_only:
-        return DTYPE_BYTES[plan.activations_dtype]
-    kind = quant.activations or quant.dtype
+    kind = "" if quant is None or quant.weight_only else quant.activations or quant.dtype
     if kind == "fp8":
         return 1 + 4 / FP8_SCALE_GROUP
     if kind == "nvfp4":

@@ -13,7 +13,8 @@ from commtax.arrays import pick
 from commtax.cost.compute import head_kernel, layer_kernels
 from commtax.cost.forms import CHIP_FORMS
 from commtax.cost.kernel import LOW_ARITHMETIC, Kernel
-from commtax.cost.tensors import ROWWISE, padded_vocab
+from commtax.cost.placement import padded_vocab
+from commtax.cost.tensors import ROWWISE
 from commtax.ledger import Stage
 from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Sending, TrainStep, Workload
 
@@ -87,7 +88,8 @@ def _cast(k: Kernel, count: Number, plan: Plan, engine: Engine, busier: Number) 
     expert cast what passes between them inside: tokens alone are cast forward, and gradients of their sum backward.
     """
     inside = k.grouped and plan.weights_dtype in engine.mixes.graphed_experts
-    each = (CAST_BYTES[_cast_to(k, plan)] - (1 if plan.lora_rank else 0)) * k.m * busier
+    stored = ROWWISE if plan.weights_dtype == ROWWISE else k.number_format
+    each = (CAST_BYTES[stored] - (1 if plan.lora_rank else 0)) * k.m * busier
     groups = k.batch if k.grouped else 1
     forward = 0 if inside and k.place == "down" else each * groups * k.k
     backward = 0 if inside and k.place == "gate" else each * k.n
@@ -105,10 +107,6 @@ def _product(
     """A product of another one's arithmetic; whatever it casts is cast in kernels of its own."""
     made = Kernel(what, "gemm", count, flops, nbytes, *shape, k.dtype, k.weight_bytes, part=k.part, place=k.place, stage=stage)
     return replace(made, static_scales=k.dtype == "fp8", stored=k.stored) if k.dtype in LOW_ARITHMETIC else made
-
-
-def _cast_to(k: Kernel, plan: Plan) -> str:
-    return ROWWISE if plan.weights_dtype == ROWWISE else k.number_format
 
 
 def _unfused(k: Kernel, count: Number, plan: Plan, step: TrainStep) -> Iterator[Kernel]:
@@ -188,9 +186,7 @@ REMADE: Mapping[str, Callable[[Kernel], bool]] = {
     "mla_up_proj": _is_up,
     "mlp": lambda k: k.part == "feed-forward",
     "moe": lambda k: k.part in ("router", "routing", "experts", "shared expert"),
-    "moe_act": lambda k: (
-        k.part == "experts" and k.place == "activation"
-    ),  # of experts it stands with the permutation, and is not told apart
+    "moe_act": lambda k: k.part == "experts" and k.place == "activation",  # it stands with the permutation, not told apart
 }
 """Forward kernels of the modules that Megatron recomputes by name."""
 

@@ -31,18 +31,16 @@ def training(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep_backe
     items += _data_parallel(model, plan, layers, engine)
     items += _tied_and_norms(model, plan, engine, layers)
     if SCHEDULES[plan.schedule].directions > 1:
-        items.append(_mirrored(model, plan, engine))
+        # Rank i and rank p - 1 - i hold the same two stages: they sum what data parallelism left each of them of the gradients.
+        nbytes, count = updated_params(model, plan, engine) * DTYPE_BYTES[plan.grads_dtype], pick(np.asarray(plan.pp) > 1, 1, 0)
+        both = Item("mirrored stage gradients", "pp", "all-reduce", nbytes, plan.pp * 0 + 2, count, "the other direction's stages")
+        items.append(replace(both, part="stages", stage="once"))
     return items
 
 
 def _passes(plan: Plan) -> int:
     """Forward passes of a layer in one step: full recomputation runs a second one."""
     return 2 if plan.recompute == "full" else 1
-
-
-def _halves(model: Model) -> float:
-    """Sites of a mean layer that tensor parallelism reduces: two, where every layer mixes and widens."""
-    return (model.num_mixers + model.num_feed_forwards) / model.num_layers
 
 
 def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, layers: Number, engine: Engine) -> list[Item]:
@@ -56,7 +54,8 @@ def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, la
     """
     m, forward = plan.microbatches, _passes(plan)
     moe, mixed = model.experts or Experts(1, 1, 1), num_moe_layers(model, plan)
-    sites = (_halves(model) * layers - mixed + (mixed if moe.shared_intermediate else 0)) * m
+    halves = (model.num_mixers + model.num_feed_forwards) / model.num_layers  # of a mean layer
+    sites = (halves * layers - mixed + (mixed if moe.shared_intermediate else 0)) * m
     each, note = mixed * m, "vocab-parallel cross-entropy: max, target, sum"
     loss = tp_item("loss", "all-reduce", rows * 4, 3 * m, plan, "loss", note=note)
     if not plan.sequence_parallel:
@@ -144,14 +143,6 @@ def _tied_and_norms(model: Model, plan: Plan, engine: Engine, layers: Number) ->
         replace(tied, part="embedding", stage="once", overlaps_with="every forward"),
         tp_item("norm gradients", "all-reduce", per_stage, own if plan.sequence_parallel else 0, plan, "norms", "once"),
     ]
-
-
-def _mirrored(model: Model, plan: Plan, engine: Engine) -> Item:
-    """Rank i and rank p - 1 - i hold the same two stages: they sum what data parallelism left each of them of the gradients."""
-    nbytes = updated_params(model, plan, engine) * DTYPE_BYTES[plan.grads_dtype]
-    count = pick(np.asarray(plan.pp) > 1, 1, 0)
-    both = Item("mirrored stage gradients", "pp", "all-reduce", nbytes, plan.pp * 0 + 2, count, "the other direction's stages")
-    return replace(both, part="stages", stage="once")
 
 
 def updated_params(model: Model, plan: Plan, engine: Engine) -> Number:

@@ -17,13 +17,12 @@ from commtax.cost.adapters import trained_params
 from commtax.cost.forms.form import Table
 from commtax.cost.kernel import Kernel, Terms
 from commtax.cost.kernels import Applied, Factor, applied_s, kernel_line, power_clock, widened
-from commtax.cost.pricing import Pricer, comm_line
+from commtax.cost.pricing import Pricer, comm_lines
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
 from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers
 from commtax.cost.train_traffic import training, updated_params
 from commtax.ledger import Bill, Item, Line, Stage, Window, Windows
 from commtax.question import WhatIf
-from commtax.records import dataclass
 from commtax.spec import Engine, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 
@@ -36,12 +35,11 @@ BETWEEN = ("dp", "pp")
 def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
     """Price one optimiser step of one rank of the stage that sets the pace."""
     layers, ends, head_share = _compute(t, step)
-    pricer = Pricer(t)
     items = [_as_launched(i, t, head_share) for i in training(t.model, t.plan, step, t.engine, t.settings.ep_backend)]
-    comm = [comm_line(i, pricer, scales(i, t.settings, t.engine)) for i in items]
+    comm = comm_lines(items, Pricer(t), (scales(i, t.settings, t.engine) for i in items))
     m = t.plan.microbatches
-    stages: tuple[tuple[Stage, ...], ...] = ("forward",), ("backward", "recompute"), ("weight-gradient",)
-    each = _Passes(*(_seconds(layers, m, *of) for of in stages))
+    inputs = _seconds(layers, m, "backward", "recompute")
+    each = _seconds(layers, m, "forward"), inputs, _seconds(layers, m, "weight-gradient")
     free = _windows(layers, ends, each, t)
     comm = [free.hide(x, _coverable(x.item, t.settings, t.engine, t.plan)) if x.item.is_sent else x for x in comm]
     lines = (*layers, *ends, _bubble(comm, each, t.model, t.plan), *_host(layers, comm, t), *comm)
@@ -216,13 +214,8 @@ def _coverable(item: Item, settings: WhatIf, engine: Engine, plan: Plan) -> Numb
     return 1 - 1 / np.maximum(1, item.count) if item.whole_axis == "dp" else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Passes:
-    """Seconds of one microbatch in the layers of the fullest stage: forward, input gradients with recomputation, and weights'."""
-
-    forward: Number
-    inputs: Number
-    weights: Number
+_Passes = tuple[Number, Number, Number]
+"""Seconds of one microbatch in the layers of the fullest stage: forward, input gradients with recomputation, and weights'."""
 
 
 def _seconds(lines: list[Line], m: Number, *stages: Stage) -> Number:
@@ -233,8 +226,8 @@ def _seconds(lines: list[Line], m: Number, *stages: Stage) -> Number:
 def _windows(layers: list[Line], ends: list[Line], each: _Passes, t: Terms) -> Windows:
     """What collectives of a training step may run beside."""
     m, plan, trains = t.plan.microbatches, t.plan, t.engine.trains
-    forward = each.forward + _seconds(ends, m, "forward")
-    backward = each.inputs + each.weights + _seconds(ends, m, "backward", "weight-gradient")
+    forward = each[0] + _seconds(ends, m, "forward")
+    backward = each[1] + each[2] + _seconds(ends, m, "backward", "weight-gradient")
     products = _total([x for x in layers if x.item.form == "gemm"])
     # Gradients are reduced once, beside the last backward, or after every microbatch; gathers run beside both passes.
     every = pick(np.asarray(plan.pp) > 1, False, plan.zero >= 2)
@@ -256,7 +249,8 @@ def _bubble(comm: list[Line], times: _Passes, model: Model, plan: Plan) -> Line:
     layers = [x for x in comm if x.item.whole_axis not in BETWEEN]
     inside = [x for x in layers if x.item.axis != "tp" or x.item.part in ("layers", "experts")]
     exposed = sum((x.exposed_s for x in inside), start=0.0) / plan.microbatches
-    idle = idle_s(plan.schedule, plan.pp, plan.chunks, times.forward + exposed / 2, times.inputs + exposed / 2, times.weights)
+    forward, inputs, weights = times
+    idle = idle_s(plan.schedule, plan.pp, plan.chunks, forward + exposed / 2, inputs + exposed / 2, weights)
     if plan.chunks > 1:
         idle = idle * fill_factor(model.num_layers, plan.pp, plan.chunks)
     item = Item("pipeline bubble", "pp", plan.schedule, 0.0, plan.pp, pick(np.asarray(plan.pp) > 1, 1, 0))

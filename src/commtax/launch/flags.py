@@ -54,11 +54,8 @@ class FlagTable:
         >>> flags_of("vllm").spell(tp=2, eager=True, max_num_seqs=0, gpu_memory_utilization=0.9)
         ['--tensor-parallel-size 2', '--enforce-eager', '--gpu-memory-utilization 0.9']
         """
-        return [f"--{self.written[name]}{_written(value)}" for name, value in facts.items() if value]
-
-
-def _written(value: Value) -> str:
-    return "" if value is True else f" {value:g}" if isinstance(value, float) else f" {value}"
+        told = {name: f" {value:g}" if isinstance(value, float) else f" {value}" for name, value in facts.items() if value}
+        return [f"--{self.written[name]}{'' if facts[name] is True else text}" for name, text in told.items()]
 
 
 def _flags(rows: Mapping[str, Mapping[str, str]]) -> tuple[Flags, dict[str, str]]:

@@ -127,7 +127,8 @@ def write(job: LaunchJob) -> Command:
         raise Refusal(f"emit 'megatron': its optimiser is ZeRO 0 or 1, not {plan.zero}", "emit")
     sizes = {"tp": int(plan.tp), "pp": int(plan.pp), **further_axes(plan)}
     flags = FLAGS.spell(**sizes, sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
-    flags += [*_stages(q.model, plan), *FLAGS.spell(recompute=_granularity(plan))]
+    granularity = "selective" if plan.remade else "" if plan.recompute == "none" else plan.recompute
+    flags += [*_stages(q.model, plan), *FLAGS.spell(recompute=granularity)]
     flags += [f"--recompute-modules {' '.join(plan.remade)}"] * bool(plan.remade)
     flags += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
     flags += FLAGS.spell(micro_batch=int(q.micro_batch), global_batch=global_batch(job), context=int(q.context))
@@ -139,10 +140,6 @@ def write(job: LaunchJob) -> Command:
     unnamed = f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B"
     named = plan.pp == 1 or plan.schedule in SCHEDULES
     return Command([start(job), "pretrain_gpt.py", *flags, *_shape(q.model)], warning="" if named else unnamed)
-
-
-def _granularity(plan: Plan) -> str:
-    return "selective" if plan.remade else "" if plan.recompute == "none" else plan.recompute
 
 
 def _narrow(dtype: str) -> list[str]:

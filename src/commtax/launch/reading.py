@@ -127,14 +127,11 @@ def _command(args: list[str], written: Mapping[str, str], served: DescribedServe
             engine, skip = next(e for i, e in images.items() if i in image), 1  # the image's entry point is the server
         if skip:
             return _read(engine, args[at + skip :], args[:at], version[1] if version else "", written, served)
-    if served and served.engine and not served.script and _are_flags(args):  # of the entry point of its image
+    # Words may be arguments of the entry point of its image: flags, or a model and flags.
+    are_flags = not args or args[0] == "serve" or re.match(r"-|[\w.-]{1,99}/[\w.-]{1,99}$", args[0])
+    if served and served.engine and not served.script and are_flags:
         return _read(served.engine, [w for w in args if w != "serve"], [], version[1] if version else "", written, served)
     return None
-
-
-def _are_flags(words: list[str]) -> bool:
-    """Whether words may be arguments of a server: flags, or a model and flags."""
-    return not words or words[0] == "serve" or bool(re.match(r"-|[\w.-]{1,99}/[\w.-]{1,99}$", words[0]))
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
 """vLLM's command: experts go over tp x dp, replicas lie on hosts, prompts are handed on by a connector."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from commtax.files import parse_json
@@ -57,14 +57,9 @@ def write(job: LaunchJob) -> Command:
     config = shlex.quote(f'{{"num_redundant_experts":{copies}}}') if copies else ""
     args = ["vllm serve", model_id(job.question.model), *server_flags(job, redundant_experts=0, eplb_config=config)]
     command = Command(args) if job.hosts == 1 else _on_hosts(job, args)
-    return replace(command, variables=(*command.variables, *_collectives(job)))
-
-
-def _collectives(job: LaunchJob) -> Iterator[str]:
-    """Variables that ask for other collectives than the engine's own."""
-    wanted = job.question.what_if.library
-    for variable, words in FLAGS.libraries.items():
-        yield from (f"{variable}={word}" for word, library in words.items() if wanted and library == wanted)
+    other = job.question.what_if.library  # collectives than the engine's own, which variables ask for
+    words = [(variable, word) for variable, known in FLAGS.libraries.items() for word, name in known.items() if name == other]
+    return replace(command, variables=(*command.variables, *(f"{variable}={word}" for variable, word in words if other)))
 
 
 def _on_hosts(job: LaunchJob, args: list[str]) -> Command:

@@ -73,16 +73,11 @@ def write(stream: Stream, path: Named, results: Mapping[str, Array] = NOTHING, w
     columns: list[Iterable[object]] = [stream.arrival_s.tolist(), stream.input_len.tolist(), stream.output_len.tolist()]
     if stream.prefixes is not None:
         columns.append(" ".join(map(str, prefix)) for prefix in stream.prefixes)
-    columns += [[_cell(value) for value in column.tolist()] for column in results.values()]
+    columns += [["" if value != value else value for value in column.tolist()] for column in results.values()]  # NaN stays empty
     lines = [",".join((*header, *results)), *(",".join(map(str, row)) for row in zip(*columns, strict=True)), ""]
     data = "\n".join(lines).encode()
     with written(path, what) as part:
         part.write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
-
-
-def _cell(value: float) -> object:
-    """What is not a number stays empty."""
-    return "" if value != value else value
 
 
 def _from_csv(text: str, name: str) -> _Table:

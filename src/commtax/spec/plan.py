@@ -36,20 +36,18 @@ class Axis:
 
     name: AxisName
     title: str
-    help: str
     flags: tuple[str, ...]  # how engines spell its option
 
 
-_EXPERTS = "Expert-parallel size (-ep alone: tp x dp, as in vLLM)."
 PARALLEL: Mapping[str, Axis] = MappingProxyType(
     {
         axis.name: axis
         for axis in (
-            Axis("tp", "tensor-parallel size", "Tensor-parallel size (-tp).", ("tensor-parallel", "tensor-model-parallel", "tp")),
-            Axis("pp", "pipeline stages", "Pipeline stages (-pp).", ("pipeline-parallel", "pipeline-model-parallel", "pp")),
-            Axis("dp", "replicas", "Data parallelism inside one engine (-dp).", ("data-parallel", "dp")),
-            Axis("ep", "expert-parallel size", _EXPERTS, ("expert-model-parallel", "ep")),
-            Axis("cp", "context-parallel size", "Context-parallel size.", ("context-parallel",)),
+            Axis("tp", "tensor-parallel size", ("tensor-parallel", "tensor-model-parallel", "tp")),
+            Axis("pp", "pipeline stages", ("pipeline-parallel", "pipeline-model-parallel", "pp")),
+            Axis("dp", "replicas", ("data-parallel", "dp")),
+            Axis("ep", "expert-parallel size", ("expert-model-parallel", "ep")),
+            Axis("cp", "context-parallel size", ("context-parallel",)),
         )
     }
 )

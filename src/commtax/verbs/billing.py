@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -14,8 +15,8 @@ from commtax import catalog
 from commtax.arrays import pick, remembered
 from commtax.cost.compute import busiest_rank
 from commtax.cost.memory import TrainMemory, training_memory
-from commtax.cost.placement import experts_reach, over_replicas, span
-from commtax.cost.pricing import Pricer, comm_line, exposed, inference_bill
+from commtax.cost.placement import expert_ranks, span
+from commtax.cost.pricing import Pricer, comm_lines, exposed, inference_bill
 from commtax.cost.traffic import inference, padded_rows
 from commtax.ledger import Bill, Item, Line
 from commtax.options import only
@@ -242,7 +243,7 @@ def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:
     moe, plan = q.model.experts, q.plan
     if moe is None or q.what_if.imbalance or np.ndim(rows) or np.ndim(plan.ep) or plan.ep <= 1:
         return
-    tokens = rows * experts_reach(plan, q.engine)
+    tokens = rows * expert_ranks(plan, q.engine).reach
     load = float(busiest_rank(moe, tokens, plan.ep, q.engine.kernels.popularity, plan.redundant_experts))
     yield Note("imbalance", f"busiest expert rank {load:.2f}x the mean, as routers were seen to choose (--imbalance)")
 
@@ -275,9 +276,9 @@ def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
     q = priced.question.vary(**changes)
     if q.what_if.eager or q.profile or q.trains:
         return price(priced.question.but(**changes))
-    terms = terms_of(q)
-    pricer = Pricer(terms)
-    lines = [comm_line(x.item, pricer, q.what_if) if x.kind == "comm" else x for x in priced.lines]
+    terms, others = terms_of(q), [x for x in priced.lines if x.kind != "comm"]
+    sent = [x.item for x in priced.lines if x.kind == "comm"]
+    lines = [*others, *comm_lines(sent, Pricer(terms), repeat(q.what_if))]
     return replace(priced, lines=exposed(lines, terms), question=q)
 
 
@@ -364,6 +365,6 @@ def _sent_notes(q: Question, rows: Number) -> Iterator[Note]:
     wanted = q.work.rows
     if np.ndim(rows) == 0 and rows != wanted:
         yield Note("padding", f"{q.engine.key} runs {wanted:,.0f} rows in a CUDA graph of {rows:,.0f}: the padding is sent too")
-    alone = q.model.experts is None or not np.any(over_replicas(q.plan, q.engine))
+    alone = q.model.experts is None or not np.any(expert_ranks(q.plan, q.engine).over_replicas)
     if np.ndim(q.plan.dp) == 0 and q.plan.dp != 1 and alone:
         yield Note("alone", f"DP {q.plan.dp}: its ranks send each other nothing here; the lines are one rank's")

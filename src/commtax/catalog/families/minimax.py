@@ -21,15 +21,12 @@ def _minimax_m2(c: Fields) -> Model:
 def _minimax_m3_text(c: Fields) -> Model:
     count = c.layers("num_hidden_layers")
     attention = heads(c, qk_norm="head" if c.flag("use_qk_norm", True) else "")
-    moe = replace(experts(c), shared_intermediate=_shared(c), correction_bias=c.flag("use_routing_bias", True))
+    shared = c.number("n_shared_experts", 1) * c.number("shared_intermediate_size", 0)
+    moe = replace(experts(c), shared_intermediate=shared, correction_bias=c.flag("use_routing_bias", True))
     dense, selectors = Mlp(c.need("dense_intermediate_size")), _selectors(c, count)
     routed = routed_layers(c, count)
     blocks = [Block(replace(attention, indexer=s), moe if r else dense) for s, r in zip(selectors, routed, strict=True)]
     return decoder(c, blocks)
-
-
-def _shared(c: Fields) -> int:
-    return c.number("n_shared_experts", 1) * c.number("shared_intermediate_size", 0)
 
 
 def _selectors(c: Fields, count: int) -> list[Indexer | None]:

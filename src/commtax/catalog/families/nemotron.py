@@ -1,6 +1,6 @@
 """Nemotron: layers that either mix tokens or widen them (Nemotron-H, Nemotron 3), and Llamas with layers cut (Nemotron-NAS)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from commtax.catalog.families.parts import MAX_PREDICTIONS, STATES, decoder, family, heads, predictor
@@ -36,13 +36,9 @@ def _pattern(c: Fields, words: str, letters: str) -> list[str]:
 
 def _block(c: Fields, kind: str) -> Block:
     """One norm, and one thing that a layer does."""
-    made: Mapping[str, Callable[[Fields], Block]] = {
-        "M": lambda c: Block(_mamba(c), None, 1),
-        "*": lambda c: Block(_attention(c), None, 1),
-        "-": lambda c: Block(None, Mlp(c.need("intermediate_size"), gated=False, bias=c.flag("mlp_bias")), 1),
-        "E": lambda c: Block(None, _experts(c), 1),
-    }
-    return made[kind](c)
+    if kind in "M*":
+        return Block(_mamba(c) if kind == "M" else _attention(c), None, 1)
+    return Block(None, _experts(c) if kind == "E" else Mlp(c.need("intermediate_size"), gated=False, bias=c.flag("mlp_bias")), 1)
 
 
 def _attention(c: Fields) -> Attention:

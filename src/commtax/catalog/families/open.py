@@ -10,17 +10,15 @@ from commtax.spec import Block, Experts, Mamba2, Mlp, Model
 @family("GraniteMoeHybridForCausalLM", plain_residual=True)
 def _granite_hybrid(c: Fields) -> Model:
     """State-space layers with a few of attention between; all widen, by experts and an MLP of all tokens, or by that alone."""
-    attention, ffn = heads(c, bias=False), _granite_ffn(c)
+    attention, shared = heads(c, bias=False), c.number("shared_intermediate_size", 0)
+    ffn: Mlp | Experts = Mlp(shared or 1)
+    if c.number("num_local_experts", 0):
+        ffn = replace(experts(c), shared_intermediate=shared)
     kinds = c.pattern("layer_types", c.layers("num_hidden_layers"))
     if unknown := next((kind for kind in kinds if kind not in ("attention", "mamba", None)), None):
         c.bad.append(f"layer_types (attention or mamba, not {unknown!r})")
     mamba = _granite_mamba(c) if "mamba" in kinds else None
     return decoder(c, [Block(mamba if kind == "mamba" else attention, ffn) for kind in kinds])
-
-
-def _granite_ffn(c: Fields) -> Mlp | Experts:
-    shared = c.number("shared_intermediate_size", 0)
-    return replace(experts(c), shared_intermediate=shared) if c.number("num_local_experts", 0) else Mlp(shared or 1)
 
 
 def _granite_mamba(c: Fields) -> Mamba2:

@@ -39,21 +39,15 @@ def _glm4v_moe(c: Fields) -> Model:
 def _mimo_v2(c: Fields) -> Model:
     """Keys wider than values; layers with a window have heads of their own, and sinks."""
     count = c.layers("num_hidden_layers")
-    near, moe, dense = _mimo_near(c), fine_experts(c, correction_bias=True), mlp(c)
+    moe, dense = fine_experts(c, correction_bias=True), mlp(c)
+    window = c.number("sliding_window", 0) or c.number("sliding_window_size", 0)
+    near = replace(_unlike(c, "swa_"), window=window, sinks=c.flag("add_swa_attention_sink_bias"))
     far = replace(_unlike(c, ""), sinks=c.flag("add_full_attention_sink_bias"))
-    windowed = [kind in (1, "sliding_attention") for kind in _kinds(c, count)]
+    kinds = c.sequence("layer_types", count) or c.pattern("hybrid_layer_pattern", count)
+    windowed = [kind in (1, "sliding_attention") for kind in kinds]
     pairs = zip(windowed, routed_layers(c, count), strict=True)
     model = decoder(c, [Block(near if w else far, moe if routed else dense) for w, routed in pairs])
     return predicting(c, model, "num_nextn_predict_layers", block=Block(near, dense))
-
-
-def _kinds(c: Fields, count: int) -> list[object]:
-    return list(c.sequence("layer_types", count) or c.pattern("hybrid_layer_pattern", count))
-
-
-def _mimo_near(c: Fields) -> Attention:
-    window = c.number("sliding_window", 0) or c.number("sliding_window_size", 0)
-    return replace(_unlike(c, "swa_"), window=window, sinks=c.flag("add_swa_attention_sink_bias"))
 
 
 def _unlike(c: Fields, prefix: str) -> Attention:

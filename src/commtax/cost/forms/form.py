@@ -63,11 +63,6 @@ def from_memory(nbytes: Number, cache_bytes: Number) -> Number:
     return nbytes / (1 + (cache_bytes / np.maximum(nbytes, 1.0)) ** SHARPNESS)
 
 
-def moved_bytes(nbytes: Number, kept: Number, c: Table) -> Number:
-    """Bytes as memory would move them in the same time: what a repetition finds in the cache comes at ``el`` times the rate."""
-    return nbytes - kept * (1 - 1 / c["el"]) if "el" in c else nbytes
-
-
 def vector_flops_per_s(chip: Chip) -> float:
     """Rate of plain fp32 arithmetic: multiprocessors times their width times the clock, which also paces what is no product."""
     return chip.flops_per_s.get("fp32") or chip.flops_per_s.get("bf16") or chip.flops_per_s["fp16"]

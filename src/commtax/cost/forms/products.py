@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from commtax.cost.forms.form import TINY, Form, Parts, Table, moved_bytes
+from commtax.cost.forms.form import TINY, Form, Parts, Table
 from commtax.cost.kernel import Kernel, Seen
 from commtax.spec import Number
 
@@ -129,6 +129,11 @@ def _longest(k: Kernel, c: Table) -> Number:
     window = _seen(k).window
     keys = np.minimum(k.length + k.past, window + QUERY_TILE) if window else k.length + k.past
     return c["tl"] * keys * (k.head_dim + HEAD_DIM) / (2 * HEAD_DIM)
+
+
+def moved_bytes(nbytes: Number, kept: Number, c: Table) -> Number:
+    """Bytes as memory would move them in the same time: what a repetition finds in the cache comes at ``el`` times the rate."""
+    return nbytes - kept * (1 - 1 / c["el"]) if "el" in c else nbytes
 
 
 def _seen(k: Kernel) -> Seen:
