@@ -17,7 +17,6 @@ COUNT = counts(__name__)
 SELF, UNTOLD = "X", "?"
 _NODE = r"(?:GPU|NPU|DCU|HCU)(?:\[\d{1,4}\]|\d{1,4})|[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d"
 SAYS = patterns(__name__)
-_MARKS = "NV\\d{1,3}|NODE|NS|PHB|PIX|PXB|PCIE|PSB|SYS|SOC|SELF|XGMI|HCCS(?:_SW)?|SIO|CNS|GNS|TNS|DR|OK|ENABLED|DISABLED|U|X|0"
 _ALIKE = {"SOC": "SYS", "SELF": SELF, "0": SELF, "PSB": "PIX"}  # of other versions and tools
 
 

@@ -1,31 +1,18 @@
 """``nvidia-smi -q``: what the driver says of each GPU, line by line, as often as it was printed; other outputs in its words."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from commtax.evidence.short_lines import short_lines
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
+from commtax.files import table
 from commtax.machines import smi_tables
 
 COUNT = counts(__name__)
 INDENT = 4  # signs by which each level stands further in
 SAYS = patterns(__name__)
-KNOWN = (
-    "Performance State",
-    "Clocks Throttle Reasons",
-    "Clocks Event Reasons",
-    "FB Memory Usage",
-    "BAR1 Memory Usage",
-    "Max Clocks",
-    "ECC Errors",
-    "Remapped Rows",
-    "Retired Pages",
-    "GPU Link Info",
-    "Power Readings",
-    "GPU Power Readings",
-    "Product Name",
-)
+KNOWN: Sequence[str] = table("machines/smi_fields.toml")["known"]
 """Lines of each GPU in this output, and hardly in any other."""
 
 

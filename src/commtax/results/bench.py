@@ -34,13 +34,8 @@ _LINE = re.compile(r'^\{"\w{1,60}": .{0,4000}?"(?:total_output_tokens|output_thr
 COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of a sweep's table
 NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
 
-_PRINTED = (
-    mlperf.looks_like,
-    prometheus.looks_like,
-    lines.looks_like,
-    trtllm.looks_like,
-    printed.looks_like,
-)
+SPECIAL = (mlperf, prometheus, lines, trtllm)
+"""Readers of what single tools print; ``printed`` reads all others."""
 
 
 def looks_like_data(head: bytes) -> bool:
@@ -50,7 +45,12 @@ def looks_like_data(head: bytes) -> bool:
 
 def looks_like_text(text: str) -> bool:
     """Whether a text holds any printed result, summary, page of metrics or table of commas."""
-    return any(fits(text) for fits in _PRINTED) or aiperf.is_csv(text) or _is_sweep(text) or _LINE.search(text) is not None
+    return (
+        any(reader.looks_like(text) for reader in (*SPECIAL, printed))
+        or aiperf.is_csv(text)
+        or _is_sweep(text)
+        or _LINE.search(text) is not None
+    )
 
 
 def read(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
@@ -73,7 +73,7 @@ def _found(text: str) -> Iterator[Bench]:
     elif _is_sweep(text):
         yield from _sweep(text)
     else:
-        special = [module for module in (mlperf, prometheus, lines, trtllm) if module.looks_like(text)]
+        special = [module for module in SPECIAL if module.looks_like(text)]
         if printed.TITLE in text or not special:
             yield from printed.parse(text)
         for module in special:

@@ -9,7 +9,6 @@ from commtax.files import Json
 from commtax.results.bench_record import Bench, number, result
 
 COUNT = counts(__name__)
-_FIGURE = r"([\d.]{1,24}+)"
 SAYS = patterns(__name__)
 _BATCH_KEYS, _BATCH_TIMES = ("batch_size", "input_len", "output_len"), ("latency", "total_latency", "prefill_latency")
 
