@@ -209,9 +209,8 @@ def formats_of(source: Source) -> list[Format]:
     texts = TEXTS if unknown.is_text(source.head) else ()
     fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in texts if f.fits(source)]
     if not fitting:
-        raise Refusal(
-            f"'{source.path}' is not recognised: {unknown.found(source.head)}; {unknown.LOOKED_FOR}{unknown.hint(source.head)}"
-        )
+        found, hint = unknown.found(source.head), unknown.hint(source.head)
+        raise Refusal(f"'{source.path}' is not recognised: {found}; {unknown.LOOKED_FOR}{hint}")
     return fitting
 
 

@@ -48,9 +48,5 @@ def parse(text: str) -> Matrices:
     if not found:
         raise Refusal("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)", "topo")
     paths = bool(_PATHS_ALONE.search(text))
-    return Matrices(
-        of_grid(links[-1]) if links else None,
-        peers[-1].square() if peers else (),
-        not paths and (bool(_NVLINK.search(text)) or not _LEGEND.search(text)),
-        paths,
-    )
+    lists = not paths and (bool(_NVLINK.search(text)) or not _LEGEND.search(text))
+    return Matrices(of_grid(links[-1]) if links else None, peers[-1].square() if peers else (), lists, paths)

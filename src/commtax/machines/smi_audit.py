@@ -20,10 +20,8 @@ RESET = "reset the GPU, reseat its bridge or replace the baseboard"
 def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Section:
     """Bytes of each GPU over its links, and links that are down, silent, uneven or faulty."""
     carried = links.carried
-    findings = [
-        Finding(Note("sent", f"GPU {gpu}: sent over {plural(len(of), 'link')}"), None, sum(tx for tx, _ in of.values()), "bytes")
-        for gpu, of in carried.items()
-    ]
+    sent = {gpu: (plural(len(of), "link"), sum(tx for tx, _ in of.values())) for gpu, of in carried.items()}
+    findings = [Finding(Note("sent", f"GPU {gpu}: sent over {over}"), None, n, "bytes") for gpu, (over, n) in sent.items()]
     findings += _speeds(links, claim)
     findings += differing(claim, chip=next(iter(links.names.values()), "")) if claim else ()
     notes = []
@@ -153,9 +151,8 @@ def _figures(
     chip = claim.question.cluster.chip if claim else None
     if used := of.get("sm"):
         what = "mean utilisation of a process" if "pid" in of else "utilisation"
-        yield Finding(
-            Note("utilisation", f"GPU {gpu}: {what}"), None, mean(used) / 100, "share", reason=_most(used, "%"), told=True
-        )
+        item = Note("utilisation", f"GPU {gpu}: {what}")
+        yield Finding(item, None, mean(used) / 100, "share", reason=_most(used, "%"), told=True)
     busy_known = bool(busy) and "sm" in of
     when = " when busy" if busy_known else ""
     if clocks := busy.get("pclk") or of.get("pclk"):
@@ -222,9 +219,8 @@ def _starved(seen: Monitor) -> Iterator[Cause]:
     else:
         for gpu, share in low.items():
             others = mean(s for g, s in used.items() if g not in low)
-            yield Cause(
-                "starved-gpu", f"GPU {gpu} computes {share:.0f} % of the time, the others {others:.0f} %", share=1 - share / 100
-            )
+            said = f"GPU {gpu} computes {share:.0f} % of the time, the others {others:.0f} %"
+            yield Cause("starved-gpu", said, share=1 - share / 100)
 
 
 def _over_pcie(seen: Monitor) -> Iterator[Cause]:

@@ -30,15 +30,13 @@ def audit_states(states: States, claim: Claim | None, name: str = "nvidia-smi -q
         if often[code]
     ]
     findings += [*_chips(states, claim), *(f for gpu in states.samples for f in _told(gpu, states.last(gpu)))]
-    causes = [Cause(code, f"GPU {gpu}{_bus(states, gpu)}: {said}", change=CHANGES[code]) for code, gpu, said in found]
-    causes += [*_each(states), *_slow(states), *_mixed(states)]
+    buses = {gpu: states.last(gpu).get("PCI/Bus Id", "").removeprefix("00000000:") for gpu in states.samples}  # outlive the order
+    named = {gpu: f"GPU {gpu} ({bus})" if bus else f"GPU {gpu}" for gpu, bus in buses.items()}
+    causes = [Cause(code, f"{named[gpu]}: {said}", change=CHANGES[code]) for code, gpu, said in found]
+    limits = [(code, gpu, said) for gpu in states.samples for code, said in _limits(states.last(gpu))]
+    causes += [Cause(code, f"GPU {gpu}: {said}", change=CHANGES[code]) for code, gpu, said in limits]
+    causes += [*_slow(states), *_mixed(states)]
     return Section("state", (name,), tuple(findings), tuple(_notes(states)), causes=tuple(causes), facts=_facts(states))
-
-
-def _bus(states: States, gpu: int) -> str:
-    """Its address, which outlives the order of an output."""
-    bus = states.last(gpu).get("PCI/Bus Id", "")
-    return f" ({bus.removeprefix('00000000:')})" if bus else ""
 
 
 def _faults(states: States, gpu: int) -> Iterator[tuple[str, str]]:
@@ -78,14 +76,8 @@ def _uncorrectable(said: Said, since: str) -> Iterator[tuple[str, float]]:
             yield kind, count
 
 
-def _each(states: States) -> Iterator[Cause]:
-    """What is set or usual, and costs time all the same."""
-    for gpu in states.samples:
-        for code, told in _limits(states.last(gpu)):
-            yield Cause(code, f"GPU {gpu}: {told}", change=CHANGES[code])
-
-
 def _limits(said: Said) -> Iterator[tuple[str, str]]:
+    """What is set or usual, and costs time all the same."""
     now = figure(said, *(f"{p}/{n}" for p in POWER for n in ("Current Power Limit", "Enforced Power Limit", "Power Limit")))
     usual = figure(said, *(f"{p}/Default Power Limit" for p in POWER))
     if now and usual and now < usual:

@@ -150,11 +150,8 @@ def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Pla
     slowest hop. What the matrix cannot show (x8 slots, P2P switched off) is not in the price.
     """
     if matrix.num_gpus != cluster.gpus_per_host:
-        raise Refusal(
-            f"topo: the matrix has {matrix.num_gpus} GPUs, and hosts of {cluster.key} have {cluster.gpus_per_host}; "
-            f"write --cluster {matrix.num_gpus}x{cluster.chip.key}",
-            "topo",
-        )
+        differ = f"the matrix has {matrix.num_gpus} GPUs, and hosts of {cluster.key} have {cluster.gpus_per_host}"
+        raise Refusal(f"topo: {differ}; write --cluster {matrix.num_gpus}x{cluster.chip.key}", "topo")
     size = min(tp, matrix.num_gpus)
     groups = tuple(matrix.groups(size, min(replicas, matrix.num_gpus // size)))
     topology = Note("topology", f"topology: {describe(matrix)}")

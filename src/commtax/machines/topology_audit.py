@@ -69,10 +69,8 @@ def _unlinked(matrices: Matrices, links: Topology) -> Iterator[Note]:
         yield Note("headline", f"{links.num_gpus} GPUs over PCIe in this matrix ({ways}): {why}, which tells nothing of NVLink")
     else:
         none = f"no {'XGMI' if amd else 'NVLink'} between any two"
-        yield Note(
-            "headline",
-            f"{links.num_gpus} GPUs over PCIe only{f' ({ways})' * (not amd)}, {none}; whether that is meant, --cluster tells",
-        )
+        only = f"{links.num_gpus} GPUs over PCIe only{f' ({ways})' * (not amd)}"
+        yield Note("headline", f"{only}, {none}; whether that is meant, --cluster tells")
 
 
 def _parts(links: Topology) -> str:

@@ -31,8 +31,6 @@ DEGREES = ("pp", "dp", "ep")
 IDENTITY = ("model", "chip", "tp", *DEGREES)
 """Codes of findings on what ran."""
 BEATS = "beats the hardware"
-
-
 Judge = Callable[[str, str, Note, float, str], Finding | None]
 """Metric, statistic, item, what was measured and its unit: the comparison, or None where nothing is predicted."""
 Said = tuple[Sequence[Finding], Sequence[Cause], Sequence[Note]]
@@ -65,7 +63,10 @@ def _told(result: Bench) -> Said:
 
 def _compared(result: Bench, claim: Claim, baseline: Bench | None) -> Said:
     load = load_of(result, claim)
-    predicted = load if isinstance(load, str) else _expected(load, claim)
+    try:
+        predicted = load if isinstance(load, str) else expected(load, claim)
+    except ValueError as error:
+        predicted = str(error)
     checks = (*_suspicious(result, claim), *_against(result, claim, baseline))
     if isinstance(predicted, str):
         left = [f.undecided(predicted) for f in (*_times(result), *_rates(result))]
@@ -84,14 +85,6 @@ def _beyond(predicted: Expected) -> str:
     rate, kept = predicted.load.rate, predicted.of("requests_per_s", "")
     over = rate and kept and kept.value < terms.LEVEL.kept_up * rate
     return f": overloaded, {kept.value:.3g} of them answered a second" if kept and over else ""
-
-
-def _expected(load: Load, claim: Claim) -> Expected | str:
-    """The prediction, or why there is none."""
-    try:
-        return expected(load, claim)
-    except ValueError as error:
-        return str(error)
 
 
 def _too_large(load: Load | str, claim: Claim) -> Iterator[Finding]:

@@ -207,10 +207,9 @@ def _batch(load: Load, batch: int, claim: Claim) -> Expected:
 
 def _closed(closed: Simulation) -> dict[tuple[str, str], Figure]:
     """Means of the closed form."""
-    named = {"ttft": "ttft_s", "tpot": "tpot_s"}
-    means = {m: Figure.around(float(getattr(closed, name)), float(closed.sigma_of(name))) for m, name in named.items()}
-    whole = means["ttft"].plus(means["tpot"], float(closed.requests.output_len) - 1)
-    return {("ttft", "mean"): means["ttft"], ("tpot", "mean"): means["tpot"], ("e2el", "mean"): whole}
+    first, each = (Figure.around(float(getattr(closed, name)), float(closed.sigma_of(name))) for name in ("ttft_s", "tpot_s"))
+    whole = first.plus(each, float(closed.requests.output_len) - 1)
+    return {("ttft", "mean"): first, ("tpot", "mean"): each, ("e2el", "mean"): whole}
 
 
 def _timed(timed: Outcome, sigma: float) -> Iterator[tuple[tuple[str, str], Figure]]:

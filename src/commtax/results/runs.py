@@ -1,12 +1,16 @@
-"""One run as its labels tell it, and the result that it makes."""
+"""One run as its labels tell it, and the result that it makes.
+
+Labels may be keys of any tool's JSON: ``time_to_first_token: {mean: …}``, ``Average latency (s)``, ``results_ttft_s_mean``.
+"""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
+from commtax.files import Json
 from commtax.results.bench_record import ASKED, METRICS, TABLE, Bench, result, spread_of
 from commtax.results.labels import LABELS, UNITS, Meaning, figures, meaning, printed_whole
 from commtax.statement import Note
@@ -15,6 +19,7 @@ LOADS: Mapping[str, Mapping[str, float]] = LABELS["loads"]
 COUNT, LEVEL = thresholds(__name__)
 STRONG = frozenset({*METRICS, "requests_per_s", "output_tokens_per_s", "total_tokens_per_s"})
 SAYS = patterns(__name__)
+_KEY = re.compile(rb'"([A-Za-z][^"\\]{1,60})"\s{0,4}:')
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +175,28 @@ def _in_path(path: str) -> str:
     """The folder of a result that is called as a model may be: with a size or a hyphen in it."""
     folders = SAYS.named.findall(path[:400])
     return next((name for name in folders if "-" in name and re.search(r"\d", name) and "." not in name[-4:]), "")
+
+
+def are_labels(head: bytes) -> bool:
+    """Whether keys of JSON are such labels."""
+    keys = (match[1].decode(errors="replace") for _, match in zip(range(COUNT.most_keys), _KEY.finditer(head), strict=False))
+    return any(meaning(key).measured and meaning(key).field in ("ttft", "tpot", "itl") for key in set(keys))
+
+
+def of_document(d: Json) -> Iterator[Bench]:
+    """The result of a document that has at least two times or rates."""
+    run = Run(dialect_of(" ".join(map(str, d))), 0)
+    for _, (path, value) in zip(range(COUNT.most_leaves), _leaves(d, (), COUNT.depth), strict=False):
+        said = next((said for n in (1, 2, 3) if (said := meaning(" ".join(path[-n:]))).field), None)
+        if said:
+            run.put(said, str(value))
+    if run.measured >= COUNT.least:
+        yield built(run, {})
+
+
+def _leaves(value: Json, path: tuple[str, ...], depth: int) -> Iterator[tuple[tuple[str, ...], Json]]:
+    if isinstance(value, dict) and depth:
+        for key, held in value.items():
+            yield from _leaves(held, (*path, str(key)[:60]), depth - 1)
+    elif isinstance(value, (int, float, str)) and not isinstance(value, bool) and path:
+        yield path, value
