@@ -39,7 +39,7 @@ from commtax.audit import audit_read
 from commtax.audit.anonymising import write_anonymous
 from commtax.audit.reading import Read, read_all
 from commtax.evidence.finding import Audit, Claim
-from commtax.report import audit_differences, audit_documents, auditing
+from commtax.report import audit_differences, audit_words, auditing
 from commtax.report.audit_page import audit_page, difference_page
 from commtax.statement import Refusal
 from commtax.traces.differing import difference
@@ -92,7 +92,7 @@ def _screen() -> Console:
 
 
 def _shown(told: Audit, on_screen: bool) -> None:
-    json.dumps(audit_documents.audit_document(told), allow_nan=False)
+    json.dumps(audit_words.audit_document(told), allow_nan=False)
     if on_screen:
         auditing.show_audit(_screen(), told)
 

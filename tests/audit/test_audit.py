@@ -14,7 +14,6 @@ from commtax.logs.engine_logs import vllm_log
 from commtax.logs.startup_audit import audit_log
 from commtax.results import bench
 from commtax.results.bench_audit import audit_bench, floor_s
-from commtax.results.expected import request_seconds
 from commtax.traces.profilers import kineto
 from commtax.traces.trace_audit import audit_traces
 from commtax.verbs import billing
@@ -166,10 +165,11 @@ def latency(seconds, **words):
 
 def test_latency_is_prefill_and_decode_steps():
     asked = question(tp=2, batch=1, context=512, output_len=128)
-    whole, step = request_seconds(asked, 1, 512, 128)
-    assert whole == pytest.approx(
-        127 * step + float(commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, phase="prefill", context=512).step_s)
+    prefill, decode = (
+        float(commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, phase=phase, batch=1, context=context).step_s)
+        for phase, context in (("prefill", 512), ("decode", 576))
     )
+    whole = prefill + 127 * decode
     assert {f.verdict for f in audit_bench(latency(whole * 1.1), asked, "x").findings} == {"agree"}
     assert "disagree" in {f.verdict for f in audit_bench(latency(whole * 2), asked, "x").findings}
     assert {f.verdict for f in audit_bench(latency(whole), question(tp=2), "x").findings} == {"unknown"}

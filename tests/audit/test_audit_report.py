@@ -14,8 +14,8 @@ import browser
 from audited import LATE, line, section
 from cli_run import run_here
 from commtax.evidence.finding import AGREE, Audit, Cause, Claim, Finding, Section, StepRow
-from commtax.report.audit_documents import audit_document
 from commtax.report.audit_page import MOST_SHOWN, audit_page, chart, thinned
+from commtax.report.audit_words import audit_document
 from commtax.report.auditing import bar, show_audit
 from commtax.statement import Note
 from commtax.timeline import Timeline

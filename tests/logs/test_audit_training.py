@@ -347,7 +347,7 @@ def test_published_collectives(excerpt):
     section = audit_collectives(tests, None, "out.txt")
     told = by_code(section)
     assert told["peak"].measured == pytest.approx(wanted["peak_GBps"])
-    assert tests.average_Bps / 1e9 == pytest.approx(wanted.get("average_GBps", 0))
+    assert (tests.averages_Bps or (0.0,))[-1] / 1e9 == pytest.approx(wanted.get("average_GBps", 0))
     if "least_us" in wanted:
         assert told["latency"].measured == pytest.approx(wanted["least_us"] * 1e-6)
     if "dip_bytes" in wanted:

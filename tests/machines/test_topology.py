@@ -26,7 +26,7 @@ def made(rows):
 
 
 def test_pairs_are_found_under_the_terminal_codes():
-    assert PAIRS.nvlink_groups() == [(0, 2), (1, 3)]
+    assert PAIRS.joined() == [(0, 2), (1, 3)]
     assert describe(PAIRS) == "4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS"
     assert PAIRS.best(2) == (0, 2)
     assert PAIRS.groups(2, 2) == [(0, 2), (1, 3)]

@@ -6,7 +6,7 @@ from time import perf_counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.evidence.collective_names import algorithm_of, is_fused, kernel_op, operator_op
+from commtax.evidence.collective_names import algorithm_of, kernel_op, operator_op
 from each import each
 from paths import FIXTURES
 
@@ -23,7 +23,7 @@ def test_enough_names_of_both_kinds():
 @each("found", NAMES, ids=lambda n: n["name"][:60])
 def test_what_a_name_tells(found):
     name = found["name"]
-    assert (kernel_op(name), is_fused(name), algorithm_of(name)) == (found["op"], found["fused"], found["algorithm"])
+    assert (kernel_op(name), algorithm_of(name)) == (found["op"], found["algorithm"])
 
 
 @given(st.sampled_from(NAMES), st.sampled_from(["<float, 8>(float*, int)", "(x)", ".kd", " [clone .kd]", "<(int)8>"]))
@@ -35,13 +35,13 @@ def test_arguments_do_not_change_what_a_bare_name_tells(found, tail):
 
 
 @given(st.text(max_size=40))
-def test_only_what_communicates_is_fused_or_has_an_algorithm(text):
+def test_only_what_communicates_has_an_algorithm(text):
     if not kernel_op(text):
-        assert (is_fused(text), algorithm_of(text)) == (False, "")
+        assert algorithm_of(text) == ""
 
 
 def test_long_names_take_no_time():
     began = perf_counter()
     for name in ("ncclDevKernel_" + "AllReduce" * 200_000, "oneshotAllreduceFusionKernel<" + "a, " * 500_000, "cub::" * 400_000):
-        kernel_op(name), is_fused(name), algorithm_of(name), operator_op(name)
+        kernel_op(name), algorithm_of(name), operator_op(name)
     assert perf_counter() - began < 1

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from commtax.evidence.collective_names import UNNAMED
 from commtax.evidence.thresholds import counts
-from commtax.files import Document, check_writable, written
+from commtax.files import Document, check_writable, table, written
 from commtax.statement import Refusal
 from commtax.traces.profilers.columns import WAIT_KERNELS
 from commtax.traces.trace import Collective, Step, Trace
@@ -24,36 +24,10 @@ COUNT = counts(__name__)
 BEFORE_S = 1e-6  # what no step launched is launched so long before the first
 TRAINING = "Optimizer.step#anonymous"
 """An event of the host that only training has."""
-CATEGORIES = {"compute": "kernel", "comm": "kernel", "copy": "gpu_memcpy", "wait": "kernel"}
+WORDS = table("audit/anonymous.toml")
 LABELS = {"wait": WAIT_KERNELS[0]}
 """Of kinds that are known by their name alone."""
-NAMES = {
-    "all-reduce": "AllReduce",
-    "all-gather": "AllGather",
-    "reduce-scatter": "ReduceScatter",
-    "all-to-all": "AllToAll",
-    "broadcast": "Broadcast",
-    "reduce": "Reduce",
-    "send-recv": "SendRecv",
-}
-"""What NCCL's kernels call the operations."""
-NCCL, SYMMETRIC, MSCCL = "ncclDevKernel", "ncclSymDevKernel", "mscclKernel"
-SPELLED = {
-    "ring or nvls": (NCCL, "RING_LL"),
-    "user buffers": (NCCL, "USERBUFFERS"),
-    "symmetric": (SYMMETRIC, ""),
-    "symmetric multimem": (SYMMETRIC, "STMC"),
-    "symmetric one-shot": (SYMMETRIC, "AGxLL"),
-    "symmetric multimem one-shot": (SYMMETRIC, "AGxLLMC"),
-    "symmetric two-shot": (SYMMETRIC, "RSx"),
-    "symmetric multimem two-shot": (SYMMETRIC, "RSxLDMC"),
-    "msccl": (MSCCL, ""),
-    "msccl ll": (MSCCL, "LL"),
-    "msccl ll128": (MSCCL, "LL128"),
-    "msccl simple": (MSCCL, "Simple"),
-}
-"""How kernels begin and end whose algorithm is not a word of their name."""
-MODES = {"prefill": "EXTEND", "decode": "DECODE", "mixed": "MIXED"}
+NCCL = "ncclDevKernel"
 
 
 def write_anonymous(traces: Sequence[Trace], out: Path) -> list[Path]:
@@ -62,7 +36,11 @@ def write_anonymous(traces: Sequence[Trace], out: Path) -> list[Path]:
         raise Refusal("anonymise: only profiler traces can be, and no file is one", "anonymise")
     single = len(traces) == 1 and out.suffix in (".json", ".gz")
     if not single:
-        _make(out)
+        try:
+            out.mkdir(exist_ok=True)
+        except OSError as error:
+            why = error.strerror or "it is no folder"
+            raise Refusal(f"anonymise '{out}': several ranks need a folder, which cannot be made ({why})", "anonymise") from None
     ordered = sorted(traces, key=lambda t: t.rank)
     files = [out] if single else [out / f"rank-{t.rank}.json.gz" for t in ordered]
     for file, document in zip(files, anonymous(ordered), strict=True):
@@ -71,14 +49,6 @@ def write_anonymous(traces: Sequence[Trace], out: Path) -> list[Path]:
         with written(file, "anonymise") as part:  # without a time and a name in its head
             part.write_bytes(gzip.compress(text, mtime=0) if file.suffix == ".gz" else text)
     return files
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        why = error.strerror or "it is no folder"
-        raise Refusal(f"anonymise '{folder}': several ranks need a folder, which cannot be made ({why})", "anonymise") from None
 
 
 def anonymous(traces: Sequence[Trace]) -> list[Document]:
@@ -156,7 +126,14 @@ class _Rank:
         described = any(s.phase not in ("", "train") for s in self.window.steps)
         named = described and all(s.phase not in ("", "train") for s in self.window.steps)
         for number, step in enumerate(self.window.steps, 1):
-            name = _engine_name(step) if named else _mode_name(step) if described else f"ProfilerStep#{number}"
+            prompts, sequences = f"{step.prefill_seqs}({step.prefill_tokens})", f"{step.decode_seqs}({step.decode_seqs})"
+            size = step.decode_seqs if step.phase == "decode" else step.prefill_seqs
+            if named:  # as vLLM annotates a step: prompts, their tokens, and sequences that decode
+                name = f"execute_context_{prompts}_generation_{sequences}"
+            elif described:  # as SGLang does, which has modes without a batch too
+                name = f"step[{WORDS['modes'].get(step.phase, 'OTHER')} bs={size} toks={step.prefill_tokens}]"
+            else:
+                name = f"ProfilerStep#{number}"
             yield self._event("user_annotation", name, step.start_s, step.end_s, 1)
             if step.phase == "train":
                 yield self._event("cpu_op", TRAINING, step.start_s, step.start_s, 2)
@@ -192,7 +169,7 @@ class _Rank:
     ) -> Iterator[Document]:
         if sent is None:
             label = f"{LABELS.get(kind, kind)} {self.numbers.of(kind, name)}"
-            cat = CATEGORIES[kind] if self.trace.on_device else "cpu_op"
+            cat = WORDS["categories"][kind] if self.trace.on_device else "cpu_op"
             yield self._event(cat, label, start, end, lane, {"device": 0, "stream": lane} if self.trace.on_device else None)
             return
         label, args = self._collective(sent)
@@ -224,19 +201,8 @@ def _kernel_name(c: Collective) -> str:
     >>> _kernel_name(Collective("all-reduce", None, 8, 0.0, 1.0, "x", algorithm="tree ll128"))
     'ncclDevKernel_AllReduce_TREE_LL128'
     """
-    family, spelled = SPELLED.get(c.algorithm, (NCCL, c.algorithm.upper().replace(" ", "_").replace("-", "_")))
-    return "_".join(filter(None, (family, NAMES.get(c.op, "Generic"), spelled)))
-
-
-def _engine_name(step: Step) -> str:
-    """As vLLM annotates a step: prompts, their tokens, and sequences that decode."""
-    return f"execute_context_{step.prefill_seqs}({step.prefill_tokens})_generation_{step.decode_seqs}({step.decode_seqs})"
-
-
-def _mode_name(step: Step) -> str:
-    """As SGLang does, which has modes without a batch too."""
-    size = step.decode_seqs if step.phase == "decode" else step.prefill_seqs
-    return f"step[{MODES.get(step.phase, 'OTHER')} bs={size} toks={step.prefill_tokens}]"
+    family, spelled = WORDS["spelled"].get(c.algorithm, (NCCL, c.algorithm.upper().replace(" ", "_").replace("-", "_")))
+    return "_".join(filter(None, (family, WORDS["operations"].get(c.op, "Generic"), spelled)))
 
 
 def _ns(seconds: float) -> int:

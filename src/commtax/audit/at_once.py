@@ -19,8 +19,6 @@ from commtax.traces.profilers import rocprof
 COUNT, LEVEL = thresholds(__name__)
 _counted: Any = None
 """Bytes that all processes have read, in each of them."""
-
-
 Run = Sequence[Path]
 """Files that are read together."""
 Said = list[object] | Refusal
@@ -43,7 +41,7 @@ def _at_once(runs: Sequence[Run], nsys: str, watch: Watch | None, count: int) ->
     pool = ProcessPoolExecutor(count, context, _begin, (counter,))
     try:
         largest_first = sorted(range(len(runs)), key=lambda i: _text_bytes(runs[i]), reverse=True)
-        tasks = {i: pool.submit(_read_counted, runs[i], nsys) for i in largest_first}
+        tasks = {i: pool.submit(_read, runs[i], nsys, _count) for i in largest_first}
         _attend(set(tasks.values()), counter, watch)
         return [tasks[i].result() for i in range(len(runs))]
     except BrokenProcessPool:
@@ -74,10 +72,6 @@ def _begin(counter: Any) -> None:
     global _counted
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _counted = counter
-
-
-def _read_counted(run: Run, nsys: str) -> Said:
-    return _read(run, nsys, _count)
 
 
 def _read(run: Run, nsys: str, watch: Watch | None) -> Said:

@@ -98,19 +98,37 @@ class Reader(Protocol):
     def parse(self, text: str, /) -> object: ...
 
 
-def _trace(described: str, fits: Callable[[Source], bool], read: Callable[[Source], object]) -> Format:
+Fits = Callable[[Source], bool]
+Reads = Callable[[Source], object]
+
+
+def _trace(described: str, fits: Fits, read: Reads) -> Format:
     return Format("trace", described, Trace, audit_traces, fits, read, together=True)
+
+
+def _collectives(described: str, fits: Fits, read: Reads) -> Format:
+    return Format("collectives", described, collective_tests.CollectiveTests, audit_collectives, fits, read, by_place=True)
+
+
+def _bench(described: str, fits: Fits, read: Reads) -> Format:
+    return Format("bench", described, tuple, audit_bench, fits, read)
+
+
+def _on_text(looks_like: Callable[[str], bool], parse: Callable[[str], object], raw: bool = False) -> tuple[Fits, Reads]:
+    """How a text is known and read: as its program wrote it, or ``raw``, with what launchers wrote before its lines."""
+
+    def text(source: Source) -> str:
+        return source.raw if raw else source.text
+
+    return lambda s: looks_like(text(s)), lambda s: parse(text(s))
 
 
 def _told(
     kind: str, described: str, record: type, audit: Callable[..., Section], reader: Reader, raw: bool = False, **more: bool
 ) -> Format:
-    """A format of texts: as programs wrote them, or ``raw``, with what launchers wrote before their lines."""
-
-    def text(source: Source) -> str:
-        return source.raw if raw else source.text
-
-    return Format(kind, described, record, audit, lambda s: reader.looks_like(text(s)), lambda s: reader.parse(text(s)), **more)
+    """A format of texts that has a module of its own."""
+    fits, read = _on_text(reader.looks_like, reader.parse, raw)
+    return Format(kind, described, record, audit, fits, read, **more)
 
 
 DATA = (
@@ -130,23 +148,12 @@ DATA = (
         lambda s: flight.read(s.stream),
         together=True,
     ),
-    Format(
-        "collectives",
+    _collectives(
         "the JSON of nccl-tests or rccl-tests",
-        collective_tests.CollectiveTests,
-        audit_collectives,
         lambda s: s.is_json and collective_json.looks_like(s.head),
         lambda s: collective_tests.parse(collective_json.as_text(s.text, s.path.name), s.path.name),
-        by_place=True,
     ),
-    Format(
-        "bench",
-        "a benchmark result",
-        tuple,
-        audit_bench,
-        lambda s: s.is_json and bench.looks_like_data(s.head),
-        lambda s: bench.parse(s.text, str(s.path)),
-    ),
+    _bench("a benchmark result", lambda s: s.is_json and bench.looks_like_data(s.head), lambda s: bench.parse(s.text, str(s.path))),
 )
 """Of which a file has one, the first that fits."""
 TEXTS = (
@@ -162,40 +169,20 @@ TEXTS = (
     _told("log", "a log of llama.cpp", llamacpp_log.Timings, audit_timings, llamacpp_log, raw=True),
     _told("log", "a log of NCCL, RCCL or PyTorch's watchdog", nccl_log.NcclLog, audit_nccl, nccl_log, together=True),
     _told("flight", "an analysis of flight recorders", flight_text.Analysis, audit_analysis, flight_text, raw=True),
-    Format(
-        "bench",
-        "a printed benchmark result",
-        tuple,
-        audit_bench,
-        lambda s: bench.looks_like_text(s.raw),
-        lambda s: bench.parse_text(s.raw, str(s.path)),
-    ),
+    _bench("a printed benchmark result", lambda s: bench.looks_like_text(s.raw), lambda s: bench.parse_text(s.raw, str(s.path))),
     _told("training", "a training log", training_log.TrainingLog, audit_training, training_log),
-    Format(
-        "collectives",
+    _collectives(
         "nccl-tests or rccl-tests output",
-        collective_tests.CollectiveTests,
-        audit_collectives,
         lambda s: collective_tests.looks_like(s.text),
         lambda s: collective_tests.parse(s.raw, s.path.name),
-        by_place=True,
     ),
-    Format(
-        "links",
-        "nvidia-smi nvlink",
-        smi.Links,
-        audit_links,
-        lambda s: smi.looks_like_links(s.text),
-        lambda s: smi.parse_links(s.text),
-        by_place=True,
-    ),
+    Format("links", "nvidia-smi nvlink", smi.Links, audit_links, *_on_text(smi.looks_like_links, smi.parse_links), by_place=True),
     Format(
         "monitor",
         "nvidia-smi dmon",
         smi.Monitor,
         audit_monitor,
-        lambda s: smi.looks_like_monitor(s.text),
-        lambda s: smi.parse_monitor(s.text),
+        *_on_text(smi.looks_like_monitor, smi.parse_monitor),
         by_place=True,
     ),
     Format(
@@ -219,9 +206,8 @@ def formats_of(source: Source) -> list[Format]:
     texts = TEXTS if unknown.is_text(source.head) else ()
     fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in texts if f.fits(source)]
     if not fitting:
-        raise Refusal(
-            f"'{source.path}' is not recognised: {unknown.found(source.head)}; {unknown.LOOKED_FOR}{unknown.hint(source.head)}"
-        )
+        found, hint = unknown.found(source.head), unknown.hint(source.head)
+        raise Refusal(f"'{source.path}' is not recognised: {found}; {unknown.LOOKED_FOR}{hint}")
     return fitting
 
 

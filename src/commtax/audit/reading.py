@@ -1,16 +1,21 @@
 """What was handed over, read: files, and folders with all that is in them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from commtax import catalog
 from commtax.audit.at_once import read_runs
+from commtax.audit.formats import BY_RECORD
 from commtax.audit.jobs import by_job, of_dump, of_trace
 from commtax.catalog.hardware import recognise
 from commtax.evidence.thresholds import counts
 from commtax.files import Watch
 from commtax.logs.flight import Dump
+from commtax.logs.training_log import TrainingLog
+from commtax.logs.training_plan import told_by
 from commtax.machines.smi import Links
+from commtax.spec import Model
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import rocprof
 from commtax.traces.ranks import distinct
@@ -18,6 +23,7 @@ from commtax.traces.trace import Trace
 from commtax.units import plural
 
 COUNT = counts(__name__)
+ANY = "any model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +103,8 @@ def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
             continue
         inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
         if len(inside) > COUNT.most_files:
-            raise Refusal(
-                f"file '{path}': {len(inside):,} files in one folder, more than the {COUNT.most_files:,} that are read", "file"
-            )
+            many = f"{len(inside):,} files in one folder, more than the {COUNT.most_files:,} that are read"
+            raise Refusal(f"file '{path}': {many}", "file")
         yield from ((p, False) for p in inside)
 
 
@@ -108,6 +113,16 @@ def _passed_over(names: Sequence[str]) -> Iterator[Note]:
         more = f" and {len(names) - COUNT.most_named} more" if len(names) > COUNT.most_named else ""
         shown = f"{', '.join(names[: COUNT.most_named])}{more}"
         yield Note("passed over", f"{plural(len(names), 'file')} of the folder not recognised, and left out: {shown}")
+
+
+def model_of(read: Read) -> Model:
+    """The model that the first training log tells; any where no file asks for one."""
+    told = (told_by(said).model for _, said in read.left if isinstance(said, TrainingLog))
+    if model := next(filter(None, told), None):
+        return model
+    if all(BY_RECORD[type(said)].by_place for _, said in read.left):
+        return replace(catalog.model(next(iter(catalog.keys("models")))), key=ANY)
+    raise Refusal("model: name what ran with --model; the files do not tell it", "model")
 
 
 def place_of(read: Read) -> str:

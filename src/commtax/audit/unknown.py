@@ -7,8 +7,6 @@ from commtax.files import decoded, table
 
 COUNT = counts(__name__)
 _TOKEN = re.compile(r'"((?:[^"\\]|\\.){0,200}+)"|[{}\[\]:]')
-
-
 LOOKED_FOR = (
     "looked for traces of profilers (PyTorch, Nsight Systems, rocprofv3), logs (engines, NCCL, training, crashes), results "
     "(of benchmarks, nccl-tests) and what nvidia-smi, amd-smi or rocm-smi print"

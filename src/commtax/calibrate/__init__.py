@@ -69,10 +69,8 @@ def _fit(rows: Files, place: Place, names: list[str]) -> Calibration:
             profile, parts = grown, [*parts, *more]
     if not parts:
         raise Refusal(refused[0] if refused else "the files hold no row that a constant can be fitted on")
-    sources = {
-        p.name: f"{p.rows} rows of {', '.join(names)}; median error {p.after.median:.1%}, 80 % range ±{p.spread:.0%}" for p in parts
-    }
-    profile = replace(profile, sources=sources)
+    errors = {p.name: f"median error {p.after.median:.1%}, 80 % range ±{p.spread:.0%}" for p in parts}
+    profile = replace(profile, sources={p.name: f"{p.rows} rows of {', '.join(names)}; {errors[p.name]}" for p in parts})
     return Calibration(place, profile, _document(profile), tuple(parts), tuple(refused))
 
 

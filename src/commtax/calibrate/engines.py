@@ -25,8 +25,6 @@ SIGMA_RUNS = 4  # fewer runs than this do not tell how far runs scatter
 HOST = {"host_s": 1e-3, "host_s_per_doubling": 2e-4, "host_s_per_seq": 3e-5}  # how large they may be where no run tells them
 FITTED = {"tpot": "host times", "ttft": "time to the first token"}
 CLIENTS = (1, 8, 32, 128, 256)
-
-
 Price = Callable[[Served, Engine], float]
 
 

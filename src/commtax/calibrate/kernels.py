@@ -29,9 +29,8 @@ SHAPE = ("flops", "nbytes", "m", "n", "k", "batch", "heads", "kv_heads", "length
 def table_name(row: SweepRow) -> str:
     """The table that a row belongs to."""
     kind, dtype = row["kind"], row.get("dtype", "bf16")
-    if kind == "gemm" and dtype == "fp8" and row.get("mode") == "static":
-        return "gemm.fp8-static"
-    return f"{kind}.{dtype}"
+    static = kind == "gemm" and dtype == "fp8" and row.get("mode") == "static"
+    return f"{kind}.{dtype}{'-static' if static else ''}"
 
 
 def fit_tables(rows: Files, place: Place, own: Profile) -> Step:

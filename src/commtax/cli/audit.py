@@ -7,8 +7,7 @@ import click
 
 from commtax.audit import audit_read
 from commtax.audit.anonymising import write_anonymous
-from commtax.audit.reading import Read, place_of, read_all
-from commtax.audit.told import model_of
+from commtax.audit.reading import Read, model_of, place_of, read_all
 from commtax.cli.options import Given, Verb, taking
 from commtax.cli.order import cluster_of, profile_of, refuse
 from commtax.cli.output import Output, write_page
@@ -16,7 +15,7 @@ from commtax.cli.progress import reading
 from commtax.evidence.finding import DISAGREE, FAULT, UNKNOWN, Claim
 from commtax.evidence.thresholds import levels
 from commtax.files import check_writable, refuse_overwriting
-from commtax.report import audit_differences, audit_documents, auditing
+from commtax.report import audit_differences, audit_words, auditing
 from commtax.statement import Refusal
 from commtax.traces.differing import difference
 from commtax.traces.trace import Trace
@@ -71,7 +70,7 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **options: Any) -> Non
         write_page(given.html, audit_page, findings, "audit")
     unjudged = NO_VERDICT if claimed and findings.verdict == UNKNOWN else 0
     code = 1 if findings.verdict in (DISAGREE, FAULT) else unjudged
-    output.answer(audit_documents.audit_document, auditing.show_audit, findings, code=code)
+    output.answer(audit_words.audit_document, auditing.show_audit, findings, code=code)
 
 
 def _claim(read: Read, output: Output, given: Given) -> Claim:

@@ -20,7 +20,7 @@ _TABLE = table("evidence/collective_names.toml")
 _NAMES: Names = [(part, op) for part, op in _TABLE["names"]]
 _CALLS: Names = [*_NAMES, *((part, op) for part, op in _TABLE["calls"])]
 _KERNELS: Names = [(part, op) for part, op in _TABLE["kernels"]]
-_NCCL, _OWN, _NOT, _FUSED, _PLAIN = (re.compile("|".join(_TABLE[kind]), re.I) for kind in ("nccl", "own", "not", "fused", "plain"))
+_NCCL, _OWN, _NOT = (re.compile("|".join(_TABLE[kind]), re.I) for kind in ("nccl", "own", "not"))
 _ALGORITHMS = [(re.compile(pattern, re.I), algorithm) for pattern, algorithm in _TABLE["algorithms"]]
 _CALL = re.compile(_TABLE["call"])
 _MOVED, _NOT_OPERATORS = tuple(_TABLE["moved"]), tuple(_TABLE["not_operators"])
@@ -48,16 +48,6 @@ def kernel_op(name: str) -> str:
     if re.search(r"reduce|sum", own, re.I):
         return "all-reduce"  # one-shot, two-shot, multimem and user-buffer kernels
     return UNNAMED
-
-
-def is_fused(name: str) -> bool:
-    """Whether a communication kernel also computes: a norm, a sum with the residual, a product of matrices.
-
-    >>> is_fused("void aiter::allreduce_fusion_kernel_1stage<bf16, 8>(x)"), is_fused("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)")
-    (True, False)
-    """
-    own = _function(name).rsplit("::", 1)[-1]
-    return bool(kernel_op(name)) and bool(_FUSED.search(own)) and not _PLAIN.search(name[: COUNT.most_signs])
 
 
 @lru_cache(maxsize=65536)

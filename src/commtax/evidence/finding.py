@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from commtax.evidence.thresholds import levels
-from commtax.evidence.usage import Usage
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Note, Refusal
@@ -20,6 +19,7 @@ from commtax.verbs.checking import positive
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
 FAULT = "fault"  # of a whole audit: a culprit is named
 LEVEL = levels(__name__)
+ROUNDING = 1e-13  # of sums, relative
 PHASES = ("decode", "prefill", "mixed", "train")
 """Steps that can be compared: of traces the first three, of training logs the last."""
 
@@ -223,6 +223,38 @@ class KernelRow:
     kind: str  # compute | comm | copy | wait
     count: float  # a step
     seconds: float  # a step
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Seconds of some windows, each second once: what computes hides what communicates, and both hide what copies."""
+
+    total_s: float
+    compute_s: float
+    exposed_s: float  # communication that no compute covers
+    hidden_s: float  # communication under compute, which ``compute_s`` holds already
+    copy_s: float
+
+    @property
+    def busy_s(self) -> float:
+        return self.compute_s + self.exposed_s + self.copy_s
+
+    @property
+    def idle_s(self) -> float:
+        left = self.total_s - self.busy_s
+        return left if left > ROUNDING * self.total_s else 0.0
+
+    @property
+    def exposed_share(self) -> float:
+        return self.exposed_s / self.total_s if self.total_s > 0 else 0.0
+
+    @property
+    def idle_share(self) -> float:
+        return self.idle_s / self.total_s if self.total_s > 0 else 0.0
+
+    def of(self, steps: int) -> Usage:
+        """The mean of so many steps."""
+        return Usage(*(getattr(self, f.name) / steps for f in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)

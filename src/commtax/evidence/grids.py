@@ -17,7 +17,6 @@ COUNT = counts(__name__)
 SELF, UNTOLD = "X", "?"
 _NODE = r"(?:GPU|NPU|DCU|HCU)(?:\[\d{1,4}\]|\d{1,4})|[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d"
 SAYS = patterns(__name__)
-_MARKS = "NV\\d{1,3}|NODE|NS|PHB|PIX|PXB|PCIE|PSB|SYS|SOC|SELF|XGMI|HCCS(?:_SW)?|SIO|CNS|GNS|TNS|DR|OK|ENABLED|DISABLED|U|X|0"
 _ALIKE = {"SOC": "SYS", "SELF": SELF, "0": SELF, "PSB": "PIX"}  # of other versions and tools
 
 
@@ -94,10 +93,8 @@ def _ended(columns: list[str], rows: Mapping[str, tuple[str, ...]]) -> Iterator[
 def _nodes(rows: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The nodes of a table without its head: as far as rows are numbered, or as columns are joined as no card is."""
     numbers = [int(found[0]) for name in rows if (found := re.search(r"\d+", name)) and ":" not in name]
-    last = [
-        max((i for i, mark in enumerate(row) if mark == SELF or mark.startswith(("NV", "XG", "HC"))), default=-1)
-        for row in rows.values()
-    ]
-    many = max((*numbers, *last), default=-1) + 1 if numbers else 0
+    marks = ((i, mark) for row in rows.values() for i, mark in enumerate(row))
+    joined = [i for i, mark in marks if mark == SELF or mark.startswith(("NV", "XG", "HC"))]
+    many = max((*numbers, *joined), default=-1) + 1 if numbers else 0
     kind = re.match(r"[A-Z]*", next(iter(rows), ""))
     return [f"{kind[0] if kind else 'GPU'}{i}" for i in range(min(many, COUNT.most_nodes))]

@@ -27,13 +27,9 @@ def missing(audited: Audit) -> str:
     absent = [f.item for f in audited.findings if f.predicted is not None and f.measured is None]
     if not reasons and absent:
         return f"the files do not tell {', '.join(absent[: COUNT.most_reasons])}"
-    return "; ".join(reasons) or f"the files hold no {HEADLINES} that is predicted{_agreed(audited)}"
-
-
-def _agreed(audited: Audit) -> str:
-    """What was compared all the same, and is as said."""
-    same = [f.item for f in audited.findings if f.verdict == AGREE]
-    return f"; as claimed: {', '.join(same)}" if 0 < len(same) <= COUNT.most_agreed else ""
+    same = [f.item for f in audited.findings if f.verdict == AGREE]  # what was compared all the same, and is as said
+    agreed = f"; as claimed: {', '.join(same)}" if 0 < len(same) <= COUNT.most_agreed else ""
+    return "; ".join(reasons) or f"the files hold no {HEADLINES} that is predicted{agreed}"
 
 
 def _far(unsure: list[Finding]) -> str:

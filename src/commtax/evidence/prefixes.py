@@ -12,28 +12,12 @@ from io import StringIO
 
 from commtax.evidence.short_lines import each_line
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 
 COUNT = counts(__name__)
 DOCKER = '{"log":'  # with which a line of Docker's own files begins
-_WHEN = re.compile(
-    r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?+(?:Z|[+-]\d\d:?\d\d)[^\S\n](?:std(?:out|err) [FP] )?+"  # a pod's
-    r"|>[^\S\n]"  # quoted
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?= [\w.-]{1,200}+ [\w.@-]{1,100}+(?:\[\d{1,9}\])?+: ) "  # journald
-    r"|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=\[|<std))"  # mpirun, before its tag
-)
-_WHO = re.compile(
-    r"(?: {0,40}\[([^][<>\s,]{1,300},\d{1,9})\](?:\[[^][<>\s]{1,300}\])?<std\w{2,9}>: ?"  # Open MPI: [1,0], [h-7@1,0][h:8]
-    r"|()<std\w{2,9}>: ?"  # Open MPI with a timestamp alone
-    r"|\[((?:rank|default)\d{1,9})\]: ?"  # torchrun
-    r"|\[(pod/[^][\s]{1,600})\] "  # kubectl
-    r"|\[(\d{1,9})\] (?= {0,40}+[^\s,\]}])"  # MPICH and Intel MPI; a list in JSON goes on otherwise
-    r"|([\w.-]{1,200}+ [\w.@-]{1,100}+\[\d{1,9}\]): "  # journald: host unit[pid]
-    r"|([A-Za-z0-9][\w.-]{0,100}[-_]\d{1,4}) {1,60}+\| "  # docker compose: service-1
-    r"|([A-Za-z0-9][\w.-]{0,100}+) {2,60}+\| (?=[^|\n]{0,9999}+$)"  # … and a name of one's own, before a line without bars
-    r"|[ ]{0,9}(?![\w.]{0,100}(?:Error|Exception|Exit|Interrupt|Failure|Timeout):)"  # a program's last words, and no host
-    r"([A-Za-z0-9][\w.-]{0,252}+):(?: |$))"  # srun, pdsh, clush
-)
-_BEFORE = re.compile(rf"^(?=[\[<> A-Za-z0-9])(?:{_WHEN.pattern}|{_WHO.pattern}){{1,{COUNT.most_prefixes}}}", re.M)
+SAYS = patterns(__name__)
+_BEFORE = re.compile(rf"^(?=[\[<> A-Za-z0-9])(?:{SAYS.when.pattern}|{SAYS.who.pattern}){{1,{COUNT.most_prefixes}}}", re.M)
 
 
 def unpacked(text: str) -> str:
@@ -60,8 +44,7 @@ def lines(text: str) -> Iterator[tuple[str, str]]:
     >>> list(lines("[1,0]<stdout>:# nThread 1\\nnode-3: 0: # nThread 1\\n# nThread 1"))
     [('1,0', '# nThread 1'), ('node-3 0', '# nThread 1'), ('', '# nThread 1')]
     """
-    for line in each_line(text):
-        yield _parted(line)
+    return map(_parted, each_line(text))
 
 
 def plain(text: str) -> str:
@@ -77,9 +60,9 @@ def plain(text: str) -> str:
 def _parted(line: str) -> tuple[str, str]:
     at, who = 0, []
     for _ in range(COUNT.most_prefixes):
-        if match := _WHEN.match(line, at):
+        if match := SAYS.when.match(line, at):
             at = match.end()
-        elif match := _WHO.match(line, at):
+        elif match := SAYS.who.match(line, at):
             at = match.end()
             who += [name for name in match.groups() if name]
         else:

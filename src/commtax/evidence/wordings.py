@@ -7,14 +7,18 @@ from commtax.files import table
 
 
 class Patterns:
-    """The expressions of one module as attributes, each compiled when it is first asked for: most files need few of them."""
+    """The expressions of one module as attributes, each compiled when it is first asked for: most files need few of them.
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
+    A list is of alternatives.
+    """
+
+    def __init__(self, texts: Mapping[str, str | list[str]]) -> None:
         self._texts = texts
 
     def __getattr__(self, name: str) -> re.Pattern[str]:
         try:
-            compiled = re.compile(self._texts[name])
+            text = self._texts[name]
+            compiled = re.compile(text if isinstance(text, str) else f"(?:{'|'.join(text)})")
         except KeyError:
             raise AttributeError(name) from None
         vars(self)[name] = compiled

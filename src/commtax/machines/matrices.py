@@ -4,20 +4,12 @@ import re
 from dataclasses import dataclass
 
 from commtax.evidence.grids import Grid, grids
+from commtax.files import table
 from commtax.machines.topology import Topology, of_grid
 from commtax.statement import Refusal
 
-FABRICS = {"NV": "NVLink", "XGMI": "XGMI", "HCCS": "HCCS"}
-"""Links made for GPUs, by how their marks begin."""
-PEERS = {
-    "CNS": "the chipset does not support it",
-    "GNS": "the GPUs do not support it",
-    "TNS": "the topology does not support it",
-    "NS": "it is not supported",
-    "DR": "the driver has it disabled",
-    "DISABLED": "it is disabled",
-}
-"""Why two GPUs do not read each other's memory, by the mark of ``topo -p2p``."""
+WORDS = table("machines/words.toml")
+FABRICS, PEERS = WORDS["fabrics"], WORDS["peers"]
 _ALLOWED = {"OK", "U", "ENABLED", *PEERS}
 _LEGEND, _NVLINK = (re.compile(rf"^\s{{0,9}}{mark}\s{{1,9}}=", re.M) for mark in ("(?:X|SYS|PIX)", "NV#"))
 _PATHS_ALONE = re.compile(r"topo\s{1,9}(?:-mp|--matrix_pci)\b")
@@ -56,9 +48,5 @@ def parse(text: str) -> Matrices:
     if not found:
         raise Refusal("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)", "topo")
     paths = bool(_PATHS_ALONE.search(text))
-    return Matrices(
-        of_grid(links[-1]) if links else None,
-        peers[-1].square() if peers else (),
-        not paths and (bool(_NVLINK.search(text)) or not _LEGEND.search(text)),
-        paths,
-    )
+    lists = not paths and (bool(_NVLINK.search(text)) or not _LEGEND.search(text))
+    return Matrices(of_grid(links[-1]) if links else None, peers[-1].square() if peers else (), lists, paths)

@@ -33,11 +33,8 @@ class Links:
         first, last = self.snapshots[0], self.snapshots[-1]
         if len(self.snapshots) == 1 or self.was_reset:
             return {gpu: dict(links) for gpu, links in last.items()}
-        return {
-            gpu: {n: (tx - first[gpu][n][0], rx - first[gpu][n][1]) for n, (tx, rx) in links.items() if n in first[gpu]}
-            for gpu, links in last.items()
-            if gpu in first
-        }
+        both = {gpu: [(n, first[gpu][n], last[gpu][n]) for n in last[gpu] if n in first[gpu]] for gpu in last if gpu in first}
+        return {gpu: {n: (after[0] - was[0], after[1] - was[1]) for n, was, after in links} for gpu, links in both.items()}
 
     @property
     def was_reset(self) -> bool:

@@ -1,27 +1,27 @@
 """Links and clocks of a host's GPUs: which carry nothing, which are down, and whose clock the others wait for."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mean, median
 
 from commtax.evidence.finding import Cause, Claim, Finding, Section
 from commtax.evidence.identity import differing
 from commtax.evidence.thresholds import thresholds
+from commtax.files import table
 from commtax.machines.smi import Links, Monitor
 from commtax.statement import Note
 from commtax.units import format_bytes, format_rate, plural
 
 COUNT, LEVEL = thresholds(__name__)
 MB = 1e6
+CHANGES: Mapping[str, str] = table("machines/words.toml")["changes"]
 RESET = "reset the GPU, reseat its bridge or replace the baseboard"
 
 
 def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Section:
     """Bytes of each GPU over its links, and links that are down, silent, uneven or faulty."""
     carried = links.carried
-    findings = [
-        Finding(Note("sent", f"GPU {gpu}: sent over {plural(len(of), 'link')}"), None, sum(tx for tx, _ in of.values()), "bytes")
-        for gpu, of in carried.items()
-    ]
+    sent = {gpu: (plural(len(of), "link"), sum(tx for tx, _ in of.values())) for gpu, of in carried.items()}
+    findings = [Finding(Note("sent", f"GPU {gpu}: sent over {over}"), None, n, "bytes") for gpu, (over, n) in sent.items()]
     findings += _speeds(links, claim)
     findings += differing(claim, chip=next(iter(links.names.values()), "")) if claim else ()
     notes = []
@@ -40,6 +40,20 @@ def counted_gpus(count: int, claim: Claim | None) -> Finding:
     wanted = claim.question.cluster.gpus_per_host if claim else None
     finding = Finding("GPUs", wanted, count, reason="more than a host of the cluster has" if wanted else "").judged()
     return finding.undecided("the output may list a part of the host") if wanted and count < wanted else finding
+
+
+def named_gpus(gpus: Sequence[int]) -> str:
+    more = f" and {len(gpus) - COUNT.named} more" if len(gpus) > COUNT.named else ""
+    return f"GPU {', '.join(map(str, gpus[: COUNT.named]))}{more}"
+
+
+def slow_clocks(clocks: Mapping[int, float], beside: Callable[[int], str] = lambda _: "") -> Iterator[Cause]:
+    """A GPU that computes slower than the other busy ones: all of them wait for it; ``beside`` tells more of it."""
+    for gpu, clock in clocks.items():
+        others = [c for g, c in clocks.items() if g != gpu]
+        if others and clock < LEVEL.slow_clock * median(others):
+            said = f"GPU {gpu} runs at {clock:,.0f} MHz, the others at {median(others):,.0f}{beside(gpu)}"
+            yield Cause("slow-clock", said, share=1 - clock / median(others), change=CHANGES["slow-clock"])
 
 
 def _speeds(links: Links, claim: Claim | None) -> Iterator[Finding]:
@@ -137,9 +151,8 @@ def _figures(
     chip = claim.question.cluster.chip if claim else None
     if used := of.get("sm"):
         what = "mean utilisation of a process" if "pid" in of else "utilisation"
-        yield Finding(
-            Note("utilisation", f"GPU {gpu}: {what}"), None, mean(used) / 100, "share", reason=_most(used, "%"), told=True
-        )
+        item = Note("utilisation", f"GPU {gpu}: {what}")
+        yield Finding(item, None, mean(used) / 100, "share", reason=_most(used, "%"), told=True)
     busy_known = bool(busy) and "sm" in of
     when = " when busy" if busy_known else ""
     if clocks := busy.get("pclk") or of.get("pclk"):
@@ -161,18 +174,14 @@ def _most(values: Sequence[float], unit: str) -> str:
 
 
 def _clocks(busy: Mapping[int, Mapping[str, list[float]]], claim: Claim | None) -> Iterator[Cause]:
-    """A GPU that computes slower than the others: all of them wait for it."""
+    """GPUs that are slower than others, or as slow as their power limit makes them."""
+
+    def beside(gpu: int) -> str:
+        figures = ((busy[gpu].get(name), unit) for name, unit in (("gtemp", "C"), ("pwr", "W")))
+        return "".join(f", {median(values):.0f} {unit}" for values, unit in figures if values)
+
     clocks = {gpu: median(of["pclk"]) for gpu, of in busy.items() if of.get("pclk")}
-    for gpu, clock in clocks.items():
-        others = [c for g, c in clocks.items() if g != gpu]
-        if others and clock < LEVEL.slow_clock * median(others):
-            heat = f", {median(busy[gpu]['gtemp']):.0f} C" if busy[gpu].get("gtemp") else ""
-            power = f", {median(busy[gpu]['pwr']):.0f} W" if busy[gpu].get("pwr") else ""
-            said = f"GPU {gpu} runs at {clock:,.0f} MHz, the others at {median(others):,.0f}{heat}{power}"
-            share = 1 - clock / median(others)
-            yield Cause(
-                "slow-clock", said, share=share, change="a slow rank: look at its power limit, cooling and throttle reasons"
-            )
+    yield from slow_clocks(clocks, beside)
     chip = claim.question.cluster.chip if claim else None
     if chip and chip.tdp_w and chip.clock_Hz:
         for gpu, of in busy.items():
@@ -210,9 +219,8 @@ def _starved(seen: Monitor) -> Iterator[Cause]:
     else:
         for gpu, share in low.items():
             others = mean(s for g, s in used.items() if g not in low)
-            yield Cause(
-                "starved-gpu", f"GPU {gpu} computes {share:.0f} % of the time, the others {others:.0f} %", share=1 - share / 100
-            )
+            said = f"GPU {gpu} computes {share:.0f} % of the time, the others {others:.0f} %"
+            yield Cause("starved-gpu", said, share=1 - share / 100)
 
 
 def _over_pcie(seen: Monitor) -> Iterator[Cause]:

@@ -1,31 +1,18 @@
 """``nvidia-smi -q``: what the driver says of each GPU, line by line, as often as it was printed; other outputs in its words."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from commtax.evidence.short_lines import short_lines
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
+from commtax.files import table
 from commtax.machines import smi_tables
 
 COUNT = counts(__name__)
 INDENT = 4  # signs by which each level stands further in
 SAYS = patterns(__name__)
-KNOWN = (
-    "Performance State",
-    "Clocks Throttle Reasons",
-    "Clocks Event Reasons",
-    "FB Memory Usage",
-    "BAR1 Memory Usage",
-    "Max Clocks",
-    "ECC Errors",
-    "Remapped Rows",
-    "Retired Pages",
-    "GPU Link Info",
-    "Power Readings",
-    "GPU Power Readings",
-    "Product Name",
-)
+KNOWN: Sequence[str] = table("machines/smi_fields.toml")["known"]
 """Lines of each GPU in this output, and hardly in any other."""
 
 
@@ -70,31 +57,24 @@ def parse(text: str) -> States:
 
 def _listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     """GPUs of ``-q``: lines under their headings; those above the first heading are the rest of one that is cut off."""
-    name, now = "", dict[str, str]()
+    gpus: list[tuple[str, dict[str, str]]] = [("", {})]
     above: list[str] = []
-    shift = _shift(text)
+    # An excerpt may be moved to the left: known words stand four signs in.
+    shift = INDENT if any(len(m[0]) == len(m[0].lstrip(" ")) for m in SAYS.words.finditer(text)) else 0
     for line in short_lines(text, COUNT.line_chars):
         if found := SAYS.gpu.match(line):
-            if name or _told(now):
-                yield name, now
-            name, now, above = found[1], {"PCI/Bus Id": found[1]}, []
-            shift = 0
+            gpus.append((found[1], {"PCI/Bus Id": found[1]}))
+            above, shift = [], 0
         elif found := SAYS.line.match(" " * shift + line.rstrip("\r")):
             above = [*above[: len(found[1]) // INDENT - 1], found[2]]
-            if found[3] is not None and len(now) < COUNT.most_lines:
-                now["/".join(above)] = found[3].strip()
-    if name or _told(now):
-        yield name, now
+            if found[3] is not None and len(gpus[-1][1]) < COUNT.most_lines:
+                gpus[-1][1]["/".join(above)] = found[3].strip()
+    return ((name, said) for name, said in gpus if name or _told(said))
 
 
 def _told(said: Mapping[str, str]) -> bool:
     """Whether lines without a heading are of a GPU, and not of the driver."""
-    return sum(any(f"/{path}/".find(f"/{word}/") >= 0 for word in KNOWN) for path in said) > 0
-
-
-def _shift(text: str) -> int:
-    """By how much an excerpt was moved to the left: its known words stand four signs in."""
-    return INDENT if any(len(m[0]) == len(m[0].lstrip(" ")) for m in SAYS.words.finditer(text)) else 0
+    return any(f"/{word}/" in f"/{path}/" for path in said for word in KNOWN)
 
 
 def figure(said: Mapping[str, str], *paths: str) -> float | None:
@@ -115,8 +95,5 @@ def active(said: Mapping[str, str]) -> list[str]:
     >>> active({"Clocks Event Reasons/Idle": "Not Active", "Clocks Event Reasons/HW Slowdown/HW Thermal Slowdown": "Active"})
     ['HW Thermal Slowdown']
     """
-    return [
-        path.rpartition("/")[2]
-        for path, value in said.items()
-        if path.startswith(("Clocks Event Reasons/", "Clocks Throttle Reasons/")) and value == "Active"
-    ]
+    reasons = (path for path in said if path.startswith(("Clocks Event Reasons/", "Clocks Throttle Reasons/")))
+    return [path.rpartition("/")[2] for path in reasons if said[path] == "Active"]

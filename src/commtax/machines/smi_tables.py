@@ -12,7 +12,7 @@ from commtax.evidence.wordings import patterns
 from commtax.files import table
 
 COUNT = counts(__name__)
-_FIELDS: Mapping[str, Mapping[str, str]] = table("machines/smi_fields.toml")
+_FIELDS = table("machines/smi_fields.toml")
 Sample = tuple[str, dict[str, str]]
 """A GPU as it is called, and what is said of it."""
 LOST = "Readings/Lost"  # where the driver prints ERR! instead of a figure
@@ -31,55 +31,44 @@ def samples(text: str) -> Iterator[Sample]:
             yield from reader(text)
 
 
-def _said(**found: str) -> dict[str, str]:
-    """What was printed, but for what is not available."""
-    return {path: words for path, words in found.items() if words and words not in ("N/A", "Off", "[N/A]", "[Not Supported]")}
+def _said(found: Mapping[str, str | None], unit: str = "") -> dict[str, str]:
+    """What was printed, but for what is not available; memory with its unit, where figures have none."""
+    told = {path: words for path, words in found.items() if words and words not in ("N/A", "Off", "[N/A]", "[Not Supported]")}
+    return {path: f"{words} {unit}" if unit and path.startswith("FB") else words for path, words in told.items()}
+
+
+def _of_two_lines(text: str, kind: str) -> Iterator[tuple[re.Match[str], re.Match[str] | None]]:
+    """The lines of each GPU in a table that has two; of one that is cut off the first alone."""
+    above, below = getattr(SAYS, kind), getattr(SAYS, f"{kind}_used")
+    first: re.Match[str] | None = None
+    for line in short_lines(text, COUNT.line_chars):
+        if found := above.match(line):
+            if first:
+                yield first, None
+            first = found
+        elif first and (found := below.match(line)):
+            yield first, found
+            first = None
+    if first:
+        yield first, None
 
 
 def _boxes(text: str) -> Iterator[Sample]:
-    """The table of nvidia-smi: two lines a GPU."""
-    first: re.Match[str] | None = None
-    for line in short_lines(text, COUNT.line_chars):
-        if found := SAYS.box.match(line):
-            if first:
-                yield first[1], _boxed(first, None)
-            first = found
-        elif first and (found := SAYS.used.match(line)):
-            yield first[1], _boxed(first, found)
-            first = None
-    if first:
-        yield first[1], _boxed(first, None)
-
-
-def _boxed(first: re.Match[str], second: re.Match[str] | None) -> dict[str, str]:
-    said = {"Product Name": first[2], "PCI/Bus Id": first[3], "ECC Errors/Volatile/Uncorrectable": first[4]}
-    if second:
-        heat, state, watts, limit, used, total, load = second.groups()
-        said |= {"Temperature/GPU Current Temp": heat.rstrip("C"), "Performance State": state, "Utilization/Gpu": load}
-        said |= {"GPU Power Readings/Power Draw": watts, "GPU Power Readings/Current Power Limit": limit}
-        said |= {"FB Memory Usage/Used": f"{used} MiB", "FB Memory Usage/Total": f"{total} MiB"}
-    if "ERR!" in said.values():
-        said = {path: words for path, words in said.items() if words != "ERR!"} | {LOST: "Yes"}
-    return _said(**said)
+    """The table of nvidia-smi."""
+    for first, second in _of_two_lines(text, "box"):
+        said = dict(zip(_FIELDS["box"], first.groups()[1:], strict=True))
+        said |= dict(zip(_FIELDS["box_used"], second.groups(), strict=True)) if second else {}
+        lost = {LOST: "Yes"} if "ERR!" in said.values() else {}
+        yield first[1], _said({path: words for path, words in said.items() if words != "ERR!"} | lost, "MiB")
 
 
 def _amd_boxes(text: str) -> Iterator[Sample]:
-    """The table of amd-smi: two lines a GPU."""
-    first: re.Match[str] | None = None
-    for line in short_lines(text, COUNT.line_chars):
-        if found := SAYS.amd.match(line):
-            first = found
-        elif first and (found := SAYS.amd_used.match(line)):
-            bus, name, heat, wrong, watts, limit = first.groups()
-            said = {"Product Name": name.lstrip("."), "PCI/Bus Id": bus, "Temperature/GPU Current Temp": heat or ""}
-            said |= {
-                "ECC Errors/Volatile/Uncorrectable": wrong,
-                "GPU Power Readings/Power Draw": watts,
-                "Utilization/Gpu": found[2] or "",
-            }
-            said |= {"FB Memory Usage/Used": f"{found[3]} MB", "FB Memory Usage/Total": f"{found[4]} MB"}
-            yield found[1], _said(**said, **{"GPU Power Readings/Current Power Limit": limit})
-            first = None
+    """The table of amd-smi."""
+    for first, second in _of_two_lines(text, "amd"):
+        if second:
+            said = dict(zip(_FIELDS["amd"], first.groups(), strict=True))
+            said |= dict(zip(_FIELDS["amd_used"], second.groups()[1:], strict=True))
+            yield second[1], _said(said | {"Product Name": said["Product Name"].lstrip(".")}, "MB")
 
 
 def _concise(text: str) -> Iterator[Sample]:
@@ -95,7 +84,7 @@ def _concise(text: str) -> Iterator[Sample]:
         said = {"Temperature/GPU Current Temp": heat[1] if heat else "", "Utilization/Gpu": shares[-1] if shares else ""}
         said |= {"Clocks/SM": clocks[0] if clocks else "", "GPU Power Readings/Power Draw": watts[0] if watts else ""}
         said |= {"GPU Power Readings/Current Power Limit": watts[1] if len(watts) > 1 else ""}
-        yield row[1], _said(**said)
+        yield row[1], _said(said)
 
 
 def _monitor(text: str) -> Iterator[Sample]:
@@ -107,8 +96,7 @@ def _monitor(text: str) -> Iterator[Sample]:
         elif names and len(figures := SAYS.figure.findall(line)) == len(names):
             row = dict(zip(names, figures, strict=True))
             said = {path: row[name] for name, path in _FIELDS["monitor"].items() if name in row}
-            memory = {path: f"{words} MB" for path, words in said.items() if path.startswith("FB") and words != "N/A"}
-            yield row["GPU"], _said(**(said | memory))
+            yield row["GPU"], _said(said, "MB")
 
 
 def _query(text: str) -> Iterator[Sample]:
@@ -132,7 +120,7 @@ def _queried(row: Mapping[str, str]) -> dict[str, str]:
         kind, _, reason = name.rpartition(".")
         if kind in ("clocks_event_reasons", "clocks_throttle_reasons") and reason in _FIELDS["reasons"]:
             said[f"Clocks Event Reasons/{_FIELDS['reasons'][reason]}"] = words
-    return _said(**said)
+    return _said(said)
 
 
 def _xml(text: str) -> Iterator[Sample]:
@@ -144,7 +132,7 @@ def _xml(text: str) -> Iterator[Sample]:
         closes, name, words = match[1], match[2], match[3].strip()
         if closes:
             if name == "gpu" and number >= 0:
-                yield str(number), _said(**said)
+                yield str(number), _said(said)
             above = above[: above.index(name)] if name in above else above
             continue
         if name == "gpu" and "id=" in match[0]:

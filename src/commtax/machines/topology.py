@@ -5,7 +5,7 @@ Kinds from near to far: NV# (bonded NVLinks), PIX (one PCIe switch), PXB (severa
 ``nvidia-smi topo -h``.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import comb
@@ -13,16 +13,11 @@ from math import comb
 from commtax import catalog
 from commtax.evidence.grids import Grid, grids
 from commtax.evidence.thresholds import counts
+from commtax.files import table
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Note, Refusal
 
-MEANS = {
-    "PIX": "one PCIe switch",
-    "PXB": "several PCIe switches",
-    "PHB": "the CPU's host bridge",
-    "NODE": "host bridges of one socket",
-    "SYS": "the link between sockets",
-}
+MEANS: Mapping[str, str] = table("machines/words.toml")["links"]
 KINDS = tuple(MEANS)
 COUNT = counts(__name__)
 Groups = tuple[tuple[int, ...], ...]
@@ -41,14 +36,14 @@ class Topology:
     def num_gpus(self) -> int:
         return len(self.links)
 
-    def nvlink_groups(self) -> list[tuple[int, ...]]:
-        """GPUs that reach each other over NVLink, directly or through others; single GPUs are groups of one."""
+    def joined(self, marks: tuple[str, ...] = ("NV",)) -> list[tuple[int, ...]]:
+        """GPUs that reach each other over NVLink or links of other marks, directly or through others; some are groups of one."""
         left, groups = set(range(self.num_gpus)), []
         while left:
-            group, edge = set(), {min(left)}
+            group, edge = set[int](), {min(left)}
             while edge:
                 group |= edge
-                edge = {j for i in edge for j in left - group if self.links[i][j].startswith("NV")}
+                edge = {j for i in edge for j in left - group if self.links[i][j].startswith(marks)}
             groups.append(tuple(sorted(group)))
             left -= group
         return groups
@@ -108,7 +103,7 @@ def of_grid(grid: Grid) -> Topology:
 
 def describe(matrix: Topology) -> str:
     """The GPUs in words: ``4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS``."""
-    joined = ["+".join(map(str, g)) for g in matrix.nvlink_groups() if len(g) > 1]
+    joined = ["+".join(map(str, g)) for g in matrix.joined() if len(g) > 1]
     rest = sorted({kind for row in matrix.links for kind in row if kind in KINDS}, key=distance)
     sentences = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink in the matrix"]
     sentences += [f"{'the rest' if joined else 'GPUs'} over {' and '.join(rest)}"] if rest else []
@@ -155,18 +150,15 @@ def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Pla
     slowest hop. What the matrix cannot show (x8 slots, P2P switched off) is not in the price.
     """
     if matrix.num_gpus != cluster.gpus_per_host:
-        raise Refusal(
-            f"topo: the matrix has {matrix.num_gpus} GPUs, and hosts of {cluster.key} have {cluster.gpus_per_host}; "
-            f"write --cluster {matrix.num_gpus}x{cluster.chip.key}",
-            "topo",
-        )
+        differ = f"the matrix has {matrix.num_gpus} GPUs, and hosts of {cluster.key} have {cluster.gpus_per_host}"
+        raise Refusal(f"topo: {differ}; write --cluster {matrix.num_gpus}x{cluster.chip.key}", "topo")
     size = min(tp, matrix.num_gpus)
     groups = tuple(matrix.groups(size, min(replicas, matrix.num_gpus // size)))
     topology = Note("topology", f"topology: {describe(matrix)}")
     own, slow = catalog.link(cluster.chip.intra), pcie_of(cluster.chip)
     if tp == 1:
         return Placed(cluster, groups, (topology,))
-    if own.kind == "nvlink" and own.switched and max(map(len, matrix.nvlink_groups())) == 1:
+    if own.kind == "nvlink" and own.switched and max(map(len, matrix.joined())) == 1:
         lacks = f"{cluster.chip.key} has {own.key}, and the matrix shows none: topo -mp lists PCIe paths only"
         hint = f"so {own.key} is taken (if this was topo -m, NVLink is down: --intra {slow.key})"
         down = Note("no NVLink", f"{lacks}, {hint}")
@@ -216,7 +208,7 @@ def _slow(matrix: Topology, size: int, worst: str, link: Link) -> Iterator[Note]
     """Why a group is priced on PCIe although some of its pairs may have NVLink."""
     crossed = f"the farthest hop of TP {size} crosses {MEANS[worst]} ({worst})"
     yield Note("farthest hop", f"{crossed}: priced as {link.key}, assumed")
-    widest = max(len(g) for g in matrix.nvlink_groups())
+    widest = max(len(g) for g in matrix.joined())
     if 1 < widest < size:
         copies = size // widest
         keep = f"NVLink joins {widest} GPUs: {copies} replicas of TP {widest} keep their all-reduce on it"

@@ -8,12 +8,13 @@ from commtax.evidence.finding import Cause, Claim, Finding, Section
 from commtax.evidence.grids import UNTOLD
 from commtax.evidence.thresholds import counts
 from commtax.machines.matrices import FABRICS, PEERS, Matrices
-from commtax.machines.smi_audit import counted_gpus
+from commtax.machines.smi_audit import counted_gpus, named_gpus
 from commtax.machines.topology import MEANS, Topology, describe, distance
 from commtax.statement import Note
 from commtax.units import plural
 
 COUNT = counts(__name__)
+FAST = tuple(FABRICS)
 FAR = ("NODE", "SYS")  # ways to a network card that cross the host's processor
 LOOK = "nvidia-smi nvlink -s, dmesg for Xid, and the fabric manager; reset the GPU or reseat its bridge"
 LOOK_AMD = "rocm-smi --showxgmierr and dmesg; reset the GPU"
@@ -37,7 +38,7 @@ def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topolog
 
 
 def _fast(kind: str) -> bool:
-    return kind.startswith(tuple(FABRICS))
+    return kind.startswith(FAST)
 
 
 def _kinds(links: Topology) -> Counter[str]:
@@ -68,15 +69,13 @@ def _unlinked(matrices: Matrices, links: Topology) -> Iterator[Note]:
         yield Note("headline", f"{links.num_gpus} GPUs over PCIe in this matrix ({ways}): {why}, which tells nothing of NVLink")
     else:
         none = f"no {'XGMI' if amd else 'NVLink'} between any two"
-        yield Note(
-            "headline",
-            f"{links.num_gpus} GPUs over PCIe only{f' ({ways})' * (not amd)}, {none}; whether that is meant, --cluster tells",
-        )
+        only = f"{links.num_gpus} GPUs over PCIe only{f' ({ways})' * (not amd)}"
+        yield Note("headline", f"{only}, {none}; whether that is meant, --cluster tells")
 
 
 def _parts(links: Topology) -> str:
     """Of a host that is joined in part: how many pairs have which link, and which GPUs reach each other over the fast ones."""
-    kinds, groups = _kinds(links), ["+".join(map(str, group)) for group in _groups(links)]
+    kinds, groups = _kinds(links), ["+".join(map(str, group)) for group in links.joined(FAST)]
     fast = sum(n for kind, n in kinds.items() if _fast(kind))
     rest = " and ".join(sorted((kind for kind in kinds if not _fast(kind)), key=distance))
     joined = f" ({', '.join(groups[: COUNT.named])})" if len(groups) > 1 else ""
@@ -88,7 +87,7 @@ def _rows(links: Topology) -> Iterator[Note]:
     if gone := list(links.missing):
         pairs = sum(links.links[i][j] == UNTOLD for i, j in combinations(range(links.num_gpus), 2))
         untold = f"; {plural(pairs, 'pair')} of them untold" if pairs else ""
-        yield Note("rows", f"rows missing: {_gpus(gone)}, whose links the other rows tell{untold}")
+        yield Note("rows", f"rows missing: {named_gpus(gone)}, whose links the other rows tell{untold}")
 
 
 def _alone(links: Topology) -> list[int]:
@@ -106,12 +105,7 @@ def _word(links: Topology) -> str:
 def _off(links: Topology) -> Iterator[Finding]:
     """How many GPUs are off the links that the others have."""
     if off := _alone(links):
-        yield Finding(Note("off", f"GPUs off {_word(links)}"), 0, len(off), reason=_gpus(off)).judged()
-
-
-def _gpus(gpus: list[int]) -> str:
-    more = f" and {len(gpus) - COUNT.named} more" if len(gpus) > COUNT.named else ""
-    return f"GPU {', '.join(map(str, gpus[: COUNT.named]))}{more}"
+        yield Finding(Note("off", f"GPUs off {_word(links)}"), 0, len(off), reason=named_gpus(off)).judged()
 
 
 def _lonely(links: Topology) -> Iterator[Cause]:
@@ -131,25 +125,15 @@ def _gaps(links: Topology) -> Iterator[Finding]:
     gaps = [(i, j) for i, j in pairs if not _fast(links.links[i][j])]
     if _alone(links) or not 0 < len(gaps) < len(pairs):
         return
-    way, groups = max((links.links[i][j] for i, j in gaps), key=distance), _groups(links)
-    told = ["+".join(map(str, group)) for group in (groups if len(groups) > 1 else gaps)]
-    shown = ", ".join(told[: COUNT.named]) + (" …" if len(told) > COUNT.named else "")
+    way, groups = max((links.links[i][j] for i, j in gaps), key=distance), links.joined(FAST)
+    shown = _shown(["+".join(map(str, group)) for group in (groups if len(groups) > 1 else gaps)])
     joined = f"{_word(links)} joins {shown}, each by itself" if len(groups) > 1 else f"{shown} of {plural(len(pairs), 'pair')}"
     why = f"{joined}: {'groups' if len(groups) > 1 else 'they'} meet over {way}; tensor parallelism belongs inside what is joined"
     yield Finding(Note("gaps", f"pairs without {_word(links)}"), None, len(gaps), reason=why)
 
 
-def _groups(links: Topology) -> list[list[int]]:
-    """GPUs that fast links join, over others too."""
-    left, groups = set(range(links.num_gpus)), []
-    while left:
-        group, edge = set[int](), {min(left)}
-        while edge:
-            group |= edge
-            edge = {j for i in edge for j in left - group if _fast(links.links[i][j])}
-        left -= group
-        groups.append(sorted(group))
-    return groups
+def _shown(told: list[str]) -> str:
+    return ", ".join(told[: COUNT.named]) + (" …" if len(told) > COUNT.named else "")
 
 
 def _lacking(matrices: Matrices, links: Topology, claim: Claim | None) -> Iterator[Finding]:
@@ -173,7 +157,7 @@ def _widths(links: Topology) -> list[int]:
 def _fewer(links: Topology) -> Iterator[Finding]:
     widths = _widths(links)
     if few := [i for i, width in enumerate(widths) if width < max(widths)]:
-        why = f"{_gpus(few)}: the others have {max(widths)}"
+        why = f"{named_gpus(few)}: the others have {max(widths)}"
         yield Finding(Note("fewer", "GPUs with fewer NVLinks than the others"), 0, len(few), reason=why).judged()
 
 
@@ -199,7 +183,7 @@ def _far(links: Topology) -> Iterator[Cause]:
     nearest = {i: min(row, key=distance) for i, row in enumerate(links.nics) if row}
     far = [i for i, kind in nearest.items() if kind in FAR]
     if far and 2 * len(far) < len(nearest):
-        said = f"{_gpus(far)}: the nearest network card is beyond {MEANS[nearest[far[0]]]} ({nearest[far[0]]})"
+        said = f"{named_gpus(far)}: the nearest network card is beyond {MEANS[nearest[far[0]]]} ({nearest[far[0]]})"
         yield Cause("far-nic", said, change="a network card under the same PCIe switch, or ranks between hosts on the other GPUs")
 
 
@@ -213,15 +197,11 @@ def _why(matrices: Matrices) -> str:
 
 
 def _no_peers(matrices: Matrices) -> Iterator[Cause]:
-    apart = _apart(matrices)
-    if apart:
-        total = len(matrices.peers) * (len(matrices.peers) - 1) // 2
-        shown = ", ".join(f"{i}+{j}" for i, j in apart[: COUNT.named]) + (" …" if len(apart) > COUNT.named else "")
-        said = f"{len(apart)} of {plural(total, 'pair')} cannot read each other's memory ({shown}; {_why(matrices)})"
-        change = (
-            "collectives go through the host's memory: IOMMU and PCIe ACS off, containers with --ipc=host, a driver that allows it"
-        )
-        yield Cause("no-p2p", said, change=change)
+    apart, total = _apart(matrices), len(matrices.peers) * (len(matrices.peers) - 1) // 2
+    said = f"{len(apart)} of {plural(total, 'pair')} cannot read each other's memory"
+    shown = _shown([f"{i}+{j}" for i, j in apart])
+    change = "collectives go through the host's memory: IOMMU and PCIe ACS off, containers with --ipc=host, a driver that allows it"
+    yield Cause("no-p2p", f"{said} ({shown}; {_why(matrices)})", change=change)
 
 
 def _facts(matrices: Matrices) -> dict[str, str]:

@@ -1,10 +1,9 @@
 """Two runs beside each other, for a terminal and as a document."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from commtax.evidence.finding import Audit
-from commtax.report.audit_documents import merged, told_culprit
-from commtax.report.audit_words import culprit_sentence, share_text, value_text
+from commtax.report.audit_words import culprit_sentence, merged, share_text, told_culprit, value_text
 from commtax.report.auditing import short
 from commtax.report.documents import Record, plain, record
 from commtax.report.drawn import Console
@@ -15,6 +14,7 @@ from commtax.units import format_bytes, format_seconds, plural
 MOST_KERNELS = 10
 MOST_METRICS, MOST_FACTS = 3, 3  # in the sentence
 SAME = 0.0005  # relative: equal as printed
+SENT = (">ranks", "count", "bytes", "algorithm", "wire", "waiting", "hidden")
 COLUMNS = (">A", ">B", ">change", ">relative")
 PARTS = {"exposed communication": "exposed", "idle": "idle", "compute": "compute", "copies": "copies"}
 
@@ -78,11 +78,8 @@ def _why(c: SentChange) -> str:
 def _facts(d: Difference) -> str:
     changes = [f"{f.name} {f.before or 'unknown'} -> {f.after or 'unknown'}" for f in d.facts]
     if not changes:
-        return (
-            f"none of {plural(d.told, 'fact')} known of both runs changed"
-            if d.told
-            else "neither run states versions, flags or hosts"
-        )
+        none = f"none of {plural(d.told, 'fact')} known of both runs changed"
+        return none if d.told else "neither run states versions, flags or hosts"
     if len(changes) == 1:
         return f"{changes[0]} is the only fact that changed"
     more = f"; and {len(changes) - MOST_FACTS} more" if len(changes) > MOST_FACTS else ""
@@ -109,11 +106,12 @@ def show_difference(console: Console, d: Difference) -> None:
 def tables(d: Difference) -> list[TableCells]:
     """Facts, the step and its parts, measured figures, collectives and kernels: those that changed."""
     step = (*((d.step,) if d.step else ()), *d.parts, *((d.hidden,) if d.hidden else ()))
+    unit = " per step" if d.per_step else ""
     made = (
         without_empty(("fact", "A", "B"), ((f.name, f.before or "-", f.after or "-") for f in d.facts)),
         without_empty(("typical step", *COLUMNS), (_row(c) for c in step if c.before or c.after)),
         without_empty(("measured", *COLUMNS), (_row(c) for c in d.metrics if not _is_same(c))),
-        without_empty(_columns(d), (_collective(c) for c in d.collectives if not c.is_same)),
+        without_empty((f"collective{unit}", *SENT), (_collective(c) for c in d.collectives if not c.is_same)),
         without_empty(("kernel, time per step", *COLUMNS), (_row(k, short(k.item)) for k in d.kernels[:MOST_KERNELS])),
     )
     return [table for table in made if table[1]]
@@ -148,11 +146,6 @@ def _moved(c: Change) -> str:
     return f"{value_text(c.before, c.unit)} -> {value_text(c.after, c.unit)} ({share_text(c.relative, '+')})"
 
 
-def _columns(d: Difference) -> tuple[str, ...]:
-    unit = " per step" if d.per_step else ""
-    return f"collective{unit}", ">ranks", "count", "bytes", "algorithm", "wire", "waiting", "hidden"
-
-
 def _collective(c: SentChange) -> tuple[str, ...]:
     return (
         c.op,
@@ -170,17 +163,21 @@ def _both(before: str, after: str) -> str:
 
 def difference_document(d: Difference) -> Record:
     """``audit --diff --json``."""
+
+    def changes(several: Iterable[Change]) -> list[Record]:
+        return [record("audit-change", change=c) for c in several]
+
     made = record(
         "audit-diff",
         difference=d,
         verdict="worse" if d.worse else "same or better",
         summary=summary(d),
         worse=[c.item for c in d.worse],
-        step=_change(d.step) if d.step else None,
-        parts=[_change(c) for c in (*d.parts, *((d.hidden,) if d.hidden else ()))],
-        metrics=[_change(c) for c in d.metrics],
+        step=record("audit-change", change=d.step) if d.step else None,
+        parts=changes((*d.parts, *((d.hidden,) if d.hidden else ()))),
+        metrics=changes(d.metrics),
         collectives=[_sent_change(c) for c in d.collectives],
-        kernels=[_change(c) for c in d.kernels],
+        kernels=changes(d.kernels),
         runs={"a": _run(d.before), "b": _run(d.after)},
     )
     return plain(made)  # type: ignore[no-any-return]
@@ -189,10 +186,6 @@ def difference_document(d: Difference) -> Record:
 def _run(run: Audit) -> Record:
     files, facts = [f for s in run.sections for f in s.files], merged(s.facts for s in run.sections)
     return {"files": files, "verdict": run.verdict, "culprit": told_culprit(run), "facts": facts}
-
-
-def _change(c: Change) -> Record:
-    return record("audit-change", change=c)
 
 
 def _sent_change(c: SentChange) -> Record:

@@ -24,6 +24,7 @@ FINEST = 4096  # parts of a picture's width below which two intervals are one
 
 def audit_page(audited: Audit, command: str) -> Record:
     """``audit --html``."""
+    causes = other_causes(audited)[:MOST_CAUSES]
     return {
         "kind": "audit",
         "command": command,
@@ -31,9 +32,7 @@ def audit_page(audited: Audit, command: str) -> Record:
         "ran": " ".join(ran(audited)),
         "verdict": audited.verdict,
         "culprit": " ".join(blamed(audited)),
-        "causes": [
-            {"said": c.said, "price": priced(c), "rest": changed(c), "share": c.share} for c in other_causes(audited)[:MOST_CAUSES]
-        ],
+        "causes": [{"said": c.said, "price": priced(c), "rest": changed(c), "share": c.share} for c in causes],
         "charts": list(_charts(audited)),
         "tables": [table for s in audited.sections for table in _tables(audited, s)],
         "notes": [n for s in audited.sections for n in (title(s), *remarks(s))] + list(audited.notes),
@@ -108,10 +107,7 @@ def chart(timeline: Timeline, name: str) -> Record:
         "lanes": [timeline.lanes[i] for i in lanes],
         "kinds": timeline.kinds,
         "names": names,
-        "lane": [r[0] for r in rows],
-        "start": [r[1] for r in rows],
-        "duration": [r[2] for r in rows],
-        "kind_of": [r[3] for r in rows],
+        **{key: [r[at] for r in rows] for at, key in enumerate(("lane", "start", "duration", "kind_of"))},
         "name_of": [place[r[4]] for r in rows],
     }
 

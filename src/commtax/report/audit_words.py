@@ -1,14 +1,14 @@
-"""An audit in sentences: what ran, what binds, who is to blame, what it costs and what to change."""
+"""An audit in sentences: what ran, what binds, who is to blame, what it costs and what to change; and as a document."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 
-from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Section
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Section, Usage
 from commtax.evidence.lacking import missing
-from commtax.evidence.usage import Usage
 from commtax.files import table
+from commtax.report.documents import Record, plain, record
 from commtax.results.bench_audit import RESULTS
 from commtax.traces.repetition import WHOLE as WHOLE_TRACE
 from commtax.traces.typical import PARTS, by_rank, of_all, usual_phase
@@ -42,13 +42,8 @@ def headline(audited: Audit) -> str:
 
 def summary(audited: Audit) -> list[str]:
     """All that is said before any table."""
-    return [
-        headline(audited),
-        *lacking(audited),
-        *ran(audited),
-        *blamed(audited),
-        *(cause_sentence(c) for c in other_causes(audited)[:MOST_CAUSES]),
-    ]
+    others = map(cause_sentence, other_causes(audited)[:MOST_CAUSES])
+    return [headline(audited), *lacking(audited), *ran(audited), *blamed(audited), *others]
 
 
 def lacking(audited: Audit) -> list[str]:
@@ -191,7 +186,9 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
         return _blamed(audited.culprit)
     if audited.count(DISAGREE):
         return f"something is off ({_counts(audited)})"
-    if not any(told(s) for s in audited.sections) or _untimed(audited.sections):
+    used = [of_all(s) for s in audited.sections if s.steps]
+    untimed = len(used) == len(audited.sections) and not any(u and u.total_s > 0 for u in used)  # steps that take no time
+    if not any(told(s) for s in audited.sections) or untimed:
         return "nothing could be determined"
     found = causes(audited)
     if worst := next((c for c in found if c.code in DECIDE), None):
@@ -210,17 +207,10 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
     return "nobody is to blame" if any(map(on_host, jobs)) else "nobody is to blame, and nothing is off"
 
 
-def _untimed(sections: Sequence[Section]) -> bool:
-    """Whether there are steps, and none of them takes any time."""
-    used = [of_all(s) for s in sections if s.steps]
-    return len(used) == len(sections) and not any(u and u.total_s > 0 for u in used)
-
-
 def told(section: Section) -> bool:
     """Whether a section says anything beyond notes."""
-    return any(
-        (section.findings, section.usage, section.causes, section.steps, section.collectives, section.kernels, section.facts)
-    )
+    rows = (section.steps, section.collectives, section.kernels)
+    return any((section.findings, section.usage, section.causes, *rows, section.facts))
 
 
 def _blamed(culprit: Culprit) -> str:
@@ -262,3 +252,46 @@ def share_text(value: float | None, sign: str = "") -> str:
     if value is None or not math.isfinite(value):
         return ""
     return "exact" if value == 0 and not sign else f"{value:{sign}.1%}"
+
+
+def audit_document(audited: Audit) -> Record:
+    """``audit --json``."""
+    made = record(
+        "audit",
+        audited=audited,
+        missing=missing(audited),
+        summary=summary(audited),
+        culprit=told_culprit(audited),
+        causes=causes(audited),
+        counts={v: audited.count(v) for v in (AGREE, DISAGREE, UNKNOWN)},
+        steps=[row for s in audited.sections for row in s.steps],
+        collectives=[row for s in audited.sections for row in s.collectives],
+        facts=merged(s.facts for s in audited.sections),
+        sections=[_section(s) for s in audited.sections],
+    )
+    return plain(made)  # type: ignore[no-any-return]
+
+
+def told_culprit(audited: Audit) -> Culprit | None:
+    """Who is to blame, in words where it has none."""
+    found = audited.culprit
+    return replace(found, said=found.said or culprit_sentence(found)) if found else None
+
+
+def _section(s: Section) -> Record:
+    return record(
+        "audit-section",
+        section=s,
+        findings=[record("audit-finding", finding=f) for f in s.findings],
+        usage=[{"rank": rank, **asdict(u), "busy_s": u.busy_s, "idle_s": u.idle_s} for rank, u in s.usage],
+        kernels=[record("audit-kernel", row=row) for row in s.kernels],
+    )
+
+
+def merged(each: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Facts of several files under one name each; those that differ stand beside each other."""
+    found: dict[str, list[str]] = {}
+    for of_file in each:
+        for name, value in of_file.items():
+            found.setdefault(name, []).append(value)
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items()}

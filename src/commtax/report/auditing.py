@@ -3,23 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, KernelRow, Section
-from commtax.evidence.usage import Usage
-from commtax.report.audit_words import (
-    MOST_CAUSES,
-    blamed_cause,
-    changed,
-    headline,
-    lacking,
-    other_causes,
-    priced,
-    ran,
-    remarks,
-    share_text,
-    title,
-    to_blame,
-    value_text,
-)
+from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, KernelRow, Section, Usage
+from commtax.report import audit_words as words
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import TableCells, notes, say, show_table, without_empty
 from commtax.traces.typical import by_rank, of_all
@@ -41,16 +26,16 @@ Cell = str | Text
 
 def show_audit(console: Console, audited: Audit) -> None:
     """The verdict first, then a table for each file."""
-    say(console, headline(audited), "bold red" if audited.verdict in (DISAGREE, FAULT) else "bold")
-    for line in (*lacking(audited), *ran(audited)):
+    say(console, words.headline(audited), "bold red" if audited.verdict in (DISAGREE, FAULT) else "bold")
+    for line in (*words.lacking(audited), *words.ran(audited)):
         say(console, line)
     if audited.culprit:
-        cause = blamed_cause(audited)
-        lines = [priced(cause), *changed(cause)] if cause else []
-        _say_all(console, to_blame(audited.culprit, audited), lines, "red")
+        cause = words.blamed_cause(audited)
+        lines = [words.priced(cause), *words.changed(cause)] if cause else []
+        _say_all(console, words.to_blame(audited.culprit, audited), lines, "red")
     show_causes(console, audited)
     for section in audited.sections:
-        say(console, title(section), "dim")
+        say(console, words.title(section), "dim")
         for columns, rows in tables(section, audited.claim is not None):
             shown = rows[:MOST_ROWS]
             below = _lowered(columns, shown, console.width // 4)
@@ -59,7 +44,7 @@ def show_audit(console: Console, audited: Audit) -> None:
                 say(console, f"and {plural(len(rows) - len(shown), 'more row')} (--json)", "dim")
             for number, reason in enumerate(below, 1):
                 say(console, f"[{number}] {reason}", "dim")
-        notes(console, remarks(section))
+        notes(console, words.remarks(section))
     notes(console, audited.notes)
 
 
@@ -81,11 +66,11 @@ def tables(section: Section, claimed: bool) -> list[TableCells]:
 
 def show_causes(console: Console, audited: Audit) -> None:
     """What costs most, from the dearest on."""
-    all_of_them = other_causes(audited)
-    for number, cause in enumerate(all_of_them[:MOST_CAUSES], 1):
-        _say_all(console, f"{number}. {cause.said}", [priced(cause), *changed(cause)])
-    if len(all_of_them) > MOST_CAUSES:
-        say(console, f"   and {plural(len(all_of_them) - MOST_CAUSES, 'cheaper cause')} (--json)", "dim")
+    all_of_them = words.other_causes(audited)
+    for number, cause in enumerate(all_of_them[: words.MOST_CAUSES], 1):
+        _say_all(console, f"{number}. {cause.said}", [words.priced(cause), *words.changed(cause)])
+    if len(all_of_them) > words.MOST_CAUSES:
+        say(console, f"   and {plural(len(all_of_them) - words.MOST_CAUSES, 'cheaper cause')} (--json)", "dim")
 
 
 def _say_all(console: Console, first: str, rest: Sequence[str], style: str = "") -> None:
@@ -105,16 +90,16 @@ def _findings(findings: Sequence[Finding], claimed: bool) -> Iterator[TableCells
     """What was compared; without a claim, only what a file contradicts or confirms by itself, after what it tells."""
     heads = ["item", ">predicted" if claimed else ">expected", ">measured", ">difference", ">tolerance", "verdict", "why"]
     told = [f for f in findings if not claimed and f.verdict == UNKNOWN]
-    yield without_empty(("item", ">measured", "why"), ((f.item, value_text(f.measured, f.unit), f.reason) for f in told))
+    yield without_empty(("item", ">measured", "why"), ((f.item, words.value_text(f.measured, f.unit), f.reason) for f in told))
     compared = [f for f in findings if claimed or f.verdict != UNKNOWN]
     whole = claimed and any(f.predicted is not None for f in compared)
     yield (heads, [list(_cells(f)) for f in compared]) if whole else without_empty(heads, map(_cells, compared))
 
 
 def _cells(f: Finding) -> tuple[Cell, ...]:
-    allowed = share_text(f.tolerance) if f.predicted is not None else ""
-    figures = (value_text(f.predicted, f.unit), value_text(f.measured, f.unit), share_text(f.difference, "+"), allowed)
-    return (f.item, *figures, Text(f.verdict, style=STYLES[f.verdict]), f.reason)
+    allowed = words.share_text(f.tolerance) if f.predicted is not None else ""
+    figures = (words.value_text(value, f.unit) for value in (f.predicted, f.measured))
+    return (f.item, *figures, words.share_text(f.difference, "+"), allowed, Text(f.verdict, style=STYLES[f.verdict]), f.reason)
 
 
 def _steps(section: Section) -> TableCells:
@@ -130,13 +115,9 @@ def _steps(section: Section) -> TableCells:
     return without_empty(columns, (_step_cells(name, steps, used, longest) for name, steps, used in rows))
 
 
-def _step_cells(name: str, steps: int, used: Usage, longest: float) -> Iterator[Cell]:
-    yield name
-    yield f"{steps:,}" if steps else ""
-    yield format_seconds(used.total_s)
-    yield bar(used, longest)
-    yield from (_part(seconds, used.total_s) for seconds in (used.compute_s, used.exposed_s, used.copy_s, used.idle_s))
-    yield _part(used.hidden_s, used.total_s)
+def _step_cells(name: str, steps: int, used: Usage, longest: float) -> tuple[Cell, ...]:
+    parts = (_part(s, used.total_s) for s in (used.compute_s, used.exposed_s, used.copy_s, used.idle_s, used.hidden_s))
+    return (name, f"{steps:,}" if steps else "", format_seconds(used.total_s), bar(used, longest), *parts)
 
 
 def _part(seconds: float, whole: float) -> str:

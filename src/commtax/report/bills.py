@@ -51,10 +51,13 @@ def _modes(q: Question) -> tuple[tuple[str, bool], ...]:
     """What may be unusual about a step, and whether it is."""
     plan, s = q.plan, q.what_if
     if not q.trains:
+        width, height = q.pictures.image_size
+        how = "each rank looks at its own" if plan.tower == "data" else "ranks share the tower's weights"
+        shared = f", {how}" if plan.tp > 1 else ""
         return (
             ("eager", s.eager),
             (f"{q.speculative} drafted tokens", q.speculative > 0),
-            (_pictures(q), q.pictures.images > 0),
+            (f"{plural(q.pictures.images, 'picture')} of {width}x{height} per prompt{shared}", q.pictures.images > 0),
             ("tokens drawn by top-p", s.sampling == "top-p"),
             (f"slowest rank {s.slow_rank:g}x", s.slow_rank != 1),
             (f"what-if: {s.overlap:.0%} of communication hidden", s.overlap > 0),
@@ -66,12 +69,6 @@ def _modes(q: Question) -> tuple[tuple[str, bool], ...]:
         ("eager", s.eager),
         (f"busiest expert rank {s.imbalance:g}x", s.imbalance > 1),
     )
-
-
-def _pictures(q: Question) -> str:
-    width, height = q.pictures.image_size
-    how = "each rank looks at its own" if q.plan.tower == "data" else "ranks share the tower's weights"
-    return f"{plural(q.pictures.images, 'picture')} of {width}x{height} per prompt" + (f", {how}" if q.plan.tp > 1 else "")
 
 
 def weakest(b: StepBill) -> str:
@@ -135,12 +132,9 @@ def how_sent(x: Line) -> str:
 
 def _served_totals(console: Console, b: StepBill, fits: bool) -> None:
     kv = "fits" if fits else "does not fit in memory with this batch and context (see commtax fit)"
-    say(
-        console,
-        f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)} = compute and host {format_seconds(b.compute_s)} + exposed "
-        f"communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%}); {_rates(b)}; {kv}",
-        "bold",
-    )
+    sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
+    whole = f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)}"
+    say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {_rates(b)}; {kv}", "bold")
 
 
 def _rates(b: StepBill) -> str:
@@ -199,14 +193,11 @@ def _fate(x: Line) -> Text:
 def _trained_totals(console: Console, step: Explained, num_tokens: float) -> None:
     b = step.bill
     days = f"; {num_tokens:.3g} tokens take {b.days(num_tokens):,.1f} days" if num_tokens else ""
-    say(
-        console,
-        f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)} = compute {format_seconds(b.compute_s)} "
-        f"+ exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%}) "
-        f"+ bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%}); MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; "
-        f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}",
-        "bold",
-    )
+    sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
+    terms = f"compute {format_seconds(b.compute_s)} + {sent} + bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%})"
+    rates = f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}"
+    whole = f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)}"
+    say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {rates}", "bold")
     parts = ", ".join(f"{name} {format_bytes(getattr(b.memory, name))}" for name in HELD)
     size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
     held = f"memory per rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"
@@ -219,10 +210,8 @@ def _inequalities(step: Explained) -> Iterator[str]:
     if t and t.dp_tokens:
         what = "gathers and gradients" if step.bill.question.plan.zero == 3 else "gradients"
         side = "above" if t.local_tokens >= t.dp_tokens else "below"
-        yield (
-            f"{what} fit in their window from about {t.dp_tokens:,.0f} tokens per GPU and microbatch (rate / bandwidth); "
-            f"this one has {t.local_tokens:,.0f}: {side}"
-        )
+        least = f"from about {t.dp_tokens:,.0f} tokens per GPU and microbatch (rate / bandwidth)"
+        yield f"{what} fit in their window {least}; this one has {t.local_tokens:,.0f}: {side}"
     if t and t.tp_tax:
         yield f"tensor-parallel tax by (T-1)/3 x rate/(bandwidth x hidden): {t.tp_tax:.0%} of the forward pass"
 
@@ -269,14 +258,10 @@ def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float 
 def show_expectation(console: Console, e: Expectation, measured_s: float | None, nccl: Expectation | None = None) -> None:
     """One line that a job's prolog can log; what ``nccl`` alone would take, which its tests measure, where that is another."""
     own = f"; profile {e.profile}" if e.profile else ""
-    say(
-        console,
-        f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {e.cluster.key} "
-        f"({plural(e.cluster.num_gpus, 'GPU')}; {e.link}, {e.algorithm}): "
-        f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)}), "
-        f"algbw {format_rate(e.algbw_Bps)}, busbw {format_rate(e.busbw_Bps)}",
-        "bold",
-    )
+    place = f"{e.cluster.key} ({plural(e.cluster.num_gpus, 'GPU')}; {e.link}, {e.algorithm})"
+    times = f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)})"
+    rates = f"algbw {format_rate(e.algbw_Bps)}, busbw {format_rate(e.busbw_Bps)}"
+    say(console, f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {place}: {times}, {rates}", "bold")
     parts = f"latency {format_seconds(e.latency_s)} + wire {format_seconds(e.wire_s)}"
     say(console, f"  {parts}; {e.fabric.name}, {e.source}{own}", "dim")
     if nccl and abs(float(nccl.seconds) / float(e.seconds) - 1) > ALIKE:
@@ -301,8 +286,7 @@ PASSED = {"pass": True, "fail": False, "undecided": None}
 
 def expectation_document(e: Expectation, measured_s: float | None, _: Expectation | None = None) -> Record:
     """``expect --json``."""
-    judged: Record = dict.fromkeys(("measured_s", "verdict", "pass"), LEFT_OUT)
-    if measured_s is not None:
-        verdict = e.verdict(measured_s)
-        judged = {"measured_s": measured_s, "verdict": verdict, "pass": PASSED[verdict]}
-    return record("expect", of=e, profile=e.profile or None, **judged)
+    keys = ("measured_s", "verdict", "pass")
+    verdict = "" if measured_s is None else e.verdict(measured_s)
+    judged = (measured_s, verdict, PASSED[verdict]) if verdict else (LEFT_OUT,) * len(keys)
+    return record("expect", of=e, profile=e.profile or None, **dict(zip(keys, judged, strict=True)))

@@ -14,14 +14,13 @@ def show_calibration(console: Console, calibration: Calibration, path: str) -> N
     say(console, f"profile {calibration.profile.name} for {calibration.place.cluster.key}: written to {path}", "bold")
     columns = ("fitted", ">rows", ">median error before", ">after", ">p90 before", ">after", ">80 % range")
     show_table(console, columns, map(_fitted, calibration.parts))
-    changes = [
-        (c.name, p.name, _value(c, c.before), _value(c, c.after), f"{c.after / c.before - 1:+.0%}" if c.before else "")
-        for p in calibration.parts
-        for c in p.changes
-    ]
+    every = [(p.name, c, c.after / c.before - 1 if c.before else None) for p in calibration.parts for c in p.changes]
+    changes = [(c.name, of, _value(c, c.before), _value(c, c.after), "" if x is None else f"{x:+.0%}") for of, c, x in every]
     show_table(console, ("constant", "of", ">catalogue", ">measured", ">change"), changes)
     for p in calibration.parts:
-        _oddities(console, p)
+        rows = [f"outlier: {label}, {factor:.2f} x the fit" for label, factor in p.outliers[:SHOWN]]
+        more = [f"{len(p.outliers) - SHOWN} more outliers of {p.name}"] if len(p.outliers) > SHOWN else []
+        notes(console, [*rows, *more, *(f"{p.name}: {note}" for note in p.notes)])
     notes(console, calibration.refused)
     if calibration.wish:
         say(console, f"measure next: {calibration.wish.what}", "bold yellow")
@@ -31,12 +30,6 @@ def show_calibration(console: Console, calibration: Calibration, path: str) -> N
 def _fitted(p: Part) -> tuple[str, ...]:
     errors = (f"{error:.1%}" for error in (p.before.median, p.after.median, p.before.p90, p.after.p90))
     return (p.name, f"{p.rows:,}", *errors, f"±{p.spread:.0%}")
-
-
-def _oddities(console: Console, p: Part) -> None:
-    rows = [f"outlier: {label}, {factor:.2f} x the fit" for label, factor in p.outliers[:SHOWN]]
-    more = [f"{len(p.outliers) - SHOWN} more outliers of {p.name}"] if len(p.outliers) > SHOWN else []
-    notes(console, [*rows, *more, *(f"{p.name}: {note}" for note in p.notes)])
 
 
 def _value(c: Change, value: float | None) -> str:
@@ -52,11 +45,6 @@ def _value(c: Change, value: float | None) -> str:
 def calibration_document(calibration: Calibration, path: str) -> Record:
     """``calibrate --json``."""
     wish = facts(calibration.wish, "what", "spread") if calibration.wish else None
-    parts = [
-        record("calibrate-part", part=p, outliers=[{"row": row, "factor": x} for row, x in p.outliers]) for p in calibration.parts
-    ]
+    odd = [[{"row": row, "factor": x} for row, x in p.outliers] for p in calibration.parts]
+    parts = [record("calibrate-part", part=p, outliers=rows) for p, rows in zip(calibration.parts, odd, strict=True)]
     return record("calibrate", calibration=calibration, path=path, parts=parts, measure_next=wish)
-
-
-def _outliers(p: Part) -> list[Record]:
-    return [{"row": label, "factor": factor} for label, factor in p.outliers]

@@ -15,21 +15,7 @@ from commtax.cost.tensors import total_bytes
 from commtax.report.documents import Record, facts, plain, record
 from commtax.report.drawn import Console
 from commtax.report.tables import notes, say, show_table
-from commtax.spec import (
-    ENGINE_PARTS,
-    Attention,
-    Chip,
-    Citation,
-    Cluster,
-    DeltaNet,
-    Engine,
-    Experts,
-    Link,
-    Mixer,
-    Mlp,
-    Model,
-    Plan,
-)
+from commtax.spec import ENGINE_PARTS, Attention, Chip, Citation, Cluster, DeltaNet, Engine, Link, Mixer, Mlp, Model, Plan
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 
 Thing = Chip | Link | Cluster | Engine
@@ -75,16 +61,14 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     say(console, f"{m.key} ({m.architecture})", style="bold")
     active, without = num_active_params(m), num_active_params(m, embedding=False)
     further = f" and {mtp_params(m):,.0f} in {plural(len(m.mtp), 'layer')} for further tokens" if m.mtp else ""
+    state, kind = _state_bytes(m), _kv_dtype(m)
+    own_kv = "" if kind == "bf16" else f", {format_bytes(_kv_bytes_per_token(m, kind))} in {kind} as the checkpoint asks for"
     rows = [
         ("parameters", f"{num_params(m):,.0f}{further}"),
         ("active per token", f"{active:,.0f} ({without:,.0f} without the input embedding)"),
         ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({m.quant.told if m.quant else m.dtype})"),
-        ("KV per token", f"{format_bytes(_kv_bytes_per_token(m, 'bf16'))} in bf16 on one rank{_own_kv(m)}"),
-        *(
-            [("state per sequence", f"{format_bytes(state)} on one rank, whatever its length")]
-            if (state := _state_bytes(m))
-            else []
-        ),
+        ("KV per token", f"{format_bytes(_kv_bytes_per_token(m, 'bf16'))} in bf16 on one rank{own_kv}"),
+        *([("state per sequence", f"{format_bytes(state)} on one rank, whatever its length")] if state else []),
         ("layers", ", ".join(f"{count} {kind}" for kind, count in layer_kinds(m).items())),
         ("shape", f"{m.num_layers} layers, hidden {m.hidden}, {m.attention.num_heads} heads, vocabulary {m.vocab:,.0f}"),
         ("longest context", f"{m.max_len:,.0f}{' (assumed)' if any(n.code == 'assumed-length' for n in m.notes) else ''}"),
@@ -140,11 +124,6 @@ def _kv_dtype(model: Model) -> str:
     return (model.quant.kv_dtype if model.quant else "") or "bf16"
 
 
-def _own_kv(model: Model) -> str:
-    kind = _kv_dtype(model)
-    return "" if kind == "bf16" else f", {format_bytes(_kv_bytes_per_token(model, kind))} in {kind} as the checkpoint asks for"
-
-
 def _kv_bytes_per_token(model: Model, kind: str) -> float:
     """The cache of a token on one rank."""
     return float(kv_bytes_per_token(model, Plan(kv_dtype=kind)))
@@ -159,7 +138,9 @@ def layer_kinds(model: Model) -> dict[str, int]:
     """How many layers there are of each kind of mixer, and of each that widens tokens."""
     blocks = [model.blocks[i] for i in model.layers]
     mixers = Counter(_mixer_kind(block.mixer) for block in blocks if block.mixer)
-    return dict(mixers) | dict(Counter(_ffn_kind(block.ffn) for block in blocks if block.ffn))
+    layers = (block.ffn for block in blocks if block.ffn)
+    experts = {True: "mixture of latent experts", False: "mixture of experts"}
+    return dict(mixers) | dict(Counter("dense MLP" if isinstance(x, Mlp) else experts[bool(x.latent)] for x in layers))
 
 
 def _mixer_kind(mixer: Mixer) -> str:
@@ -170,10 +151,6 @@ def _mixer_kind(mixer: Mixer) -> str:
     if mixer.window:
         return "sliding attention"
     return "sparse attention" if mixer.indexer else "latent attention" if mixer.latent else "full attention"
-
-
-def _ffn_kind(ffn: Mlp | Experts) -> str:
-    return "dense MLP" if isinstance(ffn, Mlp) else "mixture of latent experts" if ffn.latent else "mixture of experts"
 
 
 def show_thing(console: Console, thing: Thing) -> None:
@@ -194,9 +171,8 @@ def show_thing(console: Console, thing: Thing) -> None:
 
 def _described(thing: Thing) -> dict[str, Chip | Link]:
     """Parts of a cluster that its own file describes: no catalogue holds them."""
-    parts = (
-        {name: value for name, value in _facts_of(thing) if isinstance(value, (Chip, Link))} if isinstance(thing, Cluster) else {}
-    )
+    held = _facts_of(thing) if isinstance(thing, Cluster) else ()
+    parts = {name: value for name, value in held if isinstance(value, (Chip, Link))}
     return {name: part for name, part in parts.items() if part.key not in keys("chips" if isinstance(part, Chip) else "links")}
 
 

@@ -33,21 +33,18 @@ def holds_one(s: Simulation) -> bool:
 def show_simulation(console: Console, s: Simulation) -> None:
     """The two latencies with their ranges, what they are made of, and the throughput."""
     _head(console, s)
-    tpot, ttft = (
-        f"{name} {format_seconds(mean)} ({' to '.join(format_seconds(x) for x in ends)})"
-        for name, mean, ends in (("TPOT", s.tpot_s, s.range_of("tpot_s")), ("TTFT", s.ttft_s, s.range_of("ttft_s")))
-    )
-    say(
-        console,
-        f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}; "
-        f"{s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s",
-        "bold yellow",
-    )
+    tpot, ttft = (f"{name} {format_seconds(getattr(s, f))} ({_ends(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s")))
+    times = f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}"
+    say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", "bold yellow")
     waits = [(text, float(getattr(s.served, name))) for name, text in PARTS.items()]
     show_shares(console, "of TTFT", waits, float(s.ttft_s))
     if s.requests.output_len > 1:
         show_shares(console, "of TPOT", _token_parts(s), float(s.tpot_s))
-    notes(console, (_mixture(s), *s.notes, _source(s)))
+    notes(console, (_mixture(s), *s.notes, host_times(s)))
+
+
+def _ends(s: Simulation, name: str) -> str:
+    return " to ".join(format_seconds(end) for end in s.range_of(name))
 
 
 def _token_parts(s: Simulation) -> list[tuple[str, float]]:
@@ -63,7 +60,7 @@ def show_simulations(console: Console, s: Simulation) -> None:
     times = (">TPOT", ">80 % range", ">TTFT", ">80 % range", ">E2E")
     columns = (">clients", ">running", *times, ">tokens/s", ">requests/s", ">prompts in TPOT")
     show_table(console, columns, map(_run_cells, simulation_runs(s)))
-    notes(console, (*s.notes, _source(s)))
+    notes(console, (*s.notes, host_times(s)))
 
 
 def _run_cells(run: Record) -> tuple[str, ...]:
@@ -118,13 +115,14 @@ def _mixture(s: Simulation) -> str:
     )
 
 
-def _source(s: Simulation) -> str:
+def host_times(s: Simulation) -> str:
+    """What host times rest on, in words."""
     engine = s.question.engine
     return f"host times of {engine.key} {engine.host.host_label or basis_words(s)}"
 
 
 def basis_words(s: Simulation) -> str:
-    """What host times and ranges rest on, in words."""
+    """What ranges rest on, in words."""
     engine, basis = s.question.engine, s.basis
     if basis == "calibrated":
         return "calibrated on published runs; ranges hold 80 % of those not fitted, and are at least those of the steps"

@@ -144,11 +144,9 @@ def _warnings(judged: Fit) -> Iterator[str]:
 
 def _limits(judged: Fit) -> str:
     s, engine = judged.question.limits, judged.question.engine
-    return (
-        f"{engine.key}@{engine.version}: utilisation {s.gpu_memory_utilization:g} of {engine.memory.utilization_of} memory, "
-        f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}; "
-        "weights and KV exact, the rest calibrated"
-    )
+    limits = f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}"
+    used = f"utilisation {s.gpu_memory_utilization:g} of {engine.memory.utilization_of} memory"
+    return f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV exact, the rest calibrated"
 
 
 def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:

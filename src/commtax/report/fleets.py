@@ -116,9 +116,8 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
         **({"cluster": [t.layout.question.cluster.key for t in rows]} if several else {}),
     }
     for name in limits:
-        columns[f">{limit_name(name)}"] = [
-            f"{format_seconds(t.figures[name])}{_range(t, name) * ranged}" if t.figures else "–" for t in rows
-        ]
+        times = [f"{format_seconds(t.figures[name])}{_range(t, name) * ranged}" if t.figures else "–" for t in rows]
+        columns[f">{limit_name(name)}"] = times
     if a.question.goal.slo:
         columns[">likely"] = ["" if t.kept is None else percent(t.kept) for t in rows]
     columns |= {
@@ -137,11 +136,8 @@ def _show_nothing(console: Console, a: FleetPlans) -> None:
     takes = f" It would take {wanted}." if wanted else ""
     if not a.near:
         slow = any(lost.slow for lost in a.rejected)
-        say(
-            console,
-            f"No plan {'holds: the limits are below what a request takes with no load' if slow else 'fits in memory'}.{takes}",
-            "bold red",
-        )
+        why = "holds: the limits are below what a request takes with no load" if slow else "fits in memory"
+        say(console, f"No plan {why}.{takes}", "bold red")
         return
     say(console, f"No plan holds. The nearest, {gpu_words(a.near[0])}, {obstacle(a.near[0])}.{takes}", "bold red")
     _show_ranking(console, a, a.near)
@@ -151,25 +147,18 @@ def _notes(a: FleetPlans) -> list[str]:
     q = a.question
     given = not isinf(q.requests.num_prompts)
     each = f"{int(q.requests.num_prompts):,} requests" if given else f"{COUNTED:,} requests or {EACH} per replica, after a warm-up"
-    said = [
-        f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} simulated, {each}; the same requests for all (--seed)"
-    ]
-    said += price_notes(a.questions)
+    counted = f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} simulated, {each}"
+    said = [f"{counted}; the same requests for all (--seed)", *price_notes(a.questions)]
     known = any(other.goal.usd_per_gpu_hour for other in a.questions)
-    said += [_without_price(a)] * bool(a.unpriced)
+    chips = " and ".join(a.unpriced)
+    without = f"without a price for {chips}, dollars cannot be compared: ranked by fewest GPUs"
+    behind = f"fleets of {chips} rank behind those with a price, fewest GPUs first"
+    said += [behind if a.objective == "cost" else without] * bool(chips)
     full = "asked: at the requested rate, per answered token; full: at the highest rate within the limits"
     said += [f"{counted_note(q)}; {full}"] * known
     grows = "headroom: how much the rate may grow before a limit breaks; tokens/s/GPU: output tokens at that rate"
     told = [str(note) for note in q.notes if note.code in TOLD]
     return list(dict.fromkeys([*said, grows, *spread_notes(q), *told]))
-
-
-def _without_price(a: FleetPlans) -> str:
-    """What dollars could not rank."""
-    chips = " and ".join(a.unpriced)
-    if a.objective == "cost":
-        return f"fleets of {chips} rank behind those with a price, fewest GPUs first"
-    return f"without a price for {chips}, dollars cannot be compared: ranked by fewest GPUs"
 
 
 def fleets_document(a: FleetPlans) -> Record:

@@ -4,6 +4,7 @@ import numpy as np
 
 from commtax import napkin
 from commtax.cost.schedules import SCHEDULES
+from commtax.files import table
 from commtax.report.documents import Record, record
 from commtax.report.drawn import Console, Text
 from commtax.report.tables import notes, say, show_table
@@ -13,14 +14,7 @@ from commtax.timeline import Timeline
 from commtax.units import plural
 from commtax.verbs.billing import StepBill
 
-KINDS = {
-    "F": ("0-9 forward", "blue", "#56B4E9"),
-    "B": ("a-j input gradient", "green", "#009E73"),
-    "W": ("w weight gradient", "yellow", "#E69F00"),
-    "BW": ("a-j backward", "green", "#009E73"),
-    "F&B": ("A-J forward and backward overlapped", "magenta", "#CC79A7"),
-}
-"""Passes: their signs in words, their colour on a terminal and in a picture."""
+KINDS = table("report/words.toml")["pipeline"]
 MAX_SVG_BOXES = 40_000
 MOST_BOXES = 8_000
 """Of a picture in a file, and on the page."""
@@ -44,9 +38,8 @@ def show_pipeline(console: Console, ran: PipelineRun) -> None:
     say(console, f"in flight at most, by rank: {shown} {unit}" if kind.backward else "forward only: no activations are stored")
     remarks = [] if closed is not None else ["no closed form for these times: counted only"]
     for rank, factor in ran.times.rank_factors.items():
-        remarks.append(
-            f"straggler: rank {rank} takes {factor:g} times as long" + (", and the others wait for it" if factor > 1 else "")
-        )
+        waits = ", and the others wait for it" if factor > 1 else ""
+        remarks.append(f"straggler: rank {rank} takes {factor:g} times as long{waits}")
     notes(console, remarks)
 
 

@@ -300,21 +300,20 @@ def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> Record
     if a.trains:
         standing = _standing(pasted, trained_figures) if pasted else None
         return document("plan-trained", a.question, **things, pasted=standing)
+
+    def at(place: OperatingPoint, i: int) -> Record:
+        return row(place.plans, i)
+
     front = zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
     return document(
         "plan-served",
         a.question,
         **things,
         definition=DEFINITION,
-        places=[_place_row(a, place) for place in a.places],
+        places=[{"place": p.name, "when": p.when, "recommended": at(p, p.recommended), "best": at(p, 0)} for p in a.places],
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
         pasted=_standing(pasted, row) if pasted else None,
     )
-
-
-def _place_row(a: ServingPlans, place: OperatingPoint) -> Record:
-    rows = {"recommended": place.recommended, "best": 0}
-    return {"place": place.name, "when": place.when, **{role: served_row(a, place.plans, i) for role, i in rows.items()}}
 
 
 def _standing(pasted: Standing, row: Callable[[Any, int], Record]) -> Record:
@@ -324,8 +323,7 @@ def _standing(pasted: Standing, row: Callable[[Any, int], Record]) -> Record:
 
 def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
     """One plan; without a second token there is no time between tokens."""
-    low, high = a.range_of(rows, i, "tpot_s")
-    first = a.range_of(rows, i, "ttft_s")
+    ranges = {metric: zip(("low", "high"), a.range_of(rows, i, f"{metric}_s"), strict=True) for metric in ("tpot", "ttft")}
     between, exchange = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user"), a.exchanges[int(rows.exchange[i])]
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
@@ -336,10 +334,7 @@ def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
         "kind": choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), a.question.cluster)[0])],
         "dtype": a.question.goal.dtypes[int(rows.dtype[i])] or "as stored",
         **facts_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
-        "tpot_low_s": low,
-        "tpot_high_s": high,
-        "ttft_low_s": first[0],
-        "ttft_high_s": first[1],
+        **{f"{metric}_{end}_s": seconds for metric, ends in ranges.items() for end, seconds in ends},
         "limits_kept_with": a.kept(rows, i) if a.question.goal.times else None,
         **facts_at(rows, i, "tokens_per_s_per_user"),
         **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),

@@ -55,12 +55,11 @@ def plot_sweep(s: Sweep, path: Path) -> None:
     def draw(figure: Any) -> None:
         first = s.outcomes[0].question
         figure.suptitle(no_formula(f"{first.model.key} on {first.cluster.key}: {fleet_words(s.outcomes[0])}"), fontsize=11)
-        for at, (axes, names) in enumerate(
-            zip(figure.subplots(1, 2), (("ttft_mean", "ttft_p99"), ("tpot_mean", "itl_p99")), strict=True)
-        ):
+        panels = {"time to first token": ("ttft_mean", "ttft_p99"), "time per token": ("tpot_mean", "itl_p99")}
+        for axes, (title, names) in zip(figure.subplots(1, 2), panels.items(), strict=True):
             for index, name in enumerate(names):
                 _line(axes, s, name, index)
-            _frame(axes, s, "time to first token" if at == 0 else "time per token")
+            _frame(axes, s, title)
 
     picture(path, draw, size=(11, 4.8))
 
@@ -119,9 +118,8 @@ def _histogram(axes: Any, o: Outcome) -> None:
     if counts.sum():
         ms = times * 1e3
         ends = [weighted_quantile(ms, counts, share) for share in (0.0, 0.9999)]
-        axes.hist(
-            ms, weights=counts / counts.sum(), bins=np.linspace(0.9 * ends[0], 1.05 * ends[1], 80), color=COLOURS[0], alpha=0.85
-        )
+        bins = np.linspace(0.9 * ends[0], 1.05 * ends[1], 80)
+        axes.hist(ms, weights=counts / counts.sum(), bins=bins, color=COLOURS[0], alpha=0.85)
         for index, which in enumerate(("mean", "p50", "p99")):
             value = o.statistic(f"itl_{which}") * 1e3
             axes.axvline(value, color=COLOURS[index + 1], linestyle=("-", "--", ":")[index], label=f"{which} {value:.3g} ms")

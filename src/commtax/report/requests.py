@@ -8,7 +8,7 @@ from math import isfinite, isinf
 import numpy as np
 
 from commtax.files import table
-from commtax.report.closed_loop import basis_words
+from commtax.report.closed_loop import host_times
 from commtax.report.documents import Record, document, record
 from commtax.report.drawn import Console
 from commtax.report.tables import headline, notes, say, show_table
@@ -39,15 +39,14 @@ def show_outcome(console: Console, o: Outcome, slo: Slo) -> None:
     say(console, _asked(o), "dim")
     used = usage_of(o)
     say(console, _load(o), "bold yellow")
-    show_table(
-        console, ("", ">mean", ">80 % range", ">p50", ">p90", ">p95", ">p99", ">80 % range"), [_cells(o, m) for m in METRICS]
-    )
+    columns = ("", ">mean", ">80 % range", ">p50", ">p90", ">p95", ">p99", ">80 % range")
+    show_table(console, columns, [_cells(o, m) for m in METRICS])
     say(console, _throughput(o))
     if slo.limits and slo.kept(o):
         say(console, f"{_kept(o, slo)}: {slo.goodput(o):,.2f} requests/s of goodput; {_sure(o, slo)}", "green")
     for sentence in tail_words(o):
         say(console, sentence)
-    notes(console, (_engine(o, used), *remarks(o), _source(o)))
+    notes(console, (_engine(o, used), *remarks(o), host_times(o.alike)))
 
 
 def _verdicts(console: Console, o: Outcome, slo: Slo) -> None:
@@ -56,11 +55,8 @@ def _verdicts(console: Console, o: Outcome, slo: Slo) -> None:
         say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
     if o.overloaded:
         grow = "the queue keeps growing, and the times below are means over a run of this length"
-        say(
-            console,
-            f"Overloaded: {o.capacity:,.3g} requests/s is the capacity, and {o.offered_rate:,.3g} arrive; {grow}.",
-            "bold red",
-        )
+        load = f"{o.capacity:,.3g} requests/s is the capacity, and {o.offered_rate:,.3g} arrive"
+        say(console, f"Overloaded: {load}; {grow}.", "bold red")
     if not slo.kept(o):
         good = f"{slo.goodput(o):,.2f} requests/s of goodput; {_sure(o, slo)}"
         say(console, f"SLO missed: {_kept(o, slo)}, and {NEEDED:.0%} are needed; {good}.", "bold red")
@@ -110,11 +106,9 @@ def _lengths(o: Outcome) -> str:
     q = o.question
     if q.offered.trace is not None:
         return f"{o.stream.input_len.mean():,.0f} tokens in and {o.stream.output_len.mean():,.0f} out on average"
-    sides = [
-        _length(own, int(mean), float(q.requests.spread))
-        for own, mean in ((q.offered.inputs, q.requests.input_len), (q.offered.outputs, q.requests.output_len))
-    ]
-    return f"{sides[0]} tokens in and {sides[1]} out"
+    means = ((q.offered.inputs, q.requests.input_len), (q.offered.outputs, q.requests.output_len))
+    prompt, answer = (_length(own, int(mean), float(q.requests.spread)) for own, mean in means)
+    return f"{prompt} tokens in and {answer} out"
 
 
 def _length(own: Lengths | None, mean: int, spread: float) -> str:
@@ -160,11 +154,8 @@ def time_words(seconds: float) -> str:
 
 
 def _throughput(o: Outcome) -> str:
-    each = o.tokens_per_s / o.num_gpus
-    return (
-        f"{o.requests_per_s:,.2f} requests/s, {o.input_tokens_per_s:,.0f} tokens/s in and {o.tokens_per_s:,.0f} out "
-        f"({each:,.0f} per GPU) over {time_words(o.duration_s)}"
-    )
+    tokens = f"{o.input_tokens_per_s:,.0f} tokens/s in and {o.tokens_per_s:,.0f} out ({o.tokens_per_s / o.num_gpus:,.0f} per GPU)"
+    return f"{o.requests_per_s:,.2f} requests/s, {tokens} over {time_words(o.duration_s)}"
 
 
 def tail_words(o: Outcome) -> list[str]:
@@ -194,14 +185,11 @@ def gap_words(tail: Gaps) -> str:
     """Of times between tokens."""
     if not isfinite(tail.p99_s):
         return ""
-    times = (
-        f"p99 ITL {format_seconds(tail.p99_s)} is {tail.p99_s / tail.median_s:.1f} x its median of {format_seconds(tail.median_s)}"
-    )
+    p99, median = f"p99 ITL {format_seconds(tail.p99_s)}", f"its median of {format_seconds(tail.median_s)}"
     lost = f"; {plural(tail.preempted, 'request')} lost {format_seconds(tail.lost_s)} each, preempted"
     thrown = lost if tail.preempted else ""
     if tail.p99_s <= SAME * tail.median_s:
-        near = f"p99 ITL {format_seconds(tail.p99_s)} is close to its median of {format_seconds(tail.median_s)}"
-        return f"{near}: {'few steps are' if thrown else 'no step is'} disturbed{thrown}."
+        return f"{p99} is close to {median}: {'few steps are' if thrown else 'no step is'} disturbed{thrown}."
     if tail.thrown > 0.5:
         why = f"{tail.thrown:.0%} of the slowest are the next tokens of preempted requests"
     elif tail.stalled > max(0.5, tail.with_prompts):
@@ -213,15 +201,12 @@ def gap_words(tail: Gaps) -> str:
         why = f"{tail.with_prompts:.0%} of the slowest are steps that also compute {beside}"
     else:
         why = "the slowest are steps of larger batches and longer contexts"
-    return f"{times}: {why}{thrown}."
+    return f"{p99} is {tail.p99_s / tail.median_s:.1f} x {median}: {why}{thrown}."
 
 
 def _engine(o: Outcome, used: Usage) -> str:
     """What the engines were busy with."""
-    stages = o.fleet.workers.stages
-    busy = (
-        f"each stage has a batch {used.busy:.0%} of the time" if stages > 1 else f"each engine is busy {used.busy:.0%} of the time"
-    )
+    busy = f"each {'stage has a batch' if o.fleet.workers.stages > 1 else 'engine is busy'} {used.busy:.0%} of the time"
     thrown = f"{plural(used.preemptions, 'preemption')}" if used.preemptions else "no preemption"
     hits = f", {used.hit_rate:.0%} of prompt tokens found in it" if used.hit_rate else ""
     waiting = f"; at most {plural(used.waiting_peak, 'request')} waiting" if used.waiting_peak else ""
@@ -236,11 +221,6 @@ def remarks(o: Outcome) -> list[str]:
     """Notes; idle GPUs are counted over both kinds of workers, where there are two."""
     said = ("interrupted", *(["idle-gpus"] if o.fleet.prompts else []))
     return list(dict.fromkeys(note for note in o.notes if note.code not in said))
-
-
-def _source(o: Outcome) -> str:
-    engine = o.question.engine
-    return f"host times of {engine.key} {engine.host.host_label or basis_words(o.alike)}"
 
 
 def outcome_document(o: Outcome, slo: Slo) -> Record:

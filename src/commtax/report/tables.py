@@ -84,8 +84,7 @@ def sized_places(q: Question) -> str:
     """Where a question runs: its cluster, or that of prompts and that of decoding."""
     if len(q.places) == 1:
         return sized(q.cluster)
-    ahead, own = map(sized, q.places)
-    return f"{ahead} for prompts and {own} to decode"
+    return "{} for prompts and {} to decode".format(*map(sized, q.places))
 
 
 def headline(console: Console, asked: Question, gpus: str = "") -> None:

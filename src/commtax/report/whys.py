@@ -102,13 +102,10 @@ def _part_cells(part: TimePart, w: Why) -> tuple[str, ...]:
 def _show_effects(console: Console, effects: tuple[Effect, ...]) -> None:
     """Each with its mechanism; the sources stand once, below."""
     cited = list(dict.fromkeys(e.source for e in effects if e.source))
-    rows = [cells for e in effects for cells in _effect_rows(e, f"[{cited.index(e.source) + 1}]" if e.source else "")]
+    marks = [f"[{cited.index(e.source) + 1}]" if e.source else "" for e in effects]
+    values = [format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}" for e in effects]
+    rows = [(e.name, value, e.on, e.mechanism, mark) for e, value, mark in zip(effects, values, marks, strict=True)]
     if rows:
         show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows)
     for number, source in enumerate(cited, start=1):
         say(console, f"  [{number}] {source}", "dim")
-
-
-def _effect_rows(e: Effect, source: str) -> Iterator[tuple[str, ...]]:
-    value = format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}"
-    yield e.name, value, e.on, e.mechanism, source

@@ -36,17 +36,15 @@ def _asked(config: Json) -> dict[str, Json]:
     older = [config.get("loadgen"), config.get("perf_analyzer"), config]
     load: Json = next((part for part in (*kept, *older) if isinstance(part, dict)), {})
     stimulus, endpoint = (held if isinstance(held, dict) else {} for held in (load.get("stimulus"), config.get("endpoint")))
-    models = endpoint.get("model_names") or config.get("model_names") or _items(config.get("models")) or [config.get("model")]
+    several = config.get("models")
+    items = several.get("items") if isinstance(several, dict) else None
+    named = [m.get("name") for m in items if isinstance(m, dict)] if isinstance(items, list) else []
+    models = endpoint.get("model_names") or config.get("model_names") or named or [config.get("model")]
     return {
         "max_concurrency": load.get("concurrency") or stimulus.get("concurrency"),
         "request_rate": load.get("request_rate") or load.get("rate") or stimulus.get("request_rate"),
         "model": models[0] if isinstance(models, list) and models else models,
     }
-
-
-def _items(models: Json) -> list[Json]:
-    items = models.get("items") if isinstance(models, dict) else None
-    return [m.get("name") for m in items if isinstance(m, dict)] if isinstance(items, list) else []
 
 
 def _built(blocks: Blocks, flat: Mapping[str, Json], version: str = "") -> Bench:
@@ -79,28 +77,21 @@ def from_csv(text: str) -> Iterator[Bench]:
 def _rows(rows: Iterable[Sequence[str]]) -> Iterator[Bench]:
     """A result for each header with an average."""
     header: list[str] = []
-    blocks: dict[str, dict[str, Json]] = {}
+    tables: list[dict[str, dict[str, Json]]] = [{}]
     for cells in rows:
         if cells and _HEADER.fullmatch(cells[0]):
-            begins = any(cell.strip() == "avg" for cell in cells)
-            if begins and _told(blocks):
-                yield _of_rows(blocks)
-                blocks = {}
             header = [cell.strip() for cell in cells]
+            tables += [{}] if "avg" in header and _told(tables[-1]) else []
         elif header and len(cells) > 1:
             name, unit = _named(cells[0])
             values = dict(zip(header[1:], cells[1:], strict=False))
-            blocks[name] = {"unit": unit, **({"avg": values.get("Value")} if "Value" in values else values)}
-    if _told(blocks):
-        yield _of_rows(blocks)
+            tables[-1][name] = {"unit": unit, **({"avg": values.get("Value")} if "Value" in values else values)}
+    for blocks in filter(_told, tables):
+        yield _built(blocks, {key: block.get("avg") for key, block in blocks.items()})
 
 
 def _told(blocks: Blocks) -> bool:
     return any(number(blocks.get(key, {}).get("avg")) is not None for key in NAMES)
-
-
-def _of_rows(blocks: Blocks) -> Bench:
-    return _built(blocks, {key: block.get("avg") for key, block in blocks.items()})
 
 
 def _named(cell: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ them; ITL is the list of gaps between chunks of a stream, which may hold several
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -20,37 +20,31 @@ from statistics import fmean, median
 from commtax.evidence.short_lines import each_line
 from commtax.evidence.thresholds import counts
 from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
-from commtax.results import aiperf, documents, guidellm, inferencex, lines, mlperf, printed, prometheus
+from commtax.results import aiperf, guidellm, inferencex, lines, mlperf, printed, prometheus, runs
 from commtax.results import trtllm_bench as trtllm
 from commtax.results.bench_record import METRICS, TABLE, Bench, number, result, spread_among, thirds_of
 from commtax.results.cut import readable
 from commtax.statement import Note, Refusal
 
 COUNT = counts(__name__)
-KEYS = (b'"avg_latency"', b'"latencies"', b'"total_output_tokens"', b'"completed"', b'"elapsed_time"', b'"time_to_first_token"')
-MORE_KEYS = (b'"inter_token_latency"', b'"request_latency"', b'"benchmarks"', b'"output_throughput"', b'"prefill_latency"')
-PER_GPU = tuple(f'"{key}"'.encode() for key in inferencex.KEYS)
+KEYS = tuple(f'"{key}"'.encode() for key in (*TABLE["told_by"], *inferencex.KEYS))
 _LINE = re.compile(r'^\{"\w{1,60}": .{0,4000}?"(?:total_output_tokens|output_throughput)": ', re.M)  # with which a result begins
 COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of a sweep's table
 NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
 
-_PRINTED = (
-    mlperf.looks_like,
-    prometheus.looks_like,
-    lines.looks_like,
-    trtllm.looks_like,
-    printed.looks_like,
-)
+SPECIAL = (mlperf, prometheus, lines, trtllm)
+"""Readers of what single tools print; ``printed`` reads all others."""
 
 
 def looks_like_data(head: bytes) -> bool:
     """Whether JSON begins with a key of a result."""
-    return any(key in head for key in (*KEYS, *MORE_KEYS, *PER_GPU)) or documents.looks_like(head)
+    return any(key in head for key in KEYS) or runs.are_labels(head)
 
 
 def looks_like_text(text: str) -> bool:
     """Whether a text holds any printed result, summary, page of metrics or table of commas."""
-    return any(fits(text) for fits in _PRINTED) or aiperf.is_csv(text) or _is_sweep(text) or _LINE.search(text) is not None
+    known = any(reader.looks_like(text) for reader in (*SPECIAL, printed))
+    return known or aiperf.is_csv(text) or _is_sweep(text) or _LINE.search(text) is not None
 
 
 def read(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
@@ -73,7 +67,7 @@ def _found(text: str) -> Iterator[Bench]:
     elif _is_sweep(text):
         yield from _sweep(text)
     else:
-        special = [module for module in (mlperf, prometheus, lines, trtllm) if module.looks_like(text)]
+        special = [module for module in SPECIAL if module.looks_like(text)]
         if printed.TITLE in text or not special:
             yield from printed.parse(text)
         for module in special:
@@ -97,13 +91,10 @@ def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
         found = list(islice((one for d in documents if isinstance(d, dict) for one in _each(d)), COUNT.most_results + 1))
     except (TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Refusal(f"benchmark '{name}': a field has the wrong form ({error!s:.80})") from None
-    results = _checked(found, name, f"{NOTHING}{_keys(documents)}")
-    return (*results[:-1], replace(results[-1], notes=(*results[-1].notes, cut))) if cut else results
-
-
-def _keys(documents: list[Json]) -> str:
     first = next((d for d in documents if isinstance(d, dict)), {})
-    return f"; its own: {', '.join(str(key)[:30] for key in list(first)[:8])}" if first else ""
+    keys = f"; its own: {', '.join(str(key)[:30] for key in list(first)[:8])}" if first else ""
+    results = _checked(found, name, f"{NOTHING}{keys}")
+    return (*results[:-1], replace(results[-1], notes=(*results[-1].notes, cut))) if cut else results
 
 
 def _checked(found: list[Bench], name: str, nothing: str) -> tuple[Bench, ...]:
@@ -155,7 +146,7 @@ def _each(d: Json) -> Iterator[Bench]:
     elif lines.is_batch(d):
         yield lines.from_batch(d)
     else:
-        yield from documents.from_document(d)
+        yield from runs.of_document(d)
 
 
 def _latency(d: Json) -> Bench:
@@ -178,7 +169,9 @@ def _serve(d: Json) -> Bench:
         metric = TABLE["metrics"].get(metric, metric)
         if key.endswith("_ms") and isinstance(value, (int, float)) and metric in METRICS:
             stats.setdefault(metric, {})[statistic] = float(value) * 1e-3
-    details = _details(d)
+    gaps = [float(x) for row in d.get("itls") or () for x in (row if isinstance(row, list) else [row])]
+    ttfts, whole = [float(x) for x in d.get("ttfts") or () if x], [float(x) for x in d.get("latencies") or ()]
+    details = {"ttft": ttfts, "itl": gaps, "e2el": whole}
     for metric, values in details.items():
         if values and metric not in stats:
             stats[metric] = {"mean": fmean(values), "median": median(values)}
@@ -192,12 +185,6 @@ def _serve(d: Json) -> Bench:
     facts = ({"backend": backend} if backend else {}) | ({"peak concurrency": f"{peak:g}"} if peak else {})
     tool = "sglang" if sglang else "vllm"
     return result(tool, "serve", d, stats, spread=spread_among(answers), facts=facts)
-
-
-def _details(d: Json) -> Mapping[str, list[float]]:
-    ttfts, itls = d.get("ttfts") or (), d.get("itls") or ()
-    gaps = [float(x) for row in itls for x in (row if isinstance(row, list) else [row])]
-    return {"ttft": [float(x) for x in ttfts if x], "itl": gaps, "e2el": [float(x) for x in d.get("latencies") or ()]}
 
 
 def _is_sweep(text: str) -> bool:

@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from commtax import catalog
@@ -12,6 +12,7 @@ from commtax.cost.train_kernels import forward_flops
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Cause, Claim, Finding, Section
 from commtax.evidence.identity import differing
 from commtax.evidence.thresholds import thresholds
+from commtax.files import table
 from commtax.results import terms
 from commtax.results.bench_record import HARDWARE, Bench
 from commtax.results.expected import Expected, Load, expected, lengths_of, load_of
@@ -21,51 +22,19 @@ from commtax.verbs.fitting import holds
 
 COUNT, LEVEL = thresholds(__name__)
 RESULTS = "results"  # a fact of a file with several
-NOT_COUNTED = "the length may be the one that was asked for: no tokens are counted"
-TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E", "queue": "queue", "prefill": "prefill", "decode": "decode"}
-RATES = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "total_tokens_per_s": "total tokens/s"}
-BESIDE = {
-    "peak concurrency": "requests at once, the most",
-    "mean concurrency": "requests at once, on average",
-    "decode tokens/s": "tokens/s while decoding",
-    "prompt tokens/s": "prompt tokens/s",
-    "sent requests/s": "requests/s sent",
-    "tokens/s": "tokens/s, nobody says which",
-}
-"""Facts that are figures, and beside no prediction."""
+WORDS = table("results/words.toml")
+TIMES, RATES, BESIDE, SLOW, WHY = (WORDS[kind] for kind in ("times", "rates", "beside", "slow", "why"))
 STATISTICS = ("mean", "median", "p99")
-CHUNKS = "between chunks of a stream, which may hold several tokens"
-SLOW = {
-    "ttft": "waiting, the way through HTTP and tokenising, or other prompts than was said",
-    "tpot": "other hardware, version or options (eager, number format) than was said",
-    "e2el": "as its parts say: first token and tokens",
-    "queue": "more or fewer run at once than was predicted",
-}
-FAST = "faster than predicted: a cached prefix, several tokens a step, shorter prompts, or other hardware than was said"
 TERMS = ("queue", "prefill", "decode")
 """Times that a server tells of its own inside: told and judged, and no headline."""
 DEGREES = ("pp", "dp", "ep")
 IDENTITY = ("model", "chip", "tp", *DEGREES)
 """Codes of findings on what ran."""
-SPECULATIVE = "several tokens a step under speculative decoding: the time of a step is not in it"
-
-
+BEATS = "beats the hardware"
 Judge = Callable[[str, str, Note, float, str], Finding | None]
 """Metric, statistic, item, what was measured and its unit: the comparison, or None where nothing is predicted."""
-
-
-def _plain(_metric: str, _statistic: str, _item: Note, _measured: float, _unit: str) -> Finding | None:
-    """Nothing is predicted."""
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What is said of one result."""
-
-    findings: tuple[Finding, ...]
-    causes: tuple[Cause, ...]
-    notes: tuple[Note, ...]
+Said = tuple[Sequence[Finding], Sequence[Cause], Sequence[Note]]
+"""Of one result."""
 
 
 def audit_bench(results: Sequence[Bench], claim: Claim | None, name: str, baseline: Bench | None = None) -> Section:
@@ -75,57 +44,47 @@ def audit_bench(results: Sequence[Bench], claim: Claim | None, name: str, baseli
     notes: list[Note] = []
     for number, result in enumerate(results, 1):
         label = f"run {number}: " if len(results) > 1 else ""
-        run = _told(result) if claim is None else _compared(result, claim, baseline)
-        findings += [replace(f, item=Note(f.code, label + f.item)) for f in run.findings]
-        causes += [replace(c, said=label + c.said) for c in (*terms.unanswered(result), *run.causes)]
-        notes += [Note(n.code, label + n) for n in (*result.notes, *run.notes)]
+        found, blamed, remarks = _told(result) if claim is None else _compared(result, claim, baseline)
+        findings += [replace(f, item=Note(f.code, label + f.item)) for f in found]
+        causes += [replace(c, said=label + c.said) for c in (*terms.unanswered(result), *blamed)]
+        notes += [Note(n.code, label + n) for n in (*result.notes, *remarks)]
     kinds = ", ".join(dict.fromkeys(f"{r.tool} {r.kind}" for r in results))
     counted = Note("results", f"{kinds}: {plural(len(results), 'result')}")
-    offer = (*_distrust(claim), *_offer(results, claim, name)) if claim else ()
+    distrust = [Note("distrust", claim.distrust)] if claim and claim.distrust else []
+    offer = (*distrust, *_offer(results, claim, name)) if claim else ()
     dearest = tuple(sorted(causes, key=lambda c: -(c.cost_s or 0.0)))
     return Section("bench", (name,), tuple(findings), (counted, *notes, *offer), causes=dearest, facts=_facts(results))
 
 
-def _told(result: Bench) -> _Run:
+def _told(result: Bench) -> Said:
     """What happened, without a prediction."""
-    found = (*_times(result, _plain), *_rates(result, _plain), *_suspicious(result))
-    return _Run(found, terms.told(result), ())
+    return (*_times(result), *_rates(result), *_suspicious(result)), terms.told(result), ()
 
 
-def _compared(result: Bench, claim: Claim, baseline: Bench | None) -> _Run:
+def _compared(result: Bench, claim: Claim, baseline: Bench | None) -> Said:
     load = load_of(result, claim)
-    predicted = load if isinstance(load, str) else _expected(load, claim)
+    try:
+        predicted = load if isinstance(load, str) else expected(load, claim)
+    except ValueError as error:
+        predicted = str(error)
     checks = (*_suspicious(result, claim), *_against(result, claim, baseline))
     if isinstance(predicted, str):
-        left = [f.undecided(predicted) for f in (*_times(result, _plain), *_rates(result, _plain))]
-        return _Run((*left, *_too_large(load, claim), *checks), terms.told(result), tuple(_remarks(result, claim)))
-    found = (
-        *_by_means([*_times(result, partial(_judged, result, predicted, claim))]),
-        *_rates(result, partial(_judged, result, predicted, claim)),
-    )
+        left = [f.undecided(predicted) for f in (*_times(result), *_rates(result))]
+        return (*left, *_too_large(load, claim), *checks), terms.told(result), tuple(_remarks(result, claim))
+    judged = partial(_judged, result, predicted, claim)
+    found = (*_by_means([*_times(result, judged)]), *_rates(result, judged))
     other = any(f.code in IDENTITY and f.verdict == DISAGREE for f in checks)  # what it should take is that of another run
     blamed = () if other or (claim.distrust and not claim.strict) else terms.causes(result, predicted, claim, baseline)
     remarks = (Note("load", f"predicted for {predicted.load}{_beyond(predicted)}"), *_remarks(result, claim))
     more = terms.overload(result) if blamed else terms.told(result)
-    return _Run((*found, *checks), (*more, *blamed), remarks)
+    return (*found, *checks), (*more, *blamed), remarks
 
 
 def _beyond(predicted: Expected) -> str:
     """That the predicted server would not keep up, where it would not: its waiting grows with every request."""
     rate, kept = predicted.load.rate, predicted.of("requests_per_s", "")
-    return (
-        f": overloaded, {kept.value:.3g} of them answered a second"
-        if rate and kept and kept.value < terms.LEVEL.kept_up * rate
-        else ""
-    )
-
-
-def _expected(load: Load, claim: Claim) -> Expected | str:
-    """The prediction, or why there is none."""
-    try:
-        return expected(load, claim)
-    except ValueError as error:
-        return str(error)
+    over = rate and kept and kept.value < terms.LEVEL.kept_up * rate
+    return f": overloaded, {kept.value:.3g} of them answered a second" if kept and over else ""
 
 
 def _too_large(load: Load | str, claim: Claim) -> Iterator[Finding]:
@@ -137,23 +96,20 @@ def _too_large(load: Load | str, claim: Claim) -> Iterator[Finding]:
         return
     whole, needed = held.question.cluster.chip.visible_bytes, held.weights_bytes + held.needed_kv_bytes
     if needed > whole:
-        why = f"weights of {format_bytes(held.weights_bytes)} leave it no room, and yet it ran: {OTHER_PLAN}"
+        why = f"weights of {format_bytes(held.weights_bytes)} leave it no room, and yet it ran: {WHY['other_plan']}"
         item = Note("memory", f"memory of a GPU, for weights and a request of {plural(longest, 'token')}")
         yield Finding(item, needed, whole, "bytes", 0.0, why, verdict=DISAGREE, evidence=True)
 
 
-OTHER_PLAN = "another model, number format, chip, degree or number of GPUs than was said"
-
-
-def _times(result: Bench, judged: Judge) -> Iterator[Finding]:
+def _times(result: Bench, judged: Judge | None = None) -> Iterator[Finding]:
     """Each time that the result has; gaps of a stream are judged only where it has no time of a token."""
     for metric, title in TIMES.items():
         chunks = metric == "itl" and "tpot" in result.stats
         for statistic in ("mean",) if chunks else (*STATISTICS[:2], _tail(result, metric)):
             if seconds := result.stats.get(metric, {}).get(statistic):  # nothing takes no time: 0 was not measured
                 item = Note(f"{metric}_{statistic}", f"{title} ({statistic})")
-                plain = Finding(item, None, seconds, "s", reason=CHUNKS if chunks else "")
-                yield (None if chunks else judged(metric, statistic, item, seconds, "s")) or plain
+                plain = Finding(item, None, seconds, "s", reason=WHY["chunks"] if chunks else "")
+                yield (judged(metric, statistic, item, seconds, "s") if judged and not chunks else None) or plain
 
 
 def _tail(result: Bench, metric: str) -> str:
@@ -162,13 +118,13 @@ def _tail(result: Bench, metric: str) -> str:
     return STATISTICS[2] if STATISTICS[2] in told else max(told, key=lambda s: float(s[1:]), default=STATISTICS[2])
 
 
-def _rates(result: Bench, judged: Judge) -> Iterator[Finding]:
+def _rates(result: Bench, judged: Judge | None = None) -> Iterator[Finding]:
     """Each rate; all tokens only where output tokens are not told alone."""
     for name, title in RATES.items():
         rate: float | None = getattr(result, name)
         if rate and not (name == "total_tokens_per_s" and result.output_tokens_per_s):
             item = Note(name, title)
-            yield judged(name, "", item, rate, "") or Finding(item, None, rate)
+            yield (judged(name, "", item, rate, "") if judged else None) or Finding(item, None, rate)
     if result.duration_s:
         yield Finding(Note("duration", "time of all requests"), None, result.duration_s, "s")
     for fact, title in BESIDE.items():
@@ -207,7 +163,7 @@ def _by_means(times: Sequence[Finding]) -> Iterator[Finding]:
 def _beside(result: Bench, predicted: Expected, metric: str, statistic: str) -> str:
     """Why a figure is no measurement of what was predicted; "" where it is one."""
     if result.accepted > 1 and metric != "ttft":
-        return SPECULATIVE
+        return str(WHY["speculative"])
     if metric == "e2el" and statistic == "p99" and predicted.load.spread is None and predicted.load.batch is None:
         return "at equal lengths, and the file does not say how they vary"
     if statistic != "mean" and metric in predicted.unsure:
@@ -221,9 +177,9 @@ def _why(result: Bench, finding: Finding, metric: str, statistic: str) -> str:
     if usual and finding.measured and finding.measured > LEVEL.pulled * usual:
         return f"outliers pull the mean: the median is {format_seconds(usual)}"
     if ((finding.difference or 0.0) > 0) != (finding.unit == "s"):
-        return FAST
+        return str(WHY["fast"])
     parts = metric == "e2el" and "ttft" in result.stats
-    return SLOW[metric if metric in SLOW and (metric != "e2el" or parts) else "tpot"]
+    return str(SLOW[metric if metric in SLOW and (metric != "e2el" or parts) else "tpot"])
 
 
 def _shown(value: float, unit: str) -> str:
@@ -238,9 +194,9 @@ def _suspicious(result: Bench, claim: Claim | None = None) -> Iterator[Finding]:
     if invalid := [n for n in result.notes if n.code == "invalid"]:
         yield Finding("conditions of the benchmark missed", 0, len(invalid), reason=str(invalid[0])).judged()
     if result.stats.get("ttft", {}).get("mean") == 0 and result.seconds("e2el", "mean"):
-        yield Finding("results without a first token", 0, 1, reason=UNSTREAMED).judged()
+        yield Finding("results without a first token", 0, 1, reason=WHY["unstreamed"]).judged()
     elif result.stats.get("itl", {}).get("mean") == 0 and (result.output_len or 0.0) > COUNT.least_output:
-        yield Finding("results without gaps between tokens", 0, 1, reason=UNSTREAMED_GAPS).judged()
+        yield Finding("results without gaps between tokens", 0, 1, reason=WHY["unstreamed_gaps"]).judged()
     yield from _more_than_sent(result)
     yield from _identities(result)
     yield from _whole_request(result, lengths_of(result, claim)[1] if claim else result.output_len)
@@ -257,9 +213,8 @@ def _more_than_sent(result: Bench) -> Iterator[Finding]:
 def _against(result: Bench, claim: Claim, baseline: Bench | None) -> Iterator[Finding]:
     """What a sound run of this claim cannot show."""
     if result.tp:
-        yield Finding(
-            Note("tp", "tensor-parallel size in the result"), claim.tp, result.tp, reason="another run than was said"
-        ).judged()
+        item = Note("tp", "tensor-parallel size in the result")
+        yield Finding(item, claim.tp, result.tp, reason="another run than was said").judged()
     sizes = {axis: int(size) for axis in DEGREES if (size := result.facts.get(axis, "")).isdecimal()}
     yield from differing(claim, result.model, result.facts.get(HARDWARE) or result.facts.get("sut name", ""), sizes)
     yield from _floor(result, claim)
@@ -276,17 +231,14 @@ def _identities(result: Bench) -> Iterator[Finding]:
         why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
         slack = LEVEL.same_books + (result.spread or 0.0) / 3 + _together(result)
         found = Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", slack, why).judged()
-        near = _only_asked(result) and abs(found.difference or 0.0) <= LEVEL.other_length
-        yield found.undecided(NOT_COUNTED) if near and found.verdict == DISAGREE else found
+        # The length of an answer that is a column's is often the one that was asked for.
+        asked = result.tool == "printed" and not result.output_tokens and result.spread is None
+        near = asked and abs(found.difference or 0.0) <= LEVEL.other_length
+        yield found.undecided(WHY["not_counted"]) if near and found.verdict == DISAGREE else found
     if result.output_tokens and result.duration_s and result.output_tokens_per_s:
         said = result.output_tokens_per_s * result.duration_s
         why = "the rate is not of the whole cluster and run (a rate a GPU or a user?)"
         yield Finding("output tokens = rate x duration", said, result.output_tokens, "tokens", LEVEL.same_books, why).judged()
-
-
-def _only_asked(result: Bench) -> bool:
-    """Whether the length of an answer is a column's, which is often the one that was asked for: no tokens are counted."""
-    return result.tool == "printed" and not result.output_tokens and result.spread is None
 
 
 def _together(result: Bench) -> float:
@@ -306,11 +258,8 @@ def floor_s(claim: Claim) -> float:
 
 def _floor(result: Bench, claim: Claim) -> Iterator[Finding]:
     """The most that a decode step can have taken, against the least."""
-    each, whole, tokens = (
-        result.seconds("tpot") or result.seconds("itl", "mean"),
-        result.seconds("e2el"),
-        lengths_of(result, claim)[1],
-    )
+    each, whole = result.seconds("tpot") or result.seconds("itl", "mean"), result.seconds("e2el")
+    tokens = lengths_of(result, claim)[1]
     if each is None and result.kind == "latency" and whole and tokens:
         each = whole / tokens
     if each is None:
@@ -320,11 +269,6 @@ def _floor(result: Bench, claim: Claim) -> Iterator[Finding]:
     reason = "" if possible else f"{BEATS}: faster than the weights can be read: other hardware, weights, or several tokens a step"
     item, verdict = "seconds a token, at least the weight-read floor", AGREE if possible else DISAGREE
     yield Finding(item, least, measured, "s", float("inf"), reason, verdict=verdict)
-
-
-UNSTREAMED_GAPS = "all tokens of an answer came at once: it was not streamed, and what is called TPOT is no time of a decode step"
-UNSTREAMED = "no first token was seen: answers did not come as a stream, and what is called TPOT holds the prompt and all waiting"
-BEATS = "beats the hardware"
 
 
 def _ceiling(result: Bench, claim: Claim) -> Iterator[Finding]:
@@ -377,11 +321,6 @@ def _remarks(result: Bench, claim: Claim) -> Iterator[Note]:
         yield Note("engine", f"the result is {engine}'s, and {claim.question.engine.key} was priced: --engine {engine}")
 
 
-def _distrust(claim: Claim) -> Iterator[Note]:
-    if claim.distrust:
-        yield Note("distrust", claim.distrust)
-
-
 def _offer(results: Sequence[Bench], claim: Claim, name: str) -> Iterator[Note]:
     """The command that takes these results for the machine's own constants, where it can."""
     usable = [r for r in results if _fits(r, claim)]
@@ -403,12 +342,9 @@ def _fits(result: Bench, claim: Claim) -> bool:
     """Whether ``calibrate`` takes it: a closed loop or a batch with a mean time, of which nothing failed."""
     metric = "e2el" if result.kind == "latency" else "tpot"
     timed = result.kind != "throughput" and "mean" in result.stats.get(metric, {})
-    clients = result.kind == "latency" or bool(result.concurrency and not _paced(result))
+    paced = result.request_rate and math.isfinite(result.request_rate)
+    clients = result.kind == "latency" or bool(result.concurrency and not paced)
     return timed and clients and not result.failed and result.accepted <= 1 and isinstance(load_of(result, claim), Load)
-
-
-def _paced(result: Bench) -> bool:
-    return bool(result.request_rate and math.isfinite(result.request_rate))
 
 
 def _facts(results: Sequence[Bench]) -> Mapping[str, str]:

@@ -90,15 +90,13 @@ def _reached(run: Run, ranks: int, place: Cluster | None) -> Iterator[Finding]:
         return
     best = max(run.rows, key=lambda r: r.busbw_Bps)
     of = f"{run.op or 'collective'} over {plural(ranks, 'rank')}" if ranks else run.op or "collective"
-    yield Finding(
-        Note("peak", f"{of}: best bus bandwidth, GB/s"), None, best.busbw_Bps / 1e9, reason=f"at {format_bytes(best.nbytes)}"
-    )
+    item, why = Note("peak", f"{of}: best bus bandwidth, GB/s"), f"at {format_bytes(best.nbytes)}"
+    yield Finding(item, None, best.busbw_Bps / 1e9, reason=why)
     if place and 1 < ranks <= place.domain:
         rate = place.intra.bandwidth_Bps
         why = f"of {format_rate(rate)} ({place.intra.key}); switches that reduce go beyond it"
-        yield Finding(
-            Note("link", f"{of}: best bus bandwidth over the link's rate"), None, best.busbw_Bps / rate, "share", reason=why
-        )
+        item = Note("link", f"{of}: best bus bandwidth over the link's rate")
+        yield Finding(item, None, best.busbw_Bps / rate, "share", reason=why)
     again = max((r for r in run.rows if r.in_place_s), key=_in_place_Bps, default=best)
     if _in_place_Bps(again) > best.busbw_Bps * (1 + LEVEL.rounded):
         why = f"at {format_bytes(again.nbytes)}"
@@ -195,17 +193,14 @@ def _far_below(run: Run, ranks: int, place: Cluster | None, label: str) -> Itera
 
 def _dip(rows: tuple[Row, ...]) -> tuple[Row, Row] | None:
     """The deepest fall below what smaller tensors reached; both, or None."""
-    best, worst = None, None
+    best, worst, deepest = None, None, 1.0
     for row in sorted(rows, key=lambda r: r.nbytes):
-        if (
-            best
-            and row.busbw_Bps < LEVEL.dip * best.busbw_Bps
-            and (worst is None or row.busbw_Bps / best.busbw_Bps < worst[2] * LEVEL.dip)
-        ):
-            worst = (best, row, row.busbw_Bps / best.busbw_Bps)
+        left = row.busbw_Bps / best.busbw_Bps if best and best.busbw_Bps else 1.0
+        if best and left < LEVEL.dip * deepest:
+            worst, deepest = (best, row), left
         if best is None or row.busbw_Bps > best.busbw_Bps:
             best = row
-    return (worst[0], worst[1]) if worst else None
+    return worst
 
 
 def _average(tests: CollectiveTests) -> Iterator[Finding]:
@@ -229,10 +224,6 @@ def _in_place_Bps(row: Row) -> float:
 
 
 def _facts(tests: CollectiveTests) -> dict[str, str]:
-    facts = {
-        "devices": ", ".join(tests.devices),
-        "hosts": str(len(tests.hosts)),
-        "ranks": str(tests.ranks),
-        "version": tests.version,
-    }
+    counted = {"hosts": str(len(tests.hosts)), "ranks": str(tests.ranks)}
+    facts = {"devices": ", ".join(tests.devices), **counted, "version": tests.version}
     return {name: value for name, value in facts.items() if value and value != "0"}

@@ -16,17 +16,16 @@ SAYS = patterns(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTests:
-    """``average_Bps`` is the mean of all bus bandwidths of both columns, as printed; 0 where it is not."""
+    """``averages_Bps`` are means of all bus bandwidths of both columns, as printed."""
 
     runs: tuple[Run, ...]
     devices: tuple[str, ...] = ()  # names, each once
     hosts: tuple[str, ...] = ()
     ranks: int = 0  # that are listed, and those before them where the list's beginning is missing
     shared: tuple[tuple[int, ...], ...] = ()  # ranks that one GPU has together, by its host and bus id
-    average_Bps: float = 0.0
     version: str = ""
     alone: int = 0  # processes of one table that all call themselves the same rank
-    averages_Bps: tuple[float, ...] = ()  # all that are printed, in order
+    averages_Bps: tuple[float, ...] = ()  # in order
     cut: tuple["Begun", ...] = ()  # tests that were begun and of which the end is not there
 
 
@@ -84,7 +83,6 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
         hosts,
         min(max(devices, default=-1) + 1, COUNT.most_devices),
         _shared(buses),
-        averages[-1] if averages else 0.0,
         version,
         alone if alone > 1 else 0,
         tuple(averages),

@@ -25,8 +25,6 @@ METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "queue":
 """Of a result, as the simulation calls them."""
 LIKE = {"prefill": "ttft", "decode": "tpot"}
 STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
-
-
 RATES: Mapping[str, Callable[[Outcome], float]] = {
     "requests_per_s": lambda o: o.requests_per_s,
     "output_tokens_per_s": lambda o: o.tokens_per_s,
@@ -96,9 +94,7 @@ class Expected:
     figures: Mapping[tuple[str, str], Figure]  # by metric and statistic; rates by their field's name and ""
     terms: Mapping[str, float]  # seconds of a request: queue, prefill, decode
     running: float  # sequences of a mean decode step
-    unsure: frozenset[str] = (
-        frozenset()
-    )  # metrics whose mean two predictors put far apart: their tails hang on the order of requests
+    unsure: frozenset[str] = frozenset()  # metrics whose mean two predictors put far apart: their tails hang on the order
 
     def of(self, metric: str, statistic: str = "mean") -> Figure | None:
         """A figure; of the terms of a request that only a server tells, their mean, as sure as what they are the larger part of."""
@@ -132,13 +128,8 @@ def load_of(result: Bench, claim: Claim) -> Load | str:
     if result.kind == "latency":
         return Load(prompt, answer, batch=result.batch or claim.batch or 1)
     most = max(1, int(clients)) if clients else None
-    usual = (
-        max(requests.PROMPTS, min(COUNT.most_simulated, int(rate * LEVEL.while_s)))
-        if rate
-        else COUNT.rounds * most
-        if most
-        else requests.PROMPTS
-    )
+    usual = COUNT.rounds * most if most else requests.PROMPTS
+    usual = max(requests.PROMPTS, min(COUNT.most_simulated, int(rate * LEVEL.while_s))) if rate else usual
     count = asked or (most if result.kind == "throughput" and most else usual)
     most = min(most, count) if most else None
     return Load(prompt, answer, None, most, rate, count, result.spread, result.burstiness, result.hit_rate)
@@ -160,13 +151,6 @@ def _tokens(length: float | None) -> int | None:
     return max(1, round(length)) if length and 0 < length < LEVEL.most_tokens else None
 
 
-def request_seconds(claim: Claim, batch: int, context: int, output: int) -> tuple[float, float]:
-    """A whole request: one prefill, then output - 1 decode steps at the mean length; and one such step."""
-    prefill = float(claim.bill("prefill", batch, context).step_s)
-    decode = float(claim.bill("decode", batch, context + output // 2).step_s)
-    return prefill + (output - 1) * decode, decode
-
-
 @remembered
 def expected(load: Load, claim: Claim) -> Expected:
     """All figures of a load; a refusal where it does not fit."""
@@ -180,13 +164,13 @@ def expected(load: Load, claim: Claim) -> Expected:
         timed = requests.serve(asked.but(request_rate=load.rate, max_in_flight=float(load.clients or math.inf)))
         _growing(load, timed.overloaded)
         figures = dict(_timed(timed, float(timed.alike.sigma_of("ttft_s"))))
-        return Expected(load, figures, _simulated_terms(timed, load), _seqs(timed))
+        return Expected(load, figures, _simulated_terms(timed, load), max(1.0, timed.mean_running))
     _growing(load, load.clients == load.count)
     timed = requests.serve(asked)
     closed = serving.serve(asked.but(prefix_hit_rate=0.0, burstiness=1.0))
     figures = dict(_timed(timed, float(closed.sigma_of("ttft_s"))))
     if claim.question.what_if != AS_IT_IS or load.hit_rate or load.clients == load.count:  # what the closed form does not know
-        return Expected(load, figures, _simulated_terms(timed, load), _seqs(timed))
+        return Expected(load, figures, _simulated_terms(timed, load), max(1.0, timed.mean_running))
     means = {key: figure for key, figure in _closed(closed).items() if key in figures}  # one token has no time between tokens
     unsure = frozenset(m for (m, s), f in means.items() if abs(figures[m, s].value / f.value - 1) > LEVEL.apart)
     return Expected(load, figures | means, _closed_terms(closed), max(1.0, float(closed.running)), unsure)
@@ -223,10 +207,9 @@ def _batch(load: Load, batch: int, claim: Claim) -> Expected:
 
 def _closed(closed: Simulation) -> dict[tuple[str, str], Figure]:
     """Means of the closed form."""
-    named = {"ttft": "ttft_s", "tpot": "tpot_s"}
-    means = {m: Figure.around(float(getattr(closed, name)), float(closed.sigma_of(name))) for m, name in named.items()}
-    whole = means["ttft"].plus(means["tpot"], float(closed.requests.output_len) - 1)
-    return {("ttft", "mean"): means["ttft"], ("tpot", "mean"): means["tpot"], ("e2el", "mean"): whole}
+    first, each = (Figure.around(float(getattr(closed, name)), float(closed.sigma_of(name))) for name in ("ttft_s", "tpot_s"))
+    whole = first.plus(each, float(closed.requests.output_len) - 1)
+    return {("ttft", "mean"): first, ("tpot", "mean"): each, ("e2el", "mean"): whole}
 
 
 def _timed(timed: Outcome, sigma: float) -> Iterator[tuple[tuple[str, str], Figure]]:
@@ -254,7 +237,3 @@ def _closed_terms(closed: Simulation) -> dict[str, float]:
     queue = float(parts.boundary_s + parts.ahead_s + parts.slot_s + parts.frontend_s)
     decode = (float(closed.requests.output_len) - 1) * float(closed.tpot_s)
     return {"queue": queue, "prefill": float(closed.ttft_s) - queue, "decode": decode}
-
-
-def _seqs(timed: Outcome) -> float:
-    return max(1.0, timed.mean_running)

@@ -31,13 +31,8 @@ def _one(b: Json, version: str, model: str) -> Bench:
     totals = _object(metrics, "request_totals") or _object(_object(b, "run_stats"), "requests_made")
     requests = int(number(totals.get("successful")) or 0)
     prompt, answer = (_statistics(metrics, f"{side}_token_count", 1.0) for side in ("prompt", "output"))
-    said = {
-        "completed": requests or None,
-        "failed": number(totals.get("errored")),
-        "request_throughput": _statistics(metrics, "requests_per_second", 1.0).get("mean"),
-        "output_throughput": _statistics(metrics, "output_tokens_per_second", 1.0).get("mean"),
-        "total_token_throughput": _statistics(metrics, "tokens_per_second", 1.0).get("mean"),
-    }
+    rates = {key: _statistics(metrics, name, 1.0).get("mean") for key, name in TABLE["guidellm_rates"].items()}
+    said = {"completed": requests or None, "failed": number(totals.get("errored")), **rates}
     config = _object(b, "config") or _object(b, "args")
     served = str(_object(config, "backend").get("model") or _object(_object(b, "worker"), "backend_args").get("model") or model)
     spread = spread_of(answer.get("mean"), answer.get("std"))

@@ -30,10 +30,10 @@ def from_document(d: Json) -> Bench:
     said = {"max_concurrency": d.get("conc"), "tp": number(d.get("tp")), "model": d.get("model"), **whole}
     drafted = str(d.get("spec_decoding", d.get("spec_method", ""))).lower() not in UNDRAFTED
     accepted = _chunk(stats) if drafted else 1.0
-    notes = (_drafts(accepted),) if drafted else ()
-    return result(
-        "inferencex", "serve", said, stats, lengths=lengths, spread=SPREAD, accepted=accepted, facts=_facts(d), notes=notes
-    )
+    told = f"a step gives {accepted:.2f} tokens (ITL over TPOT)" if accepted > 1 else "how many a step gives is not told"
+    notes = (Note("drafted", f"tokens were drafted: {told}"),) if drafted else ()
+    more = {"facts": _facts(d), "notes": notes}
+    return result("inferencex", "serve", said, stats, lengths=lengths, spread=SPREAD, accepted=accepted, **more)
 
 
 def _stats(d: Json) -> dict[str, dict[str, float]]:
@@ -61,23 +61,12 @@ def _chunk(stats: dict[str, dict[str, float]]) -> float:
     return max(1.0, gap / token) if token else 1.0
 
 
-def _drafts(accepted: float) -> Note:
-    told = f"a step gives {accepted:.2f} tokens (ITL over TPOT)" if accepted > 1 else "how many a step gives is not told"
-    return Note("drafted", f"tokens were drafted: {told}")
-
-
 def _facts(d: Json) -> dict[str, str]:
     """Chips, engine, number format and how the parts lie."""
     framework = str(d.get("framework") or "").lower()
     engine = next((name for word, name in _ENGINES.items() if word in framework), framework)
     hardware = next((str(d[key]) for key in TABLE["hardware"] if isinstance(d.get(key), str)), "")
-    rate = number(d.get("tput_per_gpu"))
-    named = {
-        "tokens/s per GPU": f"{rate:.2f}" if rate else "",
-        "hardware": hardware,
-        "engine": engine,
-        "precision": d.get("precision"),
-        "drafts": d.get("spec_decoding"),
-    }
+    rate = {"tokens/s per GPU": f"{each:.2f}"} if (each := number(d.get("tput_per_gpu"))) else {}
+    named = rate | {"hardware": hardware, "engine": engine, "precision": d.get("precision"), "drafts": d.get("spec_decoding")}
     sizes = {axis: str(int(n)) for axis in ("ep", "dp") if (n := number(d.get(axis)))}
     return {name: str(value)[:80] for name, value in {**named, **sizes}.items() if value}

@@ -9,7 +9,6 @@ from commtax.files import Json
 from commtax.results.bench_record import Bench, number, result
 
 COUNT = counts(__name__)
-_FIGURE = r"([\d.]{1,24}+)"
 SAYS = patterns(__name__)
 _BATCH_KEYS, _BATCH_TIMES = ("batch_size", "input_len", "output_len"), ("latency", "total_latency", "prefill_latency")
 
@@ -74,12 +73,7 @@ def _throughput(rates: dict[str, float], asked: dict[str, int]) -> Iterator[Benc
     if not any(lengths) and rates.get("output"):
         answer = rates["output"] / rates["requests"]
         lengths = max(0.0, rates["total"] / rates["requests"] - answer) or None, answer
-    said = {
-        **asked,
-        "requests_per_second": rates["requests"],
-        "tokens_per_second": rates["total"],
-        "output_throughput": rates.get("output"),
-    }
+    said = {"requests_per_second": rates["requests"], "tokens_per_second": rates["total"], "output_throughput": rates.get("output")}
     totals = {"total_input_tokens": whole["prompt"], "total_output_tokens": whole["output"], "num_requests": requests}
     yield result("vllm", "throughput", {**asked, **said, **totals}, duration_s=duration, request_rate=float("inf"), lengths=lengths)
 

@@ -4,11 +4,11 @@ Offline sends all samples at once; Server at a rate, by chance; SingleStream one
 """
 
 import math
-import re
 from collections.abc import Iterator
 
 from commtax.evidence.short_lines import each_line
 from commtax.evidence.thresholds import counts
+from commtax.evidence.wordings import patterns
 from commtax.results.bench_record import Bench, number, result
 from commtax.statement import Note
 
@@ -16,15 +16,7 @@ TITLE = "MLPerf Results Summary"
 COUNT = counts(__name__)
 NS = 1e-9
 FIRST = "SUT name : "  # the line below the title
-_PAIR = re.compile(  # of a summary, behind whatever a launcher or a logger writes before it
-    r"(?<![\w.])(SUT name|Scenario|Mode|Result is|target_qps|samples_per_query|\w[\w ]{2,60}? satisfied"
-    r"|(?:Completed |Scheduled )?(?:samples|tokens) per second(?: \(inferred\))?"
-    r"|(?:Mean|[\d.]{1,8} percentile) [\w ]{3,60}? \(ns\))\s*+:\s*+(\S.{0,80})$",
-    re.I,
-)
-_LATENCY = re.compile(
-    r"(mean|[\d.]{1,8} percentile) (first token latency|time (?:per|to) output token|latency)(?: latency)? \(ns\)"
-)
+SAYS = patterns(__name__)
 _METRICS = {"first token latency": "ttft", "latency": "e2el"}  # else: of an output token
 _SAMPLES = ("completed samples per second", "samples per second")
 _TOKENS = ("completed tokens per second", "tokens per second", "tokens per second (inferred)")
@@ -37,45 +29,32 @@ def looks_like(text: str) -> bool:
 
 def parse(text: str) -> Iterator[Bench]:
     """A result for each summary of a text."""
-    held: dict[str, str] | None = None
+    summaries: list[dict[str, str]] = []
     for line in each_line(text):
-        if TITLE in line or (FIRST in line and (held is None or "sut name" in held)):
-            if held:
-                yield _one(held)
-            held = {}
-        if held is not None and len(line) <= COUNT.longest_line and (pair := _PAIR.search(line)):
-            held.setdefault(" ".join(pair[1].lower().split()), pair[2].strip())
-    if held:
-        yield _one(held)
+        if TITLE in line or (FIRST in line and (not summaries or "sut name" in summaries[-1])):
+            summaries.append({})
+        if summaries and len(line) <= COUNT.longest_line and (pair := SAYS.pair.search(line)):
+            summaries[-1].setdefault(" ".join(pair[1].lower().split()), pair[2].strip())
+    yield from map(_one, filter(None, summaries))
 
 
 def _one(held: dict[str, str]) -> Bench:
     stats: dict[str, dict[str, float]] = {}
     for label, value in held.items():
-        match, seconds = _LATENCY.fullmatch(label), number(value)
+        match, seconds = SAYS.latency.fullmatch(label), number(value)
         if match and seconds:  # samples without tokens of their own have 0 here
             stats.setdefault(_METRICS.get(match[2], "tpot"), {})[_statistic(match[1])] = seconds * NS
     samples, tokens = (next((n for k in keys if (n := number(held.get(k)))), None) for keys in (_SAMPLES, _TOKENS))
     scenario = held.get("scenario", "").lower()
     rate = number(held.get("scheduled samples per second")) or number(held.get("target_qps"))
-    loads: dict[str, dict[str, float | None]] = {
-        "offline": {"request_rate": math.inf},
-        "singlestream": {"concurrency": 1.0},
-        "server": {"request_rate": rate},
-        "interactive": {"request_rate": rate},
-    }
-    said = {
-        "completed": number(held.get("samples_per_query")) if scenario == "offline" else None,
-        "request_throughput": samples,
-        "output_throughput": tokens,
-        "model": None,
-    }
+    rates = {"offline": math.inf, "server": rate, "interactive": rate}
+    load = {"request_rate": rates.get(scenario), "concurrency": 1.0 if scenario == "singlestream" else None}
+    asked = number(held.get("samples_per_query")) if scenario == "offline" else None
+    said = {"completed": asked, "request_throughput": samples, "output_throughput": tokens, "model": None}
     facts = {k: held[k] for k in ("scenario", "mode", "result is", "sut name") if k in held}
     length = tokens / samples if tokens and samples and tokens > samples else None
     kind = "throughput" if scenario == "offline" else "serve"
-    return result(
-        "mlperf", kind, said, stats, lengths=(None, length), facts=facts, notes=tuple(_notes(held)), **loads.get(scenario, {})
-    )
+    return result("mlperf", kind, said, stats, lengths=(None, length), facts=facts, notes=tuple(_notes(held)), **load)
 
 
 def _statistic(said: str) -> str:
@@ -90,11 +69,8 @@ def _statistic(said: str) -> str:
 
 def _notes(held: dict[str, str]) -> Iterator[Note]:
     if held.get("result is", "").upper().startswith("INVALID"):
-        missed = [
-            label.replace(" satisfied", " not satisfied")
-            for label, value in held.items()
-            if label.endswith("satisfied") and value.upper() == "NO"
-        ]
+        no = [label for label, value in held.items() if label.endswith("satisfied") and value.upper() == "NO"]
+        missed = [label.replace(" satisfied", " not satisfied") for label in no]
         yield Note("invalid", f"LoadGen calls the run INVALID{': ' if missed else ''}{', '.join(missed)}")
     if held.get("scenario", "").lower() not in _SCENARIOS:
         yield Note("partial", "the summary is cut off before its scenario: what load it was is not known")

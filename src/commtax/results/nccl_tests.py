@@ -24,14 +24,7 @@ TITLES = re.compile(r"#?\s*+size\s++count\b")  # above each table
 _CONCLUDED = "test concluded:"
 SAYS = patterns(__name__)
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
-_WITH_ROOT = (
-    5,
-    7,
-    9,
-    11,
-    17,
-    19,
-)  # figures of a row that has the root's: three or more follow for one column, twice as many for both
+_WITH_ROOT = (5, 7, 9, 11, 17, 19)  # figures of a row with the root's: three or more follow for one column, twice that for both
 _BOTH = (6, 8, 10, 16, 18)  # figures of both columns: times and bandwidths, wrong values, differing bits, times of each iteration
 COUNT = counts(__name__)
 NO_FACTOR = ("send-recv", "broadcast", "reduce", "hypercube")  # whose busbw is algbw, over however many ranks
@@ -149,12 +142,8 @@ def row_of(line: str) -> Row | None:
     if figures and re.fullmatch(r"-\d+" if len(figures) not in _WITH_ROOT else r"-?\d+", figures[0][1]):
         figures = figures[1:]
     numbers = [value for value, _ in figures]
-    if (
-        len(numbers) < 3
-        or len(cells[0]) > COUNT.most_digits
-        or float(cells[0]) == 0
-        or any(math.isinf(n) or n < 0 for n in numbers)
-    ):
+    sized = len(cells[0]) <= COUNT.most_digits and float(cells[0]) != 0
+    if len(numbers) < 3 or not sized or any(math.isinf(n) or n < 0 for n in numbers):
         return None
     time_us, algbw, busbw = numbers[:3]
     half = len(numbers) // 2

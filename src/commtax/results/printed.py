@@ -74,11 +74,8 @@ class _Reader:
 
     def results(self) -> Iterator[Bench]:
         for number, line in enumerate(each_line(self.text), 1):
-            if (
-                len(line) > COUNT.longest_line
-                and "Namespace(" in line[: COUNT.namespace_signs]
-                and (named := SAYS.model.search(line[: COUNT.namespace_signs]))
-            ):
+            head = line[: COUNT.namespace_signs] if len(line) > COUNT.longest_line else ""
+            if "Namespace(" in head and (named := SAYS.model.search(head)):
                 self.model = named[1]
             elif len(line) <= COUNT.longest_line or self.command:
                 yield from self._line(number, line)

@@ -102,9 +102,8 @@ def _by_column(header: Row, columns: list[Meaning], rows: Lines, dialect: Dialec
     others = [at for at in range(1, len(header)) if not columns[at].statistics and header[at].lower() not in _LEFT_OUT]
     units = next((at for at in others if header[at].lower() in ("unit", "units")), 0)
     sizes = [at for at in others if columns[at].kind == "count"]
-    apart = [
-        at for at in others if at not in (units, *sizes) and any(meaning(row[0]).field and _digits(row[at]) for _, row in rows)
-    ]
+    known = [row for _, row in rows if meaning(row[0]).field]
+    apart = [at for at in others if at not in (units, *sizes) and any(_digits(row[at]) for row in known)]
     apart = apart or [at for at in others if len(header) == 2]
     runs: dict[tuple[str | int, ...], Run] = {}
     for at in apart:

@@ -19,7 +19,6 @@ ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "tensorrt_llm
 COUNT = counts(__name__)
 SHOWN = {"ttft": "TTFT", "e2el": "E2E", "queue": "queue"}  # whose 99th hundredth is told
 SAYS = patterns(__name__)
-_NAMED = r"(?:vllm|sglang|trtllm|tensorrt_llm)[:_]\w"
 
 
 def looks_like(text: str) -> bool:

@@ -1,41 +1,25 @@
-"""One run as its labels tell it, and the result that it makes."""
+"""One run as its labels tell it, and the result that it makes.
+
+Labels may be keys of any tool's JSON: ``time_to_first_token: {mean: …}``, ``Average latency (s)``, ``results_ttft_s_mean``.
+"""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
-from commtax.results.bench_record import ASKED, METRICS, Bench, result, spread_of
+from commtax.files import Json
+from commtax.results.bench_record import ASKED, METRICS, TABLE, Bench, result, spread_of
 from commtax.results.labels import LABELS, UNITS, Meaning, figures, meaning, printed_whole
 from commtax.statement import Note
 
 LOADS: Mapping[str, Mapping[str, float]] = LABELS["loads"]
 COUNT, LEVEL = thresholds(__name__)
-KEYS = {  # of a field, as documents call it
-    "duration": "duration",
-    "requests": "completed",
-    "failed": "failed",
-    "input_tokens": "total_input_tokens",
-    "output_tokens": "total_output_tokens",
-    "requests_per_s": "request_throughput",
-    "output_tokens_per_s": "output_throughput",
-    "total_tokens_per_s": "total_token_throughput",
-    "concurrency": "max_concurrency",
-    "burstiness": "burstiness",
-    "accepted": "accept_length",
-    "tp": "tp",
-}
-FACTS = {
-    "peak_concurrency": "peak concurrency",
-    "mean_concurrency": "mean concurrency",
-    "decode_tokens_per_s": "decode tokens/s",
-    "sent_rate": "sent requests/s",
-    "tokens_per_s": "tokens/s",
-}
 STRONG = frozenset({*METRICS, "requests_per_s", "output_tokens_per_s", "total_tokens_per_s"})
 SAYS = patterns(__name__)
+_KEY = re.compile(rb'"([A-Za-z][^"\\]{1,60})"\s{0,4}:')
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +98,7 @@ def built(run: Run, told: Mapping[str, str]) -> Bench:
     for (name, statistic), value in run.figures.items():
         if name in (*METRICS, "queue"):
             stats.setdefault(name, {})[statistic or "mean"] = value
-    d: dict[str, object] = {key: run.one(name) for name, key in KEYS.items()}
+    d: dict[str, object] = {key: run.one(name) for name, key in TABLE["printed"].items()}
     d["completed"] = _requests(run)
     lengths = run.one("input_length"), run.one("output_length")
     d |= (told_apart := _tokens(run, lengths))
@@ -126,7 +110,7 @@ def built(run: Run, told: Mapping[str, str]) -> Bench:
     d |= {"model": model, "request_rate": rate, "hardware": run.strings.get("hardware") or run.strings.get("gpu")} | load
     for key in ("tp", "pp", "request_rate", "max_concurrency"):
         d[key] = told.get(key) if d.get(key) is None else d[key]
-    facts = {name: f"{n:g}" for key, name in FACTS.items() if (n := run.one(key)) is not None}
+    facts = {name: f"{n:g}" for key, name in TABLE["printed_facts"].items() if (n := run.one(key)) is not None}
     facts.pop("tokens/s" if told_apart else "", "")
     facts |= _asked(d["completed"], told) if run.one("failed") is None else {}
     backend = run.strings.get("backend") or run.strings.get("engine", "")
@@ -182,15 +166,37 @@ def _tokens(run: Run, lengths: tuple[float | None, float | None]) -> dict[str, o
 
 def _load(run: Run) -> dict[str, object]:
     """A load that the run's name says."""
-    at = SAYS.at.search(run.name)
-    known = LOADS.get(run.name.lower(), {})
-    named: dict[str, object] = {"max_concurrency": known["concurrency"]} if "concurrency" in known else {}
-    named |= {"request_rate": known["request_rate"]} if "request_rate" in known else {}
+    at, known = SAYS.at.search(run.name), LOADS.get(run.name.lower(), {})
+    named: dict[str, object] = {"max_concurrency" if key == "concurrency" else key: load for key, load in known.items()}
     return named | ({"request_rate": at[1]} if at else {})
 
 
 def _in_path(path: str) -> str:
     """The folder of a result that is called as a model may be: with a size or a hyphen in it."""
-    return next(
-        (name for name in SAYS.named.findall(path[:400]) if "-" in name and re.search(r"\d", name) and "." not in name[-4:]), ""
-    )
+    folders = SAYS.named.findall(path[:400])
+    return next((name for name in folders if "-" in name and re.search(r"\d", name) and "." not in name[-4:]), "")
+
+
+def are_labels(head: bytes) -> bool:
+    """Whether keys of JSON are such labels."""
+    keys = (match[1].decode(errors="replace") for _, match in zip(range(COUNT.most_keys), _KEY.finditer(head), strict=False))
+    return any(meaning(key).measured and meaning(key).field in ("ttft", "tpot", "itl") for key in set(keys))
+
+
+def of_document(d: Json) -> Iterator[Bench]:
+    """The result of a document that has at least two times or rates."""
+    run = Run(dialect_of(" ".join(map(str, d))), 0)
+    for _, (path, value) in zip(range(COUNT.most_leaves), _leaves(d, (), COUNT.depth), strict=False):
+        said = next((said for n in (1, 2, 3) if (said := meaning(" ".join(path[-n:]))).field), None)
+        if said:
+            run.put(said, str(value))
+    if run.measured >= COUNT.least:
+        yield built(run, {})
+
+
+def _leaves(value: Json, path: tuple[str, ...], depth: int) -> Iterator[tuple[tuple[str, ...], Json]]:
+    if isinstance(value, dict) and depth:
+        for key, held in value.items():
+            yield from _leaves(held, (*path, str(key)[:60]), depth - 1)
+    elif isinstance(value, (int, float, str)) and not isinstance(value, bool) and path:
+        yield path, value

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Cause, Claim
 from commtax.evidence.thresholds import levels
-from commtax.results.bench_record import ASKED, Bench, Stats
+from commtax.results.bench_record import ASKED, Bench
 from commtax.results.expected import Expected, Figure
 from commtax.units import format_seconds
 
@@ -167,9 +167,8 @@ def _suspects(claim: Claim) -> Iterator[Suspect]:
     if claim.tp > 1:
         if not claim.question.what_if.library:
             said = "as with NCCL's all-reduces instead of the engine's own"
-            yield Suspect(
-                "communication", {"library": "nccl"}, said, "find out why its own all-reduce is off: the start-up log says it"
-            )
+            change = "find out why its own all-reduce is off: the start-up log says it"
+            yield Suspect("communication", {"library": "nccl"}, said, change)
         yield Suspect("decode", {"tp": 1}, "as on one GPU: TP was probably not applied", f"start the server with tp {claim.tp}")
     if claim.plan.weights_dtype not in ("", "bf16", "fp16", "fp32"):
         said = "as with weights of 16 bits"
@@ -198,7 +197,8 @@ def _first_token(result: Bench, predicted: Expected, claim: Claim) -> Iterator[C
     times = step / step_figure.value if step and step_figure else 1.0
     if waited is None and times > 1 + claim.tolerance and measured / figure.value <= LEVEL.alike * times:
         return  # it waits for the same slow steps
-    queued = _meet(result, predicted.load.alone) if waited is None else waited - terms.get("queue", 0.0) > more / 2
+    met = not predicted.load.alone and (in_flight(result) or math.inf) > LEVEL.few  # on average more than one was there
+    queued = met if waited is None else waited - terms.get("queue", 0.0) > more / 2
     share, gain = _share(result, predicted, more), f"{format_seconds(more)} less until the first token"
     if queued:
         held = f" ({format_seconds(waited)} in the queue)" if waited is not None else ""
@@ -209,11 +209,6 @@ def _first_token(result: Bench, predicted: Expected, claim: Claim) -> Iterator[C
         said = f"the first token takes {format_seconds(measured)}, and {format_seconds(figure.value)} were predicted"
         change = "look at chunk size, tokenising and HTTP on the way in, and at warm-up: first requests compile and capture"
         yield Cause("prefill", f"{said}: the prompt's own steps, or the way to them", more, share, change, gain)
-
-
-def _meet(result: Bench, alone: bool) -> bool:
-    """Whether requests can have waited for each other: on average more than one was there."""
-    return not alone and (in_flight(result) or math.inf) > LEVEL.few
 
 
 def in_flight(result: Bench) -> float | None:
@@ -232,7 +227,9 @@ def _request_s(result: Bench, statistic: str = "median") -> float | None:
 
 def told(result: Bench) -> tuple[Cause, ...]:
     """What a result says of its own terms, where nobody says what ran."""
-    return (*(overload(result) or _waits(result)), *_thrown(result))
+    thrown, change = result.facts.get("preemptions", "0"), "more KV memory, fewer running at once (--max-num-seqs), or a larger tp"
+    lost = Cause("preemption", f"{thrown} times a request was thrown out of the KV cache and computed again", change=change)
+    return (*(overload(result) or _waits(result)), *([lost] if thrown != "0" else []))
 
 
 def overload(result: Bench) -> tuple[Cause, ...]:
@@ -240,7 +237,8 @@ def overload(result: Bench) -> tuple[Cause, ...]:
     asked, answered = result.request_rate, result.requests_per_s
     if not asked or not math.isfinite(asked) or not answered or answered >= LEVEL.kept_up * asked:
         return ()
-    growth, piled = _growth(result), _piled(result)
+    first, piled = result.stats.get("ttft", {}), _piled(result)
+    growth = first["late"] / first["early"] if first.get("early") and "late" in first else 0.0
     if not (growth > LEVEL.grows or piled or _lasts(result, asked, answered)):
         return ()
     later = f", and first tokens came {growth:.1f} times as late at its end as at its beginning" if growth > LEVEL.grows else ""
@@ -256,21 +254,11 @@ def _piled(result: Bench) -> str:
     A short run of long answers has many at once too, and then their tokens take the same time.
     """
     peak, count, tpot = result.facts.get("peak concurrency", ""), result.requests or 0, result.stats.get("tpot", {})
-    if (
-        result.concurrency
-        or not count
-        or not _deviation_s(tpot) > LEVEL.uneven * tpot.get("mean", math.inf)
-        or not peak
-        or float(peak) < LEVEL.piled * count
-    ):
+    tail = max(0.0, tpot["p99"] - tpot["median"]) / P99 if "p99" in tpot and "median" in tpot else 0.0
+    slowed = tpot.get("std", tail) > LEVEL.uneven * tpot.get("mean", math.inf)  # as told, else as a normal distribution's tail says
+    if result.concurrency or not count or not slowed or not peak or float(peak) < LEVEL.piled * count:
         return ""
     return f", and {float(peak):,.0f} of its {count:,} requests were there at once"
-
-
-def _deviation_s(times: Stats) -> float:
-    """As told, else as the tail of a normal distribution says it."""
-    tail = max(0.0, times["p99"] - times["median"]) / P99 if "p99" in times and "median" in times else 0.0
-    return times.get("std", tail)
 
 
 def _lasts(result: Bench, asked: float, answered: float) -> bool:
@@ -286,18 +274,10 @@ def _lasts(result: Bench, asked: float, answered: float) -> bool:
     return count / answered > count / asked * (1 + LEVEL.chance / math.sqrt(count)) + LEVEL.longest * decode_s
 
 
-def _growth(result: Bench) -> float:
-    """Times as late come the last first tokens as the first ones; 0 where the result does not keep them."""
-    first = result.stats.get("ttft", {})
-    return first["late"] / first["early"] if first.get("early") and "late" in first else 0.0
-
-
 def _waits(result: Bench) -> Iterator[Cause]:
     """Waiting that a server tells, or that first tokens must hold: their prompts alone take less. Medians, which none pulls."""
     whole, first, waited = _request_s(result), result.seconds("ttft"), result.seconds("queue")
-    at_once = (
-        math.isinf(result.request_rate or 0.0) and not result.concurrency
-    )  # of a test in which all requests wait for each other
+    at_once = math.isinf(result.request_rate or 0.0) and not result.concurrency  # all requests wait for each other
     unstreamed = result.stats.get("itl", {}).get("mean") == 0  # its first token is its last
     if not whole or at_once or unstreamed or (in_flight(result) or math.inf) <= LEVEL.few:
         return
@@ -334,18 +314,7 @@ def unanswered(result: Bench) -> Iterator[Cause]:
     if not (gone := lost(result)):
         return
     count = gone + (result.requests or 0)
-    said = (
-        f"{gone:,} of {count:,} requests failed"
-        if result.failed
-        else f"{gone:,} of {count:,} requests that were asked for have no answer"
-    )
+    said = f"{gone:,} of {count:,} requests {'failed' if result.failed else 'that were asked for have no answer'}"
     rest = "nothing was measured" if gone == count else "the figures are of the others"
     change = "the server's log tells why: an error, a limit of time or of length, or a connection that was refused"
     yield Cause("failed requests", f"{said}: {rest}", change=change)
-
-
-def _thrown(result: Bench) -> Iterator[Cause]:
-    thrown = result.facts.get("preemptions", "0")
-    if thrown != "0":
-        change = "more KV memory, fewer running at once (--max-num-seqs), or a larger tp"
-        yield Cause("preemption", f"{thrown} times a request was thrown out of the KV cache and computed again", change=change)

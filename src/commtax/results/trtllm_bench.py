@@ -9,19 +9,13 @@ from collections.abc import Iterator, Mapping
 from commtax.evidence.short_lines import each_line
 from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
-from commtax.results.bench_record import Bench, number, result
+from commtax.results.bench_record import TABLE, Bench, number, result
 
 COUNT, LEVEL = thresholds(__name__)
 MS = 1e-3
 SAYS = patterns(__name__)
-_METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl"}  # else: of a request
-_MEANS = {
-    "average request latency (ms)": "e2el",
-    "average time-to-first-token [ttft] (ms)": "ttft",
-    "average time-per-output-token [tpot] (ms)": "tpot",
-}
-_FACTS = {"tensorrt-llm version": "version", "tensorrt llm version": "version", "dtype": "dtype", "quantization": "quantization"}
-_FACTS |= {"kv cache dtype": "kv_cache_dtype", "pp size": "pp", "ep size": "ep", "scheduling policy": "policy"}
+_METRICS = ("ttft", "tpot", "itl")  # else: of a request
+TRTLLM = TABLE["trtllm"]
 
 
 def looks_like(text: str) -> bool:
@@ -39,7 +33,9 @@ def parse(text: str) -> Iterator[Bench]:
             held, stats, seen = {}, {}, False
         seen = seen or SAYS.title.match(line) is not None
         if part := SAYS.part.search(line):
-            stats.setdefault(_METRICS.get(part[1].lower(), "e2el"), {})[_statistic(part[2].lower())] = (number(part[3]) or 0.0) * MS
+            metric, statistic = part[1].lower(), part[2].lower()
+            kept = stats.setdefault(metric if metric in _METRICS else "e2el", {})
+            kept[TRTLLM["statistics"].get(statistic, statistic)] = (number(part[3]) or 0.0) * MS
         elif pair := SAYS.pair.match(line):
             held.setdefault(" ".join(pair[1].lower().split()), pair[2].strip())
     if seen:
@@ -59,18 +55,11 @@ def _one(held: Mapping[str, str], stats: dict[str, dict[str, float]]) -> Bench:
     def said(name: str) -> float | None:
         return number(held.get(name))
 
-    for name, metric in _MEANS.items():
+    for name, metric in TRTLLM["means"].items():
         if (mean := said(name)) is not None:
             stats.setdefault(metric, {}).setdefault("mean", mean * MS)
     rate, whole = said("issue rate (req/sec)"), said("total latency (ms)")
-    figures = {
-        "model": held.get("model", ""),
-        "num_requests": said("number of requests"),
-        "request_throughput": said("request throughput (req/sec)"),
-        "output_throughput": said("total output throughput (tokens/sec)"),
-        "total_token_throughput": said("total token throughput (tokens/sec)"),
-        "tp_size": said("tp size"),
-    }
+    figures = {"model": held.get("model", ""), **{key: said(label) for key, label in TRTLLM["figures"].items()}}
     return result(
         "trtllm",
         "throughput" if rate is None or rate > LEVEL.limitless else "serve",
@@ -79,9 +68,5 @@ def _one(held: Mapping[str, str], stats: dict[str, dict[str, float]]) -> Bench:
         duration_s=whole * MS if whole else None,
         request_rate=rate if rate and rate <= LEVEL.limitless else math.inf,
         lengths=(said("average input length (tokens)"), said("average output length (tokens)")),
-        facts={name: held[label] for label, name in _FACTS.items() if label in held and held[label] != "None"},
+        facts={name: held[label] for label, name in TRTLLM["facts"].items() if label in held and held[label] != "None"},
     )
-
-
-def _statistic(said: str) -> str:
-    return {"average": "mean", "minimum": "min", "maximum": "max", "p50": "median"}.get(said, said)

@@ -10,9 +10,8 @@ import numpy as np
 
 from commtax.catalog.hardware import MEMORY_SPREAD, is_like, recognise
 from commtax.evidence.collective_names import UNNAMED
-from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Usage
 from commtax.evidence.thresholds import thresholds
-from commtax.evidence.usage import Usage
 from commtax.statement import Note
 from commtax.traces.accounts import Job
 from commtax.traces.meeting import Meetings

@@ -7,9 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from commtax.evidence.finding import Audit, CollectiveRow, Finding, Sent
+from commtax.evidence.finding import Audit, CollectiveRow, Finding, Sent, Usage
 from commtax.evidence.thresholds import levels
-from commtax.evidence.usage import Usage
 from commtax.traces.typical import of_all
 
 LEVEL = levels(__name__)

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from commtax.evidence.finding import Usage
 from commtax.evidence.thresholds import levels
-from commtax.evidence.usage import Usage
 from commtax.evidence.wordings import patterns
 from commtax.statement import Note
 from commtax.timeline import Column, Timeline

@@ -10,9 +10,8 @@ from statistics import median
 
 import numpy as np
 
-from commtax.evidence.finding import Claim, Finding, Section, Sent
+from commtax.evidence.finding import Claim, Finding, Section, Sent, Usage
 from commtax.evidence.thresholds import thresholds
-from commtax.evidence.usage import Usage
 from commtax.statement import Note
 from commtax.traces.accounts import Job
 from commtax.traces.blame import blame

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
-from commtax.evidence.finding import Section, StepRow
-from commtax.evidence.usage import Usage
+from commtax.evidence.finding import Section, StepRow, Usage
 from commtax.traces.trace import named_steps
 
 ROUNDING_S = 1e-12

@@ -62,37 +62,22 @@ def plan_answer(state: State) -> Record:
     return serving_front(plan(q.model, q.cluster, engine=q.engine, dtypes=(state["dt"],), **limits, **wanted))
 
 
-ANSWERS: dict[str, tuple[str, str, Answer, tuple[Key, ...]]] = {
-    "view": ("Everything for one repaint.", "View", state_view, ()),
-    "bill": (
-        "What ``commtax bill --json`` prints for this state.",
-        "PricedAnswer",
-        lambda x: bill_document(Explained(price(settle(x.question)))),
-        (),
-    ),
-    "why": (
-        "One line of the bill, explained.",
-        "WhyView",
-        lambda x: why_view(why(price(settle(x.question)), str(x["line"]))),
-        (LINE,),
-    ),
-    "fit": ("What ``commtax fit --json`` prints for this state.", "FitAnswer", fit_answer, ()),
-    "compare": ("TP against links or batches around this state.", "Grid", lambda x: state_grid(x, x["grid"]), (GRID,)),
-    "pipeline": (
-        "The pipeline and its bubble, in the times of this step.",
-        "Pipeline",
-        lambda x: page_pipeline(price(settle(x.question))),
-        (),
-    ),
-    "plan": ("What ``commtax plan --json`` prints, and its front with the state of each point.", "Front", plan_answer, ()),
-    "catalog": ("Names for the page's fields, presets and the tour.", "Catalog", lambda _: catalogue(), ()),
+ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
+    "view": (state_view, ()),
+    "bill": (lambda x: bill_document(Explained(price(settle(x.question)))), ()),
+    "why": (lambda x: why_view(why(price(settle(x.question)), str(x["line"]))), (LINE,)),
+    "fit": (fit_answer, ()),
+    "compare": (lambda x: state_grid(x, x["grid"]), (GRID,)),
+    "pipeline": (lambda x: page_pipeline(price(settle(x.question))), ()),
+    "plan": (plan_answer, ()),
+    "catalog": (lambda _: catalogue(), ()),
 }
-"""What is asked, the shape of its answer in ``shapes.toml``, what answers it, and the keys that it takes beside the state's."""
+"""What answers each question of ``http.toml``, and the keys that it takes beside the state's."""
 
 
 def written(name: str, query: bytes) -> Written:
     """Read the state, answer it, or say which rule it breaks."""
-    _, _, answer, extra = ANSWERS[name]
+    answer, extra = ANSWERS[name]
     state = None
     try:
         state = _asked(name, query, extra)

@@ -36,7 +36,8 @@ def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
     app = FastAPI(title="commtax", version=__version__, docs_url=None, redoc_url=None, description=__doc__ or "")
     kept = Kept(asker)
     errors: dict[int | str, Any] = {status: _response("Problem", text) for status, text in HTTP["errors"].items()}
-    for name, (summary, shape, _, extra) in ANSWERS.items():
+    for name, (_, extra) in ANSWERS.items():
+        summary, shape = HTTP["answers"][name]
         app.add_api_route(
             f"/api/{name}",
             _endpoint(name, kept),
@@ -162,9 +163,8 @@ def _shape(name: str, told: dict[str, Any]) -> Schema:
 
 def parameters(extra: tuple[Key, ...]) -> list[Schema]:
     """The keys of the state as the schema tells them: the same table that reads them."""
-    return [
-        {"name": k.name, "in": "query", "required": False, "description": k.help, "schema": _schema(k)} for k in (*KEYS, *extra)
-    ]
+    place = {"in": "query", "required": False}
+    return [{"name": k.name, **place, "description": k.help, "schema": _schema(k)} for k in (*KEYS, *extra)]
 
 
 def _schema(key: Key) -> Schema:

@@ -31,9 +31,8 @@ def offline(page: object, name: str = "page") -> str:
     html, tag = _text("index.html", name), SCRIPT.format(name)
     if html.count(STYLE) != 1 or html.count(tag) != 1:
         raise Refusal("html: the page's own files are not as they should be", "html")
-    script = (
-        f'<script type="application/json" id="data">{text}</script>\n<script type="module">\n{_joined(f"{name}.js", name)}</script>'
-    )
+    data = f'<script type="application/json" id="data">{text}</script>'
+    script = f'{data}\n<script type="module">\n{_joined(f"{name}.js", name)}</script>'
     return html.replace(STYLE, f"<style>\n{_text('page.css', name)}</style>").replace(tag, script)
 
 
@@ -54,8 +53,6 @@ def _joined(start: str, page: str) -> str:
             done.append(name)
 
     add(start)
-    plain = (
-        re.sub(r"^export (?=(async )?(function|const|let|class)\b)", "", IMPORT.sub("", _text(n, page)), flags=re.MULTILINE)
-        for n in done
-    )
-    return "\n".join(plain).replace("</script", "<\\/script")
+    modules = "\n".join(IMPORT.sub("", _text(n, page)) for n in done)
+    plain = re.sub(r"^export (?=(async )?(function|const|let|class)\b)", "", modules, flags=re.MULTILINE)
+    return plain.replace("</script", "<\\/script")

@@ -91,7 +91,8 @@ def _work(line: socket.socket) -> None:
         text = line.recv(name + query, socket.MSG_WAITALL)
         with _mortal(line):
             status, body = _answer(text[:name].decode(), text[name:])
-        line.sendall(TOLD.pack(status, len(body), done == SHARE or _resident() > MOST_RESIDENT) + body)
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        line.sendall(TOLD.pack(status, len(body), done == SHARE or resident > MOST_RESIDENT) + body)
 
 
 @contextlib.contextmanager
@@ -114,8 +115,3 @@ def _answer(name: str, query: bytes) -> Written:
     except Exception:
         traceback.print_exc()  # our own mistake: said where the server was started
         return 500, problem("this question found a mistake in commtax; where it was started stands which", name)
-
-
-def _resident() -> float:
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most

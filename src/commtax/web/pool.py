@@ -27,10 +27,8 @@ LAST_WORD_S = 0.5
 """Seconds that the nursery has to see its workers off."""
 WAIT_S = 2.0
 """Seconds that a question waits for a free worker."""
-BUSY = (
-    429,
-    problem("The server is busy with other questions; ask again in a moment.", "server", "a bounded number of questions at a time"),
-)
+SAID = "The server is busy with other questions; ask again in a moment."
+BUSY = 429, problem(SAID, "server", "a bounded number of questions at a time")
 GOING = 429, problem("The server is being stopped; ask again when it runs.", "server", "no answers while it stops")
 
 

@@ -31,6 +31,7 @@ def view(step: Explained, state: State, command: str = "") -> Record:
     """
     b, q = step.bill, step.bill.question
     ways, bars = moves(q), [_bar(x, step) for x in step.layer.bars]
+    trained = {"trained": b if q.trains else None, "mfu_definition": b.mfu_definition if q.trains else ""}
     changes = [(c, c.delta_s / float(b.step_s), patch_of(c.changes, q)) for c in step.what_ifs]
     return record(
         "page-view",
@@ -39,7 +40,7 @@ def view(step: Explained, state: State, command: str = "") -> Record:
         state=dict(normal(state, q).keys),
         title=f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}, {q.engine.name}",
         cluster=_machine(q),
-        totals=_totals(step),
+        totals=record("page-totals", step=step, bill=b, source=weakest(b), **trained),
         layer={"length_s": step.layer.length_s, "note": step.layer.note, "bars": bars},
         lines=[_line(x, step) for x in by_cost(b)],
         changes=[record("page-change", change=c, share=share, patch=patch) for c, share, patch in changes],
@@ -48,13 +49,6 @@ def view(step: Explained, state: State, command: str = "") -> Record:
         limits={name: [move.value for move in way] for name, way in ways.items()} | _limits(q, state),
         moves={name: [{"patch": shortened(move.sizes), "note": move.note} for move in way] for name, way in ways.items()},
     )
-
-
-def _totals(step: Explained) -> Record:
-    b, trains = step.bill, step.bill.question.trains
-    definition = b.mfu_definition if trains else ""
-    trained = {"trained": b if trains else None, "mfu_definition": definition}
-    return record("page-totals", step=step, bill=b, source=weakest(b), **trained)
 
 
 def normal(state: State, q: Question) -> State:

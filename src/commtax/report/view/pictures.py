@@ -1,7 +1,5 @@
 """What the page draws beside a view: plans as points, each with the state that it is."""
 
-from typing import Any
-
 import numpy as np
 
 from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
@@ -77,18 +75,14 @@ def served_patch(a: ServingPlans, rows: ServingColumns, i: int) -> dict[str, Val
 
 def training_front(a: TrainPlans) -> Record:
     """Memory per rank against MFU."""
-    drawn = np.unique([*_undominated(a.plans)[:MOST].tolist(), a.recommended]) if len(a.plans) else np.arange(len(a.near))
+    held = a.plans.memory_bytes  # of plans from the fastest on: drawn are those that need less than all before them
+    less = np.flatnonzero(np.r_[True, held[1:] < np.minimum.accumulate(held)[:-1]]) if len(held) else held
+    drawn = np.unique([*less[:MOST].tolist(), a.recommended]) if len(a.plans) else np.arange(len(a.near))
     rows = a.plans.take(drawn) if len(a.plans) else a.near
     points = [_trained(a, rows, i, bool(len(a.plans)) and int(drawn[i]) == a.recommended) for i in range(len(rows))]
     sentence = f"{recommended_words(a)}: {a.why[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
     titles = {"x_title": "memory per rank, GB", "y_title": "MFU"}
     return {**plans_document(a, TOP), "front": points, "sentence": sentence, **titles}
-
-
-def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
-    """Of plans from the fastest on: those that need less memory than all before them."""
-    least = np.minimum.accumulate(rows.memory_bytes)
-    return np.flatnonzero(np.r_[True, rows.memory_bytes[1:] < least[:-1]])
 
 
 def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Record:

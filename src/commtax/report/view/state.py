@@ -19,6 +19,7 @@ from commtax.catalog.loader import suggest
 from commtax.catalog.models import named
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import TRAINING
+from commtax.files import table
 from commtax.options import options, page_keys
 from commtax.planner.serving_search import OBJECTIVES
 from commtax.question import PHASES, Question
@@ -68,9 +69,8 @@ class Key:
             return self._word(text)
         whole = isinstance(self.default, int)
         if not re.fullmatch(INTEGER if whole else NUMBER, text):
-            raise RefusedError(
-                f"{self.name}: {'a whole number' if whole else 'a number'} is needed, not '{_shown(text)}'", self.name
-            )
+            kind = "a whole number" if whole else "a number"
+            raise RefusedError(f"{self.name}: {kind} is needed, not '{_shown(text)}'", self.name)
         value = int(text) if whole else float(text)
         if not self.low <= value <= self.high:
             near: Any = min(max(value, self.low), self.high)
@@ -255,9 +255,8 @@ def _model(key: str, config: str, hidden: int, layers: int, name: str) -> Model:
 def _cluster(name: str, intra: str, inter: str) -> Cluster:
     """The cluster with its links; bounded, because a page draws it, and no file, because whoever asks need not be its owner."""
     if catalog.is_file(name):
-        raise RefusedError(
-            f"c '{_shown(name)}': the page reads no files; a name of the catalogue, or 8xh100-sxm", "c", malformed=False
-        )
+        rule = f"c '{_shown(name)}': the page reads no files; a name of the catalogue, or 8xh100-sxm"
+        raise RefusedError(rule, "c", malformed=False)
     place = catalog.cluster(name, intra=intra, inter=inter)
     if place.num_gpus > MAX_GPUS:
         raise RefusedError(f"c: {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that the page draws", "c", malformed=False)
@@ -267,12 +266,12 @@ def _cluster(name: str, intra: str, inter: str) -> Cluster:
 def pasted(text: str) -> Mapping[str, object]:
     """The config.json that somebody pasted, as an object."""
     try:
-        table = json.loads(text, parse_constant=_no_constant)
+        config = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"cfg: not valid JSON ({_shown(str(error))})", "cfg", malformed=False) from None
-    if not isinstance(table, dict):
+    if not isinstance(config, dict):
         raise RefusedError("cfg: a JSON object is needed, as in config.json", "cfg", malformed=False)
-    return table
+    return config
 
 
 def _no_constant(name: str) -> float:
@@ -280,22 +279,12 @@ def _no_constant(name: str) -> float:
 
 
 def free_config(hidden: int, layers: int) -> Mapping[str, object]:
-    """The lesson's layer, 12 h^2 parameters: as many key as query heads and two matrices of 4 h, without a gate."""
+    """The lesson's layer in these sizes."""
     if hidden < 64 or hidden % 64:
         near = max(64, round(hidden / 64) * 64)
         raise RefusedError(f"h={hidden}: a multiple of 64, so that heads are whole", "h", [near], malformed=False)
-    return {
-        "architectures": ["MPTForCausalLM"],
-        "d_model": hidden,
-        "n_heads": hidden // (128 if hidden % 128 == 0 else 64),
-        "n_layers": layers,
-        "expansion_ratio": 4,
-        "no_bias": True,
-        "learned_pos_emb": False,
-        "vocab_size": 32_768,
-        "max_seq_len": 2**20,
-        "torch_dtype": "bfloat16",
-    }
+    sizes = {"d_model": hidden, "n_heads": hidden // (128 if hidden % 128 == 0 else 64), "n_layers": layers}
+    return {**table("report/view/tour.toml")["free"], **sizes}
 
 
 def refusal(error: ValueError) -> RefusedError:
