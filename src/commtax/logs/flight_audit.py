@@ -49,6 +49,7 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
         culprit=blamed,
         collectives=tuple(_rows(groups)),
         facts=_facts(ranks),
+        blamed=root.code if root and not root.entry.where else "",  # a cause with a line of the program is told by itself
     )
 
 
@@ -62,7 +63,9 @@ def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysi
     first = next((who for f in analysis.faults if (who := f.missing or f.culprits)), ())
     culprit = Culprit("late rank", first[0], None, causes[0].said) if len(first) == 1 else None  # of several, which began it?
     notes = (Note("claim", "what an analyser says is judged by itself: nothing of the claim is in it"),) if claim else ()
-    return Section("flight", (name,), tuple(findings), notes, causes=causes, culprit=culprit)
+    return Section(
+        "flight", (name,), tuple(findings), notes, causes=causes, culprit=culprit, blamed=causes[0].code if culprit else ""
+    )
 
 
 def _analysed(fault: Fault) -> tuple[str, str, None, None, str]:

@@ -20,6 +20,8 @@ SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP,
 COUNT = counts(__name__)
 GONE = ("Broken pipe", "Connection closed", "Connection reset", "Connection refused")  # the other end of a connection failed first
 _CAUSES = table("logs/log_causes.toml")
+Blamed = tuple[Culprit, str]
+"""Who is to blame, and the code of the cause that says so; "" where none does."""
 CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
 
 
@@ -27,7 +29,7 @@ def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str
     """The logs of all ranks of a job (or of one of them)."""
     log = joined(logs)
     found = sorted(causes(log, claim), key=lambda c: -(c.cost_s or 0.0))
-    culprit = _desync(log) or _late(log) or _absent(log)
+    culprit, blamed = _desync(log) or _late(log) or _absent(log) or (None, "")
     return Section(
         "log",
         tuple(names),
@@ -37,6 +39,7 @@ def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str
         culprit=culprit,
         collectives=tuple(_called(log)),
         facts=facts(log),
+        blamed=blamed,
     )
 
 
@@ -225,8 +228,7 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     if log.timeouts:
         yield _timed_out(log)
         yield from _behind(log)
-        unheard = list(_unheard(log))
-        yield from unheard
+        yield from (unheard := _unheard(log))
         if not unheard and (gone := _silent(log)):
             yield _cause("absent", _missing(log, gone))
     for comm in _stuck(log)[: COUNT.named]:
@@ -316,18 +318,18 @@ def _timed_out(log: NcclLog) -> Cause:
     return _cause("timeout", said)
 
 
-def _unheard(log: NcclLog) -> Iterator[Cause]:
+def _unheard(log: NcclLog) -> list[Cause]:
     """Ranks of the first group that gave up of which the text has no line: by the elements that it shares out."""
     first = min(log.timeouts, key=lambda t: t.seq)
     spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
     there = {t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op}
     if first.members <= len(spoke):
-        return
+        return []
     gone = sorted(set(range(min(first.members, COUNT.most_ranks))) - spoke) if max(spoke) < first.members else []
     who = _ranks(gone) if gone else f"{first.members - len(there)} of them"
     has = "has" if len(gone) == 1 else "have"
     said = f"{first.op} number {first.seq} is shared out among {first.members} ranks, and {who} {has} no line here"
-    yield _cause("absent", f"{said}: never came, had ended before, or their lines are cut")
+    return [_cause("absent", f"{said}: never came, had ended before, or their lines are cut")]
 
 
 def _waited(log: NcclLog, seq: int) -> set[int]:
@@ -358,12 +360,12 @@ def _silent(log: NcclLog) -> list[int]:
     return gone if few and len(spoke) >= (2 if log.world else 3) else []
 
 
-def _absent(log: NcclLog) -> Culprit | None:
+def _absent(log: NcclLog) -> Blamed | None:
     """The one rank that did not wait in the collective in which all others did."""
     gone = _silent(log) if len({(t.seq, t.op) for t in log.timeouts}) == 1 else []
     if len(gone) != 1:
         return None
-    return Culprit("late rank", gone[0], None, _missing(log, gone))
+    return Culprit("late rank", gone[0], None, _missing(log, gone)), "" if _unheard(log) else "absent"
 
 
 def _missing(log: NcclLog, gone: Sequence[int]) -> str:
@@ -387,7 +389,7 @@ def _apart(log: NcclLog) -> str:
     return ""
 
 
-def _late(log: NcclLog) -> Culprit | None:
+def _late(log: NcclLog) -> Blamed | None:
     """The rank that had not asked for a collective on which the others of its group gave up."""
     groups: dict[str, list[int]] = {}
     for group, rank in log.progress:
@@ -397,7 +399,7 @@ def _late(log: NcclLog) -> Culprit | None:
         late = [rank for rank in ranks if log.progress[group, rank].enqueued < failed]
         if 0 < len(late) < len(ranks):
             said = f"{_ranks(late)} never called collective {failed} of group {group}, on which the others waited"
-            return Culprit("late rank", late[0], None, said)
+            return Culprit("late rank", late[0], None, said), ""
     return None
 
 
@@ -414,10 +416,10 @@ def _differing(log: NcclLog) -> tuple[str, list[int]] | None:
     return None
 
 
-def _desync(log: NcclLog) -> Culprit | None:
+def _desync(log: NcclLog) -> Blamed | None:
     """The rank that called something else than most under the same number."""
     found = _differing(log)
-    return Culprit("late rank", found[1][0], None, found[0]) if found and found[1] else None
+    return (Culprit("late rank", found[1][0], None, found[0]), "mismatch") if found and found[1] else None
 
 
 def _together(log: NcclLog, size: int, calls: dict[Who, tuple[str, ...]]) -> list[list[Who]]:

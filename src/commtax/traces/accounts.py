@@ -59,14 +59,14 @@ class Accounts:
         count = self.total_s.shape[1]
         size = max(1, -(-count // most))
         first = np.arange(0, count - count % size or count, size)
-        kept = first[-1] + size if len(first) else 0
-        sums = {f.name: summed(getattr(self, f.name)[:, :kept], first) for f in fields(self)}
+        sums = {f.name: summed(getattr(self, f.name), first) for f in fields(self)}
         return replace(self, **{**sums, "begin_s": self.begin_s[:, first]}), first
 
 
 def summed(rows: Column, first: Column) -> Column:
-    """Columns put together from each first one on."""
-    return np.add.reduceat(rows, first, axis=1)
+    """Columns put together from each first one on; those at the end that make no whole bundle are left out."""
+    size = int(first[1] - first[0]) if len(first) > 1 else rows.shape[1]
+    return np.add.reduceat(rows[:, : int(first[-1]) + size if len(first) else 0], first, axis=1)
 
 
 @dataclass(frozen=True)  # without slots: what is asked often is kept
@@ -224,21 +224,18 @@ class Job:
     def _account(self, place: int) -> Accounts:
         """One rank's, of all its steps."""
         ran, (begin, end) = self.covered[place], self.windows[place]
-        compute, comm, either, anything = (c.within(begin, end) for c in (ran.compute, ran.comm, ran.either, ran.anything))
+        compute, exposed, under, copy, anything = ran.spent(begin, end)
         start, finish = spans(self.traces[place])
         alone = np.nan_to_num(self.alone[place])
         waited = np.where(np.isnan(self.waiting[place]), alone, self.waiting[place])
         # Without waiting it would have ended so much earlier: what is exposed of it is waiting first.
         shown = np.minimum(waited, finish - start - ran.compute.within(start, finish))
-        exposed = np.maximum(0.0, either - compute)
         wait = np.minimum(exposed, self._summed(place, start, start + waited, shown))
         hidden = np.maximum(0.0, self._summed(place, start, finish, finish - start - waited) - (exposed - wait))
-        hidden = np.minimum(hidden, np.maximum(0.0, comm + compute - either))  # no more than lies under compute
-        total, copy = end - begin, np.maximum(0.0, anything - either)
-        idle, starved = np.maximum(0.0, total - anything), self._summed(place, start, finish, alone)
-        return Accounts(
-            self.job_s(place, begin), total, compute, exposed - wait, wait, hidden, copy, idle, self._host(place, finish), starved
-        )
+        hidden = np.minimum(hidden, under)  # no more than lies under compute
+        idle, host = np.maximum(0.0, end - begin - anything), self._summed(place, *self._pauses(place, finish))
+        begun, starved = self.job_s(place, begin), self._summed(place, start, finish, alone)
+        return Accounts(begun, end - begin, compute, exposed - wait, wait, hidden, copy, idle, host, starved)
 
     def _summed(self, place: int, start: Column, end: Column, seconds: Column) -> Column:
         """Seconds of spans in each step, shared by time between the steps in which a span begins and ends."""
@@ -250,11 +247,6 @@ class Job:
         inside = np.append(share * seconds, rest * seconds)
         at = np.append(first, last)
         return np.bincount(at[at >= 0], weights=inside[at >= 0], minlength=len(begin))[: len(begin)]
-
-    def _host(self, place: int, ends: Column) -> Column:
-        """Of each step the pauses of compute that no collective's end explains."""
-        since, until, free = self._pauses(place, ends)
-        return self._summed(place, since, until, free)
 
     def _pauses(self, place: int, ends: Column) -> tuple[Column, Column, Column]:
         """When compute pauses, and for how long of that no collective's end explains it.

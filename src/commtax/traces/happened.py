@@ -13,7 +13,7 @@ from commtax.evidence.thresholds import counts
 from commtax.timeline import Column, Timeline
 from commtax.traces.accounts import Job
 from commtax.traces.meeting import spans
-from commtax.traces.trace import KINDS, Collective
+from commtax.traces.trace import KINDS, Collective, holding
 
 COUNT = counts(__name__)
 
@@ -24,11 +24,8 @@ def step_rows(job: Job) -> tuple[StepRow, ...]:
 
 
 def _steps_of(job: Job, place: int) -> Iterator[StepRow]:
-    trace, ran = job.traces[place], job.covered[place]
-    begin, end = job.windows[place]
-    compute, comm, either, anything = (c.within(begin, end) for c in (ran.compute, ran.comm, ran.either, ran.anything))
-    exposed, hidden = np.maximum(0, either - compute), np.maximum(0, comm + compute - either)
-    copy = np.maximum(0, anything - either)
+    trace, ran, (begin, end) = job.traces[place], job.covered[place], job.windows[place]
+    compute, exposed, hidden, copy, _ = ran.spent(begin, end)
     idle = np.maximum(0, end - begin - compute - exposed - copy)
     usual = np.isin(np.arange(len(begin)), job.usual[place])
     columns = (job.job_s(place, begin), compute, exposed, hidden, copy, idle, usual)
@@ -146,9 +143,8 @@ def kernel_rows(job: Job) -> tuple[KernelRow, ...]:
 def named_work(job: Job, place: int) -> Mapping[tuple[str, int], tuple[int, float]]:
     """Of each name and kind how often it ran in a rank's steps, and how long together."""
     trace = job.traces[place]
-    line, (begin, end) = trace.timeline, job.windows[place]
-    at = np.searchsorted(begin, line.start_s, side="right") - 1
-    inside = np.flatnonzero((at >= 0) & (line.start_s < end[at])) if len(end) else np.zeros(0, dtype=int)
+    line = trace.timeline
+    inside = np.flatnonzero(holding(np.column_stack(job.windows[place]), line.start_s) >= 0)
     kinds = line.kind.tolist()
     keys: dict[tuple[str, int], int] = {}
     code = np.fromiter((keys.setdefault((line.name[i], kinds[i]), len(keys)) for i in inside.tolist()), int, len(inside))

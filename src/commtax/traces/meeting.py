@@ -25,19 +25,6 @@ TICK_S = 1e-9  # of a profiler's clock
 Key = tuple[str, str, tuple[int, ...], int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """One collective on its ranks. A rank that comes late finds the others waiting: its own time is the least."""
-
-    op: str
-    seconds: tuple[float, ...]  # one for each of its ranks that are here
-    step: int  # of the first of them
-
-    @property
-    def wire_s(self) -> float:
-        return min(self.seconds)
-
-
 @dataclass(frozen=True)  # without slots: what is asked often is kept
 class Meetings:
     """Collectives that several ranks' traces hold, as columns: a row for each rank of each, rows of one side by side.
@@ -106,7 +93,7 @@ class Meetings:
 
     @cached_property
     def wire_s(self) -> Column:
-        """Of each collective the least over its ranks."""
+        """Of each collective the least over its ranks: one that comes late finds the others waiting."""
         return np.minimum.reduceat(self.seconds, self.first) if len(self.first) else np.zeros(0)
 
     @cached_property
@@ -120,11 +107,6 @@ class Meetings:
         """Of each collective its lane on the first of its ranks, counted among the lanes of its kind."""
         counted = [_lanes(t) for t in self.traces]
         return [counted[p][i] for p, i in zip(self.place[self.first].tolist(), self.index[self.first].tolist(), strict=True)]
-
-    @property
-    def matched(self) -> tuple[Meeting, ...]:
-        parts = np.split(self.seconds, self.first[1:]) if len(self.first) else []
-        return tuple(Meeting(c.op, tuple(p.tolist()), c.step) for c, p in zip(self.calls, parts, strict=True))
 
 
 def spans(trace: Trace) -> tuple[Column, Column]:

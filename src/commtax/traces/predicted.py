@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from commtax.evidence.finding import Claim, Section
 from commtax.ledger import Line
 from commtax.timeline import Timeline
-from commtax.traces.trace import KINDS, Step, named_steps
+from commtax.traces.trace import KINDS, Step, named_steps, timeline_of
 from commtax.verbs.billing import StepBill
 from commtax.verbs.layer import ENDS, layer_of
 
@@ -40,20 +40,7 @@ def _length(steps: Sequence[Step], phase: str) -> int:
 
 def predicted_step(b: StepBill) -> Timeline:
     """A served step, kernel after kernel: what comes before the layers, the layers one like the other, what follows, the host."""
-    import numpy as np
-
-    rows = list(_rows(b))
-    lanes = tuple(dict.fromkeys(lane for lane, *_ in rows))
-    kinds = (*KINDS, HOST)
-    return Timeline(
-        lane=np.array([lanes.index(r[0]) for r in rows], dtype=int),
-        start_s=np.array([r[1] for r in rows]),
-        end_s=np.array([r[2] for r in rows]),
-        kind=np.array([kinds.index(r[3]) for r in rows], dtype=int),
-        name=tuple(r[4] for r in rows),
-        lanes=lanes,
-        kinds=kinds,
-    )
+    return timeline_of(list(_rows(b)), (*KINDS, HOST))
 
 
 def _rows(b: StepBill) -> Iterator[Row]:

@@ -1,7 +1,9 @@
-"""Whether something in a row of steps is above nothing, always or from some step on, beyond what chance does."""
+"""Whether something in a row of steps is above nothing, always or from some step on, beyond what chance does; and who is then
+suspected of what."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +29,7 @@ class Rise:
         return self.level - self.before
 
 
-def rise(x: Column, least: float, changed: bool = False) -> Rise | None:
+def rise(x: Column, least: float = LEVEL.least, changed: bool = False) -> Rise | None:
     """The level of a series where it is at least so much above nothing; with ``changed`` above what it was before, and not always.
 
     >>> found = rise(np.array([0.0, 0.01, 0.0, 0.3, 0.31, 0.3]), 0.05)
@@ -73,3 +75,26 @@ def _split(x: Column) -> int:
     left, right = sums[at - 1] / at, (sums[-1] - sums[at - 1]) / (n - at)
     gained = at * (n - at) * (right - left) ** 2
     return int(at[np.argmax(gained)])
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A culprit's kind, its place among the ranks (None: nobody's), cost as a share of a step, first step, and the evidence."""
+
+    kind: str
+    place: int | None
+    cost: float
+    since: int
+    said: str
+
+
+def of_others(x: Column) -> Column:
+    """For each row the median of the other rows."""
+    rows = np.arange(len(x))
+    return np.array([np.median(x[rows != r], axis=0) for r in rows]) if len(x) > 1 else np.zeros_like(x)
+
+
+def dearest(rises: Iterable[Rise | None]) -> tuple[int, Rise] | None:
+    """Of rises the one that grew most, with its place."""
+    found = [(r.grown, place, r) for place, r in enumerate(rises) if r is not None]
+    return max(found, key=lambda f: f[:2])[1:] if found else None

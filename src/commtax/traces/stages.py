@@ -10,8 +10,7 @@ from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, Job, summed
 from commtax.traces.meeting import MESSAGE
-from commtax.traces.series import Rise, rise
-from commtax.traces.suspects import Suspect, of_others
+from commtax.traces.series import Rise, Suspect, dearest, of_others, rise
 
 LEVEL = levels(__name__)
 
@@ -107,36 +106,28 @@ def starved(job: Job, accounts: Accounts, first: Column, explained: bool) -> Ite
     changed = not (job.gathered or job.named)  # else what is so from the beginning on may be the schedule
     late = list(_undelivered(job, accounts.starved_s / step_s, accounts.compute_s / step_s, changed))
     within = np.array([job.paused_within(place) for place in range(len(job.traces))])
-    idle = summed(within[:, : _whole(first, within.shape[1])], first) / step_s
-    late += _fed_late(job, [rise(x, levels("traces.suspects").least, changed) for x in idle - of_others(idle)])
+    idle = summed(within, first) / step_s
+    late += _fed_late(job, idle, changed)
     if not late and not explained:
         late = list(_handed_late(job, accounts, first))
     if not late and not explained:
-        whole = accounts.host_s / step_s
-        late = list(_fed_late(job, [rise(x, levels("traces.suspects").least, changed=True) for x in whole - of_others(whole)]))
+        late = list(_fed_late(job, accounts.host_s / step_s, changed=True))
     yield from late
 
 
-def _whole(first: Column, count: int) -> int:
-    """Columns that are put together: those at the end that make no whole bundle are left out."""
-    size = int(first[1] - first[0]) if len(first) > 1 else count
-    return int(first[-1]) + size if len(first) else 0
-
-
-def _fed_late(job: Job, risen: list[Rise | None]) -> Iterator[Suspect]:
+def _fed_late(job: Job, idle: Column, changed: bool) -> Iterator[Suspect]:
     """The stage behind the one that idles most before it sends; itself where it idles before it receives."""
-    found = [(r.grown, place, r) for place, r in enumerate(risen) if r is not None]
-    if not found:
+    worst = dearest(rise(x, changed=changed) for x in idle - of_others(idle))
+    if worst is None:
         return
-    level, place, worst = max(found, key=lambda f: f[:2])
+    place, level = worst[0], worst[1].grown
     rank, last = job.traces[place].rank, len(job.traces) - 1
     partner = _partner_behind_pauses(job, place)
     starving = place + 1 if partner > place and place < last else place
-    if starving == place:
-        said = f"rank {rank} idles {level:.0%} of a step before it takes what it is sent"
-    else:
+    said = f"rank {rank} idles {level:.0%} of a step before it takes what it is sent"
+    if starving != place:
         said = f"rank {job.traces[starving].rank} waits for rank {rank}, which idles {level:.0%} of a step before it hands over"
-    yield Suspect("starved stage", starving, level, worst.since, said)
+    yield Suspect("starved stage", starving, level, worst[1].since, said)
 
 
 def _partner_behind_pauses(job: Job, place: int) -> int:
@@ -168,15 +159,12 @@ def _handed_late(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspec
     """
     groups = stages(job)
     begun = np.array([np.mean([_first_compute(job, place) for place in group], axis=0) for group in groups])
-    hops = summed(np.diff(begun[:, : _whole(first, begun.shape[1])], axis=0), first) / accounts.step_s
-    found = [
-        (r.grown, at, r)
-        for at, r in enumerate(rise(x, levels("traces.suspects").least, changed=True) for x in hops)
-        if r is not None
-    ]
-    if not found:
+    hops = summed(np.diff(begun, axis=0), first) / accounts.step_s
+    worst = dearest(rise(x, changed=True) for x in hops)
+    if worst is None:
         return
-    level, at, r = max(found, key=lambda f: f[:2])
+    at, r = worst
+    level = r.grown
     grown = np.median(hops[:, r.since :], axis=1) - np.median(hops[:, : r.since], axis=1)
     if np.any(np.delete(grown, at) > LEVEL.first * level):
         return
@@ -197,7 +185,7 @@ def _beyond(job: Job, waits: Column, computed: Column, changed: bool) -> list[Ri
     """How much longer each stage waits than the one before it, beyond the microbatch that fills the pipeline."""
     messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
     ahead = np.vstack([waits[:1], (waits + computed / max(1.0, min(messages)))[:-1]])
-    return [rise(x, levels("traces.suspects").least, changed) for x in waits - ahead]
+    return [rise(x, changed=changed) for x in waits - ahead]
 
 
 def _first(risen: list[Rise | None]) -> list[tuple[int, Rise]]:

@@ -10,8 +10,7 @@ import numpy as np
 from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, Job
-from commtax.traces.series import rise
-from commtax.traces.suspects import Suspect, of_others
+from commtax.traces.series import Suspect, of_others, rise
 from commtax.traces.trace import KINDS as WORK
 
 LEVEL = levels(__name__)
@@ -25,7 +24,7 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
         return
     wait = accounts.wait_s[chosen]
     late = (of_others(wait) - wait) / step_s
-    found = [(r.level, i, r.since) for i, r in enumerate(rise(x, levels("traces.suspects").least) for x in late) if r is not None]
+    found = [(r.level, i, r.since) for i, r in enumerate(map(rise, late)) if r is not None]
     if not found:
         return
     level, at, since = max(found)
@@ -72,7 +71,7 @@ def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
         return
     # Of the ranks the one that still hides most: where a single one has lost it, the others wait for that one.
     exposed, hidden = np.min(accounts.wire_s, axis=0) / step_s, np.max(accounts.hidden_s, axis=0) / step_s
-    risen = rise(exposed, levels("traces.suspects").least, changed=True)
+    risen = rise(exposed, changed=True)
     if risen is None:
         return
     before, after = slice(0, risen.since), slice(risen.since, None)

@@ -35,35 +35,9 @@ _SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TA
 
 def usage(timeline: Timeline, windows: Sequence[Span]) -> Usage:
     """How the windows of a rank were spent."""
-    ran, (begin, end) = covered(timeline), np.array(windows, dtype=float).reshape(-1, 2).T
-    kinds = (ran.compute, ran.comm, ran.either, ran.anything)
-    compute, comm, either, anything = (float(np.sum(c.within(begin, end))) for c in kinds)
-    return Usage(
-        total_s=float(np.sum(end - begin)),
-        compute_s=compute,
-        exposed_s=max(0.0, either - compute),
-        hidden_s=max(0.0, comm + compute - either),
-        copy_s=max(0.0, anything - either),
-    )
-
-
-def within(spans: Spans, windows: Sequence[Span]) -> float:
-    """Seconds of spans (in order, none over another) that lie inside the windows."""
-    return measure(spans)(windows)
-
-
-def measure(spans: Spans) -> Callable[[Sequence[Span]], float]:
-    """``within`` for many windows one after the other: what they are taken from is added up once."""
-    edges = np.array(spans, dtype=float).ravel()
-    sums = np.repeat(np.concatenate([[0.0], np.cumsum(np.diff(edges)[::2])]), 2)[1:-1]
-
-    def inside(windows: Sequence[Span]) -> float:
-        if not len(edges) or not len(windows):
-            return 0.0
-        so_far = np.interp(np.array(windows), edges, sums)  # it grows inside a span and rests between
-        return float(np.sum(so_far[:, 1] - so_far[:, 0]))
-
-    return inside
+    begin, end = np.array(windows, dtype=float).reshape(-1, 2).T
+    *spent, _ = covered(timeline).spent(begin, end)
+    return Usage(*(float(np.sum(seconds)) for seconds in (end - begin, *spent)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +102,20 @@ class Trace:
         return usage(self.timeline, [(s.start_s, s.end_s) for s in steps] or [(self.timeline.begin_s, self.timeline.finish_s)])
 
 
-def timeline_of(rows: Sequence[tuple[str, float, float, str, str]]) -> Timeline:
+def holding(spans: Spans, moments: Column) -> Column:
+    """Which of the spans, in order, holds each moment; -1: none does.
+
+    >>> holding([(0.0, 1.0), (2.0, 3.0)], np.array([0.5, 1.0, 2.0])).tolist()
+    [0, -1, 1]
+    """
+    if not len(spans) or not len(moments):
+        return np.full(len(moments), -1)
+    edges = np.asarray(spans)
+    last = np.searchsorted(edges[:, 0], moments, side="right") - 1
+    return np.where((last >= 0) & (moments < edges[last, 1]), last, -1)
+
+
+def timeline_of(rows: Sequence[tuple[str, float, float, str, str]], kinds: tuple[str, ...] = KINDS) -> Timeline:
     """Rows of lane, start, end, kind and name as columns."""
     lane, start, end, kind, name = zip(*rows, strict=True) if rows else ((), (), (), (), ())
     lanes = tuple(dict.fromkeys(lane))
@@ -137,10 +124,10 @@ def timeline_of(rows: Sequence[tuple[str, float, float, str, str]]) -> Timeline:
         lane=np.array([codes[x] for x in lane], dtype=int),
         start_s=np.array(start, dtype=float),
         end_s=np.array(end, dtype=float),
-        kind=np.array([KINDS.index(k) for k in kind], dtype=int),
+        kind=np.array([kinds.index(k) for k in kind], dtype=int),
         name=name,
         lanes=lanes,
-        kinds=KINDS,
+        kinds=kinds,
     )
 
 

@@ -85,7 +85,7 @@ def _outside(job: Job) -> Iterator[Finding]:
     """What each rank computes in the whole trace, where its steps hold less than half of that."""
     for place, trace in enumerate(job.traces[: COUNT.most_ranks]):
         ran, (begin, end) = job.covered[place].compute, job.windows[place]
-        total = float(ran.within(np.array([-math.inf]), np.array([math.inf]))[0])
+        total = ran.seconds(-math.inf, math.inf)
         inside = float(ran.within(begin, end).sum())
         if trace.on_device and inside < LEVEL.in_steps * total:
             item = Note("outside", f"rank {trace.rank}: compute in the whole trace")

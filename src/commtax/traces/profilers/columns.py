@@ -35,7 +35,6 @@ _ROLE, _TRAINS, _GRADIENT = 15, 16, 32  # of a host's event, that it runs in tra
 _OF_COLLECTIVES = ("Collective name", "In msg nelems", "Group size")
 _CATEGORIES: Mapping[str, Any] = TABLE["categories"]
 COPY_KERNELS, WAIT_KERNELS, _LAUNCH_ENDS = (tuple(_CATEGORIES[of]) for of in ("copy_kernels", "wait_kernels", "launch_ends"))
-WAITING_CALLS: tuple[str, ...] = tuple(_CATEGORIES["waiting_calls"])
 _KINDS = {"kernel": KERNEL, "copy": COPY, "launch": LAUNCH, "annotation": ANNOTATION, "operator": OPERATOR}
 
 

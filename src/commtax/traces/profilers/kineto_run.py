@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,22 +15,12 @@ import numpy as np
 
 from commtax.evidence.collective_names import UNNAMED, algorithm_of, call_op, kernel_op, shared_memory_op
 from commtax.evidence.thresholds import thresholds
-from commtax.timeline import Column, Timeline, merged, pairs
+from commtax.timeline import Column, Timeline, pairs
 from commtax.traces import trace
-from commtax.traces.profilers.columns import (
-    CALL,
-    COPY_KERNELS,
-    OWN,
-    RECORD,
-    SHARED,
-    STEP,
-    TORCH_CALL,
-    WAIT_KERNELS,
-    WAITING_CALLS,
-    Columns,
-)
-from commtax.traces.profilers.kineto_facts import Facts
-from commtax.traces.trace import Collective, Span, Step
+from commtax.traces.coverage import Coverage, coverage
+from commtax.traces.profilers.columns import CALL, COPY_KERNELS, OWN, RECORD, SHARED, STEP, TORCH_CALL, WAIT_KERNELS, Columns
+from commtax.traces.profilers.kineto_facts import TABLE, Facts
+from commtax.traces.trace import Collective, Span, Step, holding
 
 Groups = Mapping[str, tuple[int, ...]]
 """Ranks of the process groups, by name."""
@@ -190,7 +180,7 @@ class Run:
             """Its own time in a pause: before its step ends, and not inside a call that waits for the device; or all the time
             until it launched what follows."""
             until = min(end, host_end_s)
-            own = until - begin - self._in_driver([(begin, until)]) if until > begin else 0.0
+            own = until - begin - self._in_driver.seconds(begin, until) if until > begin else 0.0
             return max(own, self._unlaunched(rows, begin, end))
 
         spans = np.stack([self.device["start"][rows], self.device["end"][rows]], axis=1)
@@ -209,20 +199,20 @@ class Run:
         ahead = 2 * np.sum((ends - starts)[:behind]) < np.sum(ends - starts)
         if not until > begin or (ahead and starts[0] <= self.device["start"][0]):
             return 0.0
-        return until - begin - self._busy([(begin, until)])
+        return until - begin - self._busy.seconds(begin, until)
 
     @cached_property
-    def _busy(self) -> Callable[[Sequence[Span]], float]:
-        """How long the device did anything, in given windows."""
+    def _busy(self) -> Coverage:
+        """When the device did anything."""
         works = ~self.device["waits"]
-        return trace.measure(merged(self.device["start"][works], self.device["end"][works]))
+        return coverage(self.device["start"][works], self.device["end"][works])
 
     @cached_property
-    def _in_driver(self) -> Callable[[Sequence[Span]], float]:
-        """How long the host was inside calls of the driver that may wait for the device, in given windows."""
-        small = (name.lower() for name in self.names)
-        waits = np.array([any(word in name for word in WAITING_CALLS) for name in small], dtype=bool)[self.launches["name"]]
-        return trace.measure(merged(self.launches["start"][waits], self.launches["end"][waits]))
+    def _in_driver(self) -> Coverage:
+        """When the host was inside calls of the driver that may wait for the device."""
+        small, words = (name.lower() for name in self.names), TABLE["categories"]["waiting_calls"]
+        waits = np.array([any(word in name for word in words) for name in small], dtype=bool)[self.launches["name"]]
+        return coverage(self.launches["start"][waits], self.launches["end"][waits])
 
     def _on_device(self, steps: list[Step]) -> list[Step]:
         """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""
@@ -338,21 +328,8 @@ class Run:
         """Collectives, and behind them the outermost operations on the host's threads that hold none."""
         others = np.setdiff1d(self.of(SHARED, OWN), self.host_sent)
         ops = {key: np.concatenate([self.work[key], self.host[key][others]]) for key in comm}
-        keep = _outermost(ops, ~_inside(comm, ops) & ~_holds(comm, ops))
+        keep = _outermost(ops, _beside(comm, ops))
         return {key: np.concatenate([comm[key], ops[key][keep]]) for key in comm}
-
-
-def holding(spans: Sequence[Span], moments: Column) -> Column:
-    """Which of the spans, in order, holds each moment; -1: none does.
-
-    >>> holding([(0.0, 1.0), (2.0, 3.0)], np.array([0.5, 1.0, 2.0])).tolist()
-    [0, -1, 1]
-    """
-    if not spans or not len(moments):
-        return np.full(len(moments), -1)
-    edges = np.array(spans)
-    last = np.searchsorted(edges[:, 0], moments, side="right") - 1
-    return np.where((last >= 0) & (moments < edges[last, 1]), last, -1)
 
 
 def _in_seconds(rows: dict[str, Column], origin_ns: int) -> dict[str, Column]:
@@ -392,20 +369,13 @@ def _ahead(start: Column, end: Column) -> Column:
     return np.concatenate([[True], start[1:] >= np.maximum.accumulate(end)[:-1]])
 
 
-def _holds(busy: Mapping[str, Column], ops: Mapping[str, Column]) -> Column:
-    """Which operations hold the beginning of one of the busy spans of their thread."""
-    found = np.zeros(len(ops["start"]), dtype=bool)
-    for thread in np.unique(busy["thread"]).tolist():
-        begins, own = np.sort(busy["start"][busy["thread"] == thread]), ops["thread"] == thread
-        found[own] = np.searchsorted(begins, ops["end"][own]) > np.searchsorted(begins, ops["start"][own])
-    return found
-
-
-def _inside(busy: Mapping[str, Column], ops: Mapping[str, Column]) -> Column:
-    """Which operations begin inside one of the busy spans of their thread."""
-    found = np.zeros(len(ops["start"]), dtype=bool)
+def _beside(busy: Mapping[str, Column], ops: Mapping[str, Column]) -> Column:
+    """Which operations neither begin inside one of the busy spans of their thread nor hold the beginning of one."""
+    found = np.ones(len(ops["start"]), dtype=bool)
     for thread in np.unique(busy["thread"]).tolist():
         mine, own = busy["thread"] == thread, ops["thread"] == thread
-        spans = sorted(pairs(np.stack([busy["start"][mine], busy["end"][mine]], axis=1)))
-        found[own] = holding(spans, ops["start"][own]) >= 0
+        spans = np.array(sorted(pairs(np.stack([busy["start"][mine], busy["end"][mine]], axis=1))))
+        start, end = ops["start"][own], ops["end"][own]
+        holds = np.searchsorted(spans[:, 0], end) > np.searchsorted(spans[:, 0], start)
+        found[own] = ~holds & (holding(spans, start) < 0)
     return found
