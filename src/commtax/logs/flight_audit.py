@@ -11,6 +11,7 @@ from commtax.evidence.finding import Cause, Claim, CollectiveRow, Culprit, Findi
 from commtax.evidence.thresholds import counts
 from commtax.logs.flight import STARTED, Dump, Entry
 from commtax.logs.flight_text import Analysis, Fault
+from commtax.logs.nccl_audit import ranks_in_words
 from commtax.statement import Note
 
 COUNT = counts(__name__)
@@ -75,8 +76,8 @@ def _analysed(fault: Fault) -> tuple[str, str, None, None, str]:
     where = f"; called from {fault.where}" if fault.where else ""
     if fault.missing:
         rest = f"; the other {fault.size - len(fault.missing)} waited" if fault.size > len(fault.missing) + 1 else ""
-        return HANGS, f"{_ranks(fault.missing)} never came to {what}{rest}{where}", None, None, CHANGES[HANGS]
-    who = f"{_ranks(fault.culprits)} differed from others" if fault.culprits else "ranks differ"
+        return HANGS, f"{ranks_in_words(fault.missing)} never came to {what}{rest}{where}", None, None, CHANGES[HANGS]
+    who = f"{ranks_in_words(fault.culprits)} differed from others" if fault.culprits else "ranks differ"
     return DIFFERS, f"{who} in {what}: {fault.why}{where}", None, None, CHANGES[DIFFERS]
 
 
@@ -132,18 +133,18 @@ def _trouble(group: str, calls: Calls, expected: Sequence[int]) -> Trouble | Non
         first, missing = entries[min(entries)], tuple(rank for rank in expected if rank not in entries)
         what = f"{_sized(first)}, number {seq} of group {group}"
         if kinds := _kinds(entries):
-            each = "; ".join(f"{_ranks(who)} called {_sized(entries[who[0]])}" for who in kinds)
+            each = "; ".join(f"{ranks_in_words(who)} called {_sized(entries[who[0]])}" for who in kinds)
             few = kinds[-1] if len(kinds[0]) * 2 > len(entries) else ()
             return Trouble(DIFFERS, group, seq, first, few, f"number {seq} of group {group}: {each}")
         ended = [rank for rank in entries if seq <= last[rank]]
         if len(ended) == len(entries) or (ended and not missing and first.op in MEETINGS):
             continue
         if missing:
-            said = f"{_ranks(missing)} never came to {what}; {_ranks([*entries])} waited"
+            said = f"{ranks_in_words(missing)} never came to {what}; {ranks_in_words([*entries])} waited"
             return Trouble(HANGS, group, seq, first, missing, said)
         begun = [rank for rank, e in entries.items() if rank in ended or e.state == STARTED]
         idle = tuple(rank for rank in entries if rank not in begun) if begun else ()
-        late = f"{_ranks(idle)} had not started {what}, which the others were in"
+        late = f"{ranks_in_words(idle)} had not started {what}, which the others were in"
         return Trouble(STUCK, group, seq, first, idle, late if idle else f"all came to {what}, and it did not end")
     return None
 
@@ -172,13 +173,6 @@ def _sized(entry: Entry) -> str:
     """``all-reduce of [1024] Float``."""
     sizes = ", ".join(str(list(size)) for size in entry.inputs[:2]) + (", …" if len(entry.inputs) > 2 else "")
     return f"{entry.op} of {sizes} {entry.dtype}".strip() if sizes else entry.op
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[: COUNT.named])) + (
-        f" and {len(ranks) - COUNT.named} more" if len(ranks) > COUNT.named else ""
-    )
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
 
 
 def _causes(troubles: Sequence[Trouble], root: Trouble | None) -> Iterator[Cause]:
@@ -211,7 +205,7 @@ def _layout(ranks: Mapping[int, Dump], claim: Claim | None) -> Iterator[Finding]
 def _notes(ranks: Mapping[int, Dump]) -> Iterator[Note]:
     listed = {rank for dump in ranks.values() for members in dump.groups.values() for rank in members}
     if gone := sorted(listed - set(ranks)):
-        yield Note("ranks", f"there is no dump of {_ranks(gone)}: whether they came is not known")
+        yield Note("ranks", f"there is no dump of {ranks_in_words(gone)}: whether they came is not known")
     if len(ranks) == 1:
         yield Note("ranks", "one rank's dump tells where it stood; those of all ranks tell who did not come")
 

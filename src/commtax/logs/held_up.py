@@ -17,14 +17,14 @@ def served(log: StartupLog) -> Iterator[Finding]:
     busy = [m for m in log.moments if m.running or m.waiting or m.prompt_tokens_per_s]
     told: dict[str, Sequence[float]] = {
         "requests running": [m.running for m in busy if m.running],
-        "requests waiting": [m.waiting for m in busy if m.waiting is not None] if log.counts_waiting else [],
+        "requests waiting": [m.waiting for m in busy if m.waiting is not None and log.engine != "trtllm"],  # which does not tell
         "prompt tokens/s": [m.prompt_tokens_per_s for m in busy if m.prompt_tokens_per_s],
         "generated tokens/s": [m.tokens_per_s for m in busy if m.tokens_per_s],
         "tokens in the KV cache": [m.cached_tokens for m in busy if m.cached_tokens],
     }
     for name, values in told.items():
         if values:
-            yield Finding(name, None, median(values), reason=_range(values), told=True)
+            yield Finding(name, None, median(values), reason=range_in_words(values), told=True)
     if hits := [m.prefix_hits for m in busy if m.prefix_hits is not None]:
         yield Finding(
             "prompt tokens found in the prefix cache", None, hits[-1], "share", reason=f"since the start, {_lines(hits)}", told=True
@@ -36,7 +36,8 @@ def served(log: StartupLog) -> Iterator[Finding]:
         )
 
 
-def _range(values: Sequence[float]) -> str:
+def range_in_words(values: Sequence[float]) -> str:
+    """From the least to the most, where they differ, and in how many lines."""
     low, high = min(values), max(values)
     shown = f"{low:,.10g} to {high:,.10g}, " if low < high else ""
     return f"{shown}{_lines(values)}"

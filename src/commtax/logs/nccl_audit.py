@@ -107,10 +107,10 @@ def _opened(log: NcclLog) -> Communicator | None:
 
 def _hanging(comm: Communicator) -> str:
     """Who began, who finished, and of whom there is no line."""
-    said = f"{_ranks(sorted(comm.begun))} of {comm.size} began (Init START) and never finished (Init COMPLETE)"
-    ended = f"; {_ranks(sorted(comm.complete))} finished" if comm.complete else ""
+    said = f"{ranks_in_words(sorted(comm.begun))} of {comm.size} began (Init START) and never finished (Init COMPLETE)"
+    ended = f"; {ranks_in_words(sorted(comm.complete))} finished" if comm.complete else ""
     gone = sorted(set(range(min(comm.size, COUNT.most_ranks))) - set(comm.hosts))
-    return said + ended + (f"; no line of {_ranks(gone)}" if gone else "")
+    return said + ended + (f"; no line of {ranks_in_words(gone)}" if gone else "")
 
 
 def _broken(log: NcclLog) -> Iterator[Finding]:
@@ -169,11 +169,14 @@ def _notes(log: NcclLog) -> Iterator[Note]:
     for comm in log.comms.values():
         gone = sorted(set(range(comm.size)) - set(comm.hosts))
         if gone and len(comm.hosts) > 1:
-            yield Note("ranks", f"the log holds {len(comm.hosts)} of {comm.size} ranks: without {_ranks(gone)}")
+            yield Note("ranks", f"the log holds {len(comm.hosts)} of {comm.size} ranks: without {ranks_in_words(gone)}")
         if waiting := sorted(set(comm.hosts) - comm.complete) if comm.complete else []:
-            yield Note("unfinished", f"{_ranks(waiting)} did not finish the start that {_ranks(sorted(comm.complete))} finished")
+            yield Note(
+                "unfinished",
+                f"{ranks_in_words(waiting)} did not finish the start that {ranks_in_words(sorted(comm.complete))} finished",
+            )
     if begun := _opened(log):
-        who = _ranks(sorted(begun.opened))
+        who = ranks_in_words(sorted(begun.opened))
         yield Note("partial", f"the log ends in the start of a communicator: {who} of {begun.size} began, none finished in it")
     for text, times in log.warnings.most_common(COUNT.named):
         yield Note("warning", f"NCCL warns{f' ({times} times)' if times > 1 else ''}: {text}")
@@ -192,22 +195,22 @@ def _stood(log: NcclLog) -> Iterator[Note]:
         alike.setdefault((group, at.enqueued, at.completed), []).append(rank)
     for (group, enqueued, completed), ranks in list(alike.items())[: COUNT.named]:
         done = f"completed up to number {completed:,}" if completed >= 0 else "completed none"
-        yield Note("progress", f"{_ranks(sorted(ranks))} of group {group} had enqueued up to number {enqueued:,} and {done}")
+        yield Note(
+            "progress", f"{ranks_in_words(sorted(ranks))} of group {group} had enqueued up to number {enqueued:,} and {done}"
+        )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_in_words(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0, 1``, the first few of many."""
-    shown = ", ".join(map(str, ranks[: COUNT.named])) + (
-        f" and {len(ranks) - COUNT.named} more" if len(ranks) > COUNT.named else ""
-    )
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+    more = f" and {len(ranks) - COUNT.named} more" if len(ranks) > COUNT.named else ""
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks[: COUNT.named]))}{more}"
 
 
 def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     """What costs time, by the ways that were taken."""
     yield from _failed(log)
     routes = log.routes
-    yield from _network(log, [r for r in routes if r.network], claim)
+    yield from _network(log, [r for r in routes if r.transport.startswith("NET/")], claim)
     if shared := [r for r in routes if r.transport == "SHM"]:
         off = log.counted["p2p_off"] or "NCCL_P2P_DISABLE" in log.environment
         why = ": GPUs could not be joined directly" if off else ""
@@ -314,7 +317,7 @@ def _timed_out(log: NcclLog) -> Cause:
     first = min(log.timeouts, key=lambda t: t.seq)
     ranks = sorted({t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op} | _waited(log, first.seq))
     size = f" of {first.elements:,} elements" if first.elements is not None else ""
-    said = f"{first.op} number {first.seq}{size} ran {format_seconds(first.ran_s)} on {_ranks(ranks)} and was given up"
+    said = f"{first.op} number {first.seq}{size} ran {format_seconds(first.ran_s)} on {ranks_in_words(ranks)} and was given up"
     return _cause("timeout", said)
 
 
@@ -326,7 +329,7 @@ def _unheard(log: NcclLog) -> list[Cause]:
     if first.members <= len(spoke):
         return []
     gone = sorted(set(range(min(first.members, COUNT.most_ranks))) - spoke) if max(spoke) < first.members else []
-    who = _ranks(gone) if gone else f"{first.members - len(there)} of them"
+    who = ranks_in_words(gone) if gone else f"{first.members - len(there)} of them"
     has = "has" if len(gone) == 1 else "have"
     said = f"{first.op} number {first.seq} is shared out among {first.members} ranks, and {who} {has} no line here"
     return [_cause("absent", f"{said}: never came, had ended before, or their lines are cut")]
@@ -346,7 +349,7 @@ def _behind(log: NcclLog) -> Iterator[Cause]:
     least, most = min(lowest.values()), max(lowest.values())
     if least < most:
         behind = sorted(rank for rank, seq in lowest.items() if seq == least)
-        said = f"{_ranks(behind)} gave up number {least:,}, the lowest; others had come up to number {most:,}"
+        said = f"{ranks_in_words(behind)} gave up number {least:,}, the lowest; others had come up to number {most:,}"
         yield _cause("behind", f"{said}: unless these are two groups, look there first")
 
 
@@ -370,7 +373,7 @@ def _absent(log: NcclLog) -> Blamed | None:
 
 def _missing(log: NcclLog, gone: Sequence[int]) -> str:
     first = min(log.timeouts, key=lambda t: t.seq)
-    words = f"no watchdog line of {_ranks(gone)}, while the others waited from {first.op} number {first.seq:,} on"
+    words = f"no watchdog line of {ranks_in_words(gone)}, while the others waited from {first.op} number {first.seq:,} on"
     return f"{words}: {'it' if len(gone) == 1 else 'they'} never came, or had ended before"
 
 
@@ -382,7 +385,7 @@ def _apart(log: NcclLog) -> str:
     for seq, kinds in sorted(under.items()):
         if len(kinds) > 1 and len(set().union(*kinds.values())) > 1:
             each = (
-                f"{op}{f' of {count:,} elements' if count is not None else ''} on {_ranks(sorted(who))}"
+                f"{op}{f' of {count:,} elements' if count is not None else ''} on {ranks_in_words(sorted(who))}"
                 for (op, count), who in kinds.items()
             )
             return f"number {seq} is {', '.join(each)}: unless these are two groups, ranks do not call the same"
@@ -398,7 +401,7 @@ def _late(log: NcclLog) -> Blamed | None:
         failed = min(log.progress[group, rank].failed for rank in ranks)
         late = [rank for rank in ranks if log.progress[group, rank].enqueued < failed]
         if 0 < len(late) < len(ranks):
-            said = f"{_ranks(late)} never called collective {failed} of group {group}, on which the others waited"
+            said = f"{ranks_in_words(late)} never called collective {failed} of group {group}, on which the others waited"
             return Culprit("late rank", late[0], None, said), ""
     return None
 
@@ -411,7 +414,7 @@ def _differing(log: NcclLog) -> tuple[str, list[int]] | None:
             if others:
                 odd = [who for who in members if calls[who] != usual]
                 names, rest = (sorted(_rank(log, who) for who in group) for group in (odd, set(members) - set(odd)))
-                said = f"{_ranks(names)} called {calls[odd[0]][0]} as number {number:x}, {_ranks(rest)} {usual[0]}"
+                said = f"{ranks_in_words(names)} called {calls[odd[0]][0]} as number {number:x}, {ranks_in_words(rest)} {usual[0]}"
                 return said, names if many > len(members) / 2 else []
     return None
 

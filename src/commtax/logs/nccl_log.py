@@ -34,10 +34,6 @@ class Route:
     transport: str
     direct: bool = False
 
-    @property
-    def network(self) -> bool:
-        return self.transport.startswith("NET/")
-
 
 @dataclass(slots=True)
 class Communicator:
@@ -59,7 +55,6 @@ class Timeout:
     seq: int
     op: str
     elements: int | None
-    limit_s: float
     ran_s: float
     members: int = 0  # of its group, by the elements that go in and come out; 0 where they do not tell
 
@@ -291,19 +286,24 @@ def _watched(log: NcclLog, line: str) -> None:
         log.heard.add(int(match[1] or match[2]))
     if "Watchdog caught" in line and len(log.timeouts) < COUNT.most_timeouts and (match := SAYS.timeout.search(line)):
         elements, members = (int(match[4]), _members(match[3], int(match[4]), int(match[5]))) if match[4] else (None, 0)
-        limit_s, ran_s = int(match[6]) / 1e3, int(match[7] or match[6]) / 1e3
-        log.timeouts.append(Timeout(int(match[1]), int(match[2]), match[3], elements, limit_s, ran_s, members))
+        ran_s = int(match[7] or match[6]) / 1e3
+        log.timeouts.append(Timeout(int(match[1]), int(match[2]), match[3], elements, ran_s, members))
     elif "last enqueued" in line and len(log.progress) < COUNT.most and (match := SAYS.progress.search(line)):
         log.progress[match[1], int(match[2])] = Progress(int(match[3]), int(match[4]), int(match[5]))
+
+
+_JOINED = (
+    *("versions", "nics", "members", "parents", "calls", "progress", "rings", "returned", "widths", "heard"),
+    *("networks", "counted", "failures", "warnings"),
+)
+"""Of a log, what is put together as it is."""
 
 
 def joined(logs: Iterable[NcclLog]) -> NcclLog:
     """The files of several ranks as one log."""
     whole = NcclLog()
     for log in logs:
-        for name in ("versions", "nics", "members", "parents", "calls", "progress", "rings", "returned"):
-            getattr(whole, name).update(getattr(log, name))
-        for name in ("networks", "counted", "failures", "warnings"):
+        for name in _JOINED:
             getattr(whole, name).update(getattr(log, name))
         for name, values in log.environment.items():
             whole.environment.setdefault(name, set()).update(values)
@@ -323,7 +323,5 @@ def joined(logs: Iterable[NcclLog]) -> NcclLog:
             whole.tuned[name] = before[0] + times, min(before[1], least), max(before[2], most)
         for size, seconds in log.init_s.items():
             whole.init_s[size] = max(seconds, whole.init_s.get(size, 0.0))
-        whole.widths |= log.widths
-        whole.heard |= log.heard
         whole.timeouts += log.timeouts
     return whole

@@ -9,7 +9,7 @@ from commtax.catalog.models import bundled
 from commtax.catalog.programs import programs
 from commtax.evidence.finding import Cause, Claim, Finding
 from commtax.evidence.identity import names_of
-from commtax.evidence.thresholds import counts, thresholds
+from commtax.evidence.thresholds import counts, levels
 from commtax.files import table
 from commtax.logs.held_up import held_up, served
 from commtax.logs.startup import ENDED, FAILURE, READY, STAGE, STALLED, Claimed, StartupLog, axes_of
@@ -20,7 +20,7 @@ ENGINES = {**{one.key: one.title for one in programs() if not one.trains}, "tgi"
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
-COUNT, LEVEL = thresholds(__name__)
+LEVEL = levels(__name__)
 UNFINISHED, PARTIAL = "did not finish starting in this log", "partial"
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
@@ -64,7 +64,8 @@ def seen(log: StartupLog, axis: str) -> int:
 def facts(log: StartupLog) -> dict[str, str]:
     """All that two starts may differ in."""
     sizes = {axis: str(size) for axis in AXES if (size := getattr(log, axis) or seen(log, axis))}
-    own = {name: str(value) for name in FACTS if (value := getattr(log, name))}
+    words = (log.version, log.said("nccl_version"), log.backend, log.custom_allreduce_disabled)
+    own = {name: value for name, value in zip(FACTS, words, strict=True) if value}
     backends = {"all-reduce backends": ", ".join(log.allreduce_backends)} if log.allreduce_backends else {}
     settings = {name: value for name, value in log.settings.items() if name not in (ENDED, FAILURE, READY, STAGE)}
     return {"engine": log.engine, **own, **backends, **sizes, **settings}

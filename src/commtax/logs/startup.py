@@ -111,25 +111,6 @@ class StartupLog:
         return self.said("kv_cache_dtype")
 
     @property
-    def nccl_version(self) -> str:
-        return self.said("nccl_version")
-
-    @property
-    def kv_fixed(self) -> bool:
-        """Whether the KV memory was asked for, and is not what was left."""
-        return "fixed" in self.figures
-
-    @property
-    def loading_s(self) -> float | None:
-        """How long the slowest worker loaded weights."""
-        return self.figures.get("loading_s")
-
-    @property
-    def counts_waiting(self) -> bool:
-        """Whether its lines tell how many requests wait."""
-        return self.engine != "trtllm"
-
-    @property
     def is_ready(self) -> bool:
         """Whether it was ready to serve, whatever came later."""
         return bool(self.moments) or READY in self.settings
@@ -145,11 +126,6 @@ class StartupLog:
         if self.is_ready or FAILURE in self.settings:
             return False
         return self.engine in SAY_READY or ENDED in self.settings or not self.is_settled
-
-    @property
-    def prefix_caching(self) -> str:
-        """ "True" or "False"."""
-        return self.said("enable_prefix_caching")
 
 
 @dataclass(slots=True)

@@ -1,31 +1,16 @@
 """A start-up log against what fits: the engine's own account of its sharding, checked line by line."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from commtax import catalog
 from commtax.cost.memory import weights
-from commtax.evidence.finding import DISAGREE, Claim, Finding, Section
+from commtax.evidence.finding import DISAGREE, Cause, Claim, Finding, Section
 from commtax.evidence.identity import differing
 from commtax.evidence.thresholds import levels
-from commtax.logs.started import (
-    ALL_WEIGHTS,
-    AXES,
-    ENGINES,
-    FULL_LENGTH,
-    besides,
-    broken,
-    causes,
-    facts,
-    intro,
-    narrow,
-    node_bytes,
-    replicated,
-    seen,
-    stopped,
-    told,
-    typical,
-)
+from commtax.logs import started
+from commtax.logs.crashes import Crash
+from commtax.logs.started import ENGINES, FULL_LENGTH
 from commtax.logs.startup import StartupLog, axes_of
 from commtax.question import Question
 from commtax.spec import Attention
@@ -59,46 +44,50 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
     """Layout, weights, KV memory, tokens and concurrency; what costs time is priced where somebody says what ran."""
     if claim is None or log.engine not in SHARES:  # of an engine that is not modelled a layout that it prints is judged
         layout = tuple(_layout(log, claim)) if claim and log.tp else ()
-        findings = (*broken(log), *layout, *(f for f in told(log) if f.item not in {g.item for g in layout}))
-        return Section(
-            "log",
-            (name,),
-            findings,
-            (intro(log), *stopped(log), *_notes(log, None)),
-            causes=tuple(causes(log, None)),
-            facts=facts(log),
-        )
-    notes = [] if _started(log, claim) else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
+        findings = (*started.broken(log), *layout, *(f for f in started.told(log) if f.item not in {g.item for g in layout}))
+        return _section(log, None, findings, name, _notes(log, None))
+    own = claim.question.engine.key.startswith(log.engine)  # the engine that was said, or its kin
+    notes = [] if own else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
     claim = claim if not notes else replace(claim, question=claim.question.but(engine=catalog.engine(log.engine)))
-    asked, own = settle(claim.question), claim.question.limits
-    logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(own, n)}  # the user's own count first
-    if log.prefix_caching == "False" and not own.state_slots:
+    asked, limits = settle(claim.question), claim.question.limits
+    logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(limits, n)}  # the user's own count first
+    if log.said("enable_prefix_caching") == "False" and not limits.state_slots:
         logged["state_slots"] = 1  # a request has its own states alone
-    held = claim.question.but(**logged, kv_dtype="fp8" if narrow(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype)
-    words, failed, more, usual = (intro(log), *stopped(log)), tuple(broken(log)), tuple(besides(log)), typical(log)
-    own_facts, own_causes = facts(log), tuple(causes(log, claim))
+    kv_dtype = "fp8" if started.narrow(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype
+    held = claim.question.but(**logged, kv_dtype=kv_dtype)
     findings = (
-        *failed,
+        *started.broken(log),
         *_layout(log, claim),
         *differing(claim, log.model, degrees={"ep": log.ep}),
         *_weights(log, claim.question),
         *_memory(log, held),
         *_allreduce(log, claim),
-        *_served(usual, claim),
-        *more,
+        *_served(started.typical(log), claim),
+        *started.besides(log),
     )
-    notes += (*words, *_notes(log, asked))
-    return Section("log", (name,), findings, tuple(notes), causes=own_causes, facts=own_facts)
+    return _section(log, claim, findings, name, _notes(log, asked), notes)
 
 
-def _started(log: StartupLog, claim: Claim) -> bool:
-    """Whether the engine that was said, or its kin, wrote the log."""
-    return claim.question.engine.key.startswith(log.engine)
+def _section(
+    log: StartupLog, claim: Claim | None, findings: Sequence[Finding], name: str, notes: Iterable[Note], before: Iterable[Note] = ()
+) -> Section:
+    """Findings with what the log tells by itself."""
+    words, found = (*before, started.intro(log), *started.stopped(log), *notes), tuple(started.causes(log, claim))
+    return Section("log", (name,), tuple(findings), words, causes=found, facts=started.facts(log))
+
+
+def audit_crash(crash: Crash, claim: Claim | None, name: str = "log") -> Section:
+    """A run that ended in an error, whatever program it was: the error that came first, where it was raised, what to change."""
+    finding = Finding("runs that ended in an error", 0, 1, reason=crash.error).judged()
+    facts = {name: value for name, value in (("process", crash.who), ("raised at", crash.where)) if value}
+    causes = (Cause("failure", f"the run ended: {crash.said}", change=started.to_change(crash.said)),)
+    notes = (Note("claim", "the run ended before anything of the claim could be judged"),) if claim else ()
+    return Section("crash", (name,), (finding,), notes, causes=causes, facts=facts)
 
 
 def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     for axis in ("tp", "pp", "dp"):
-        name, wanted, measured = AXES[axis], int(getattr(claim.plan, axis)), getattr(log, axis) or seen(log, axis)
+        name, wanted, measured = started.AXES[axis], int(getattr(claim.plan, axis)), getattr(log, axis) or started.seen(log, axis)
         if axis == "tp" or wanted > 1 or measured > 1:
             reason = f"the engine was started with {axis} {measured}" if measured else SILENT
             yield Finding(name, wanted, measured or None, reason=reason).judged()
@@ -129,10 +118,8 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
     ranks = int(asked.plan.tp) * int(asked.plan.pp) * int(asked.plan.dp)
     if 1 < len(log.weights_bytes) == ranks:
         loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), _whole_bytes(question) * int(asked.plan.dp)
-        finding = Finding(
-            ALL_WEIGHTS, total, loaded, "bytes", LEVEL.weights_tolerance + slack * ranks / total, replicated(loaded, whole)
-        )
-        yield replace(finding, evidence=True).judged()
+        tolerance, why = LEVEL.weights_tolerance + slack * ranks / total, started.replicated(loaded, whole)
+        yield Finding(started.ALL_WEIGHTS, total, loaded, "bytes", tolerance, why, evidence=True).judged()
 
 
 def _whole_bytes(question: Question) -> float:
@@ -179,9 +166,9 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
             found = Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEVEL.left_tolerance, limits, base)
             yield _as_counted(_left(found, log, judged, said))
         return
-    if not log.kv_fixed and (node := node_bytes(log)):
+    if "fixed" not in log.figures and (node := started.node_bytes(log)):
         yield _of_node(log, judged, node)
-    elif not log.kv_fixed:
+    elif "fixed" not in log.figures:
         item = "KV memory left, of all memory"
         room = judged.kv_bytes + _lighter(log, judged)
         yield _left(Finding(item, room, left, "bytes", LEVEL.left_tolerance, share, whole), log, judged, said, told)
@@ -231,20 +218,11 @@ def _of_node(log: StartupLog, judged: Fit, node: float) -> Finding:
     """What a CPU worker leaves of its node for the cache: each of them takes its share of all of it, whatever the others do."""
     share = judged.question.limits.gpu_memory_utilization
     left, why = share * node - judged.weights_bytes, f"another {SHARES[log.engine]} than {share:g}, or other weights"
-    found = Finding(
-        "KV memory left, of the node's memory",
-        left,
-        log.available_kv_bytes,
-        "bytes",
-        LEVEL.node_tolerance,
-        why,
-        node,
-        evidence=True,
-    )
+    item, measured = "KV memory left, of the node's memory", log.available_kv_bytes
+    found = Finding(item, left, measured, "bytes", LEVEL.node_tolerance, why, node, evidence=True)
     taken = min(claim.nbytes for claim in log.claims) / node
-    return (
-        found.judged() if abs(taken - share) < LEVEL.printed_share else found.undecided(f"its worker takes {taken:.2f} of the node")
-    )
+    near = abs(taken - share) < LEVEL.printed_share
+    return found.judged() if near else found.undecided(f"its worker takes {taken:.2f} of the node")
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
@@ -318,8 +296,8 @@ def _notes(log: StartupLog, asked: Question | None) -> Iterator[Note]:
         yield Note("version", f"the log is of {ENGINES[log.engine]} {log.version}; the memory model was made for {made_for}")
     if log.allreduce_backends:
         yield Note("dispatch", f"all-reduce backends in dispatch order: {', '.join(log.allreduce_backends)}")
-    if log.backend or log.nccl_version:
-        yield Note("backend", f"collectives over {log.backend or 'nccl'} {log.nccl_version}".strip())
+    if log.backend or log.said("nccl_version"):
+        yield Note("backend", f"collectives over {log.backend or 'nccl'} {log.said('nccl_version')}".strip())
     if asked and quantization and asked.model.quant is None and not asked.plan.weights_dtype:
         advice = f"the log says quantization={quantization}: give --dtype, or a model folder with that config"
         yield Note("quantization", advice)

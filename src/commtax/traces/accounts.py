@@ -13,14 +13,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from commtax.evidence.thresholds import thresholds
+from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.coverage import Covered, covered
 from commtax.traces.meeting import MESSAGE, Meetings, meet, spans
 from commtax.traces.repetition import REPEATED, WHOLE, between_collectives, in_steps, likeliest, repeated, whole
 from commtax.traces.trace import Step, Trace
 
-COUNT, LEVEL = thresholds(__name__)
+LEVEL = levels(__name__)
 
 
 @dataclass(frozen=True, slots=True)

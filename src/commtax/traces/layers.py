@@ -15,7 +15,6 @@ from commtax.traces.trace import Trace
 from commtax.units import plural
 
 SAYS = patterns(__name__)
-BUCKETS = "put gradients in buckets before they are reduced (DDP's bucket_cap_mb), and reduce them under the backward pass"
 COUNT, LEVEL = thresholds(__name__)
 
 

@@ -57,18 +57,13 @@ def from_pieces(pieces: Iterable[bytes], name: str = "trace") -> Trace:
 
 def each_from_pieces(pieces: Iterable[bytes], name: str = "trace") -> list[Trace]:
     """The traces of all devices in it."""
-    from commtax.traces.profilers.kineto_events import (  # and with it msgspec, for those who read a trace
-        Decoder,
-        Known,
-        is_event,
-        take,
-    )
+    from commtax.traces.profilers import kineto_events as typed  # and with it msgspec, for those who read a trace
 
     columns = Columns(name)
-    known = Known(columns)
-    listed = Listed(pieces, "traceEvents", Decoder(), is_event, name)
+    known = typed.Known(columns)
+    listed = Listed(pieces, "traceEvents", typed.Decoder(), typed.is_event, name)
     for events in listed:
-        take(columns, events, known)
+        typed.take(columns, events, known)
     columns.wrong += listed.damaged
     partial = ""
     if listed.partial:

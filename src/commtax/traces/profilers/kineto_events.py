@@ -40,17 +40,10 @@ class Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = NONE
 
 
-class Exact(msgspec.Struct, gc=False):
+class Exact(Event, gc=False):
     """One event whose time of beginning stays text: microseconds since 1970 with nanoseconds behind the point."""
 
-    ph: str = ""
-    cat: str = ""
-    name: str | None = None
-    pid: int | str = 0
-    tid: int | str = 0
-    ts: msgspec.Raw = NONE
-    dur: float = 0.0
-    args: msgspec.Raw = NONE
+    ts: msgspec.Raw = NONE  # type: ignore[assignment]
 
 
 class Odd:
@@ -140,7 +133,7 @@ def take(columns: Columns, events: Sequence[Typed | Odd], known: Known) -> None:
     shapes = set(map(type, events))
     if len(shapes) > 1:  # odd ones among them, or pieces that were decoded one way and the other
         for shape in (Event, Exact):
-            take(columns, [e for e in events if isinstance(e, shape)], known)
+            take(columns, [e for e in events if type(e) is shape], known)
         for odd in (e for e in events if isinstance(e, Odd)):
             columns.take(odd.event)
         return None

@@ -20,8 +20,9 @@ from commtax.evidence.thresholds import levels
 from commtax.files import Document, Json, Stream
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import nccl_ranges
+from commtax.traces.profilers.kineto import assemble
 from commtax.traces.profilers.nsys_database import HEADER, PROCESS, Database, Row, database, on_disk
-from commtax.traces.profilers.shaped import UNNUMBERED, assembled, launched_unseen, names_rank, on_device, on_host, step_name
+from commtax.traces.profilers.shaped import UNNUMBERED, launched_unseen, names_rank, on_device, on_host, step_name
 from commtax.traces.trace import Trace
 from commtax.units import plural
 
@@ -164,7 +165,7 @@ class _Export:
         elif len(self.places) > 1:
             head["distributedInfo"] = {"rank": number}
         others = self._launches(place), self._ranges(place), nccl_ranges.events(calls)
-        made = assembled(head, chain([first], ran, *others), name)
+        made = assemble(head, chain([first], ran, *others), name)
         told = known or (names_rank(name) and len(self.places) == 1)
         notes = (*made.notes, *([] if told else [UNNUMBERED]), *self._notes(place))
         return replace(made, host=self._host, notes=notes, partial=self._database.broken)
