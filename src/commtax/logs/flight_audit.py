@@ -5,16 +5,18 @@ that all ranks still have tell nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
 from commtax.evidence.thresholds import counts
+from commtax.files import table
 from commtax.logs.flight import STARTED, Dump, Entry
 from commtax.logs.flight_text import Analysis, Fault
 from commtax.logs.nccl_audit import ranks_in_words
 from commtax.statement import Note
 
 COUNT = counts(__name__)
+CHANGES = table("logs/log_causes.toml")["flight"]
 UNEVEN = ("all-to-all", "gather", "scatter", "send-recv", "barrier")  # whose ranks may bring tensors of different sizes
 MEETINGS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "barrier")  # that end nowhere before all have come
 DEFAULT = "0"  # the group of all ranks
@@ -27,7 +29,6 @@ class Trouble:
 
     code: str
     group: str
-    seq: int
     entry: Entry
     ranks: tuple[int, ...]
     said: str
@@ -56,7 +57,7 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
 
 def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysis") -> Section:
     """What an analyser of such dumps found: the first collective that somebody did not come to, or called otherwise."""
-    causes = tuple(Cause(*_analysed(fault)) for fault in analysis.faults[: COUNT.named])
+    causes = tuple(_analysed(fault) for fault in analysis.faults[: COUNT.named])
     findings = [Finding("collectives that went wrong", 0, len(analysis.faults), reason="as the analyser tells").judged()]
     findings += [Finding("collectives listed", None, analysis.listed)] if analysis.listed else []
     if size := max((fault.size for fault in analysis.faults), default=0):
@@ -69,16 +70,16 @@ def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysi
     )
 
 
-def _analysed(fault: Fault) -> tuple[str, str, None, None, str]:
-    """A fault as a cause: its code, what is said of it, no price, and what to change."""
+def _analysed(fault: Fault) -> Cause:
+    """A fault as a cause."""
     group = f" of group {fault.group}" if fault.group else ""
     what = f"{fault.op or 'a collective'}, number {fault.seq}{group}" if fault.seq >= 0 else f"{fault.op or 'a collective'}{group}"
     where = f"; called from {fault.where}" if fault.where else ""
     if fault.missing:
         rest = f"; the other {fault.size - len(fault.missing)} waited" if fault.size > len(fault.missing) + 1 else ""
-        return HANGS, f"{ranks_in_words(fault.missing)} never came to {what}{rest}{where}", None, None, CHANGES[HANGS]
+        return Cause(HANGS, f"{ranks_in_words(fault.missing)} never came to {what}{rest}{where}", change=CHANGES[HANGS])
     who = f"{ranks_in_words(fault.culprits)} differed from others" if fault.culprits else "ranks differ"
-    return DIFFERS, f"{who} in {what}: {fault.why}{where}", None, None, CHANGES[DIFFERS]
+    return Cause(DIFFERS, f"{who} in {what}: {fault.why}{where}", change=CHANGES[DIFFERS])
 
 
 def _numbered(dumps: Sequence[Dump]) -> list[int]:
@@ -135,17 +136,17 @@ def _trouble(group: str, calls: Calls, expected: Sequence[int]) -> Trouble | Non
         if kinds := _kinds(entries):
             each = "; ".join(f"{ranks_in_words(who)} called {_sized(entries[who[0]])}" for who in kinds)
             few = kinds[-1] if len(kinds[0]) * 2 > len(entries) else ()
-            return Trouble(DIFFERS, group, seq, first, few, f"number {seq} of group {group}: {each}")
+            return Trouble(DIFFERS, group, first, few, f"number {seq} of group {group}: {each}")
         ended = [rank for rank in entries if seq <= last[rank]]
         if len(ended) == len(entries) or (ended and not missing and first.op in MEETINGS):
             continue
         if missing:
             said = f"{ranks_in_words(missing)} never came to {what}; {ranks_in_words([*entries])} waited"
-            return Trouble(HANGS, group, seq, first, missing, said)
+            return Trouble(HANGS, group, first, missing, said)
         begun = [rank for rank, e in entries.items() if rank in ended or e.state == STARTED]
         idle = tuple(rank for rank in entries if rank not in begun) if begun else ()
         late = f"{ranks_in_words(idle)} had not started {what}, which the others were in"
-        return Trouble(STUCK, group, seq, first, idle, late if idle else f"all came to {what}, and it did not end")
+        return Trouble(STUCK, group, first, idle, late if idle else f"all came to {what}, and it did not end")
     return None
 
 
@@ -165,7 +166,7 @@ def _root(troubles: Sequence[Trouble], groups: Mapping[Group, Calls]) -> Trouble
     free = [t for t in troubles if t.code == DIFFERS or set(t.ranks) - waiting]
     chosen = min(free or troubles, key=lambda t: (t.entry.created_s, t.group), default=None)
     if chosen and chosen.code == HANGS and (blamed := tuple(r for r in chosen.ranks if r not in waiting)):
-        return Trouble(chosen.code, chosen.group, chosen.seq, chosen.entry, blamed, chosen.said)
+        return replace(chosen, ranks=blamed)
     return chosen
 
 
@@ -180,13 +181,6 @@ def _causes(troubles: Sequence[Trouble], root: Trouble | None) -> Iterator[Cause
     for trouble in sorted(troubles, key=lambda t: (root is None or t.group != root.group, t.entry.created_s)):
         where = f"; called from {trouble.entry.where}" if trouble.entry.where else ""
         yield Cause(trouble.code, trouble.said + where, change=CHANGES[trouble.code])
-
-
-CHANGES = {
-    HANGS: "look what that rank did instead: data that ran out, an exception, a branch that only some ranks take",
-    DIFFERS: "let all ranks call the same collectives with the same sizes in the same order",
-    STUCK: "look at the links and GPUs of that group (NCCL_DEBUG=INFO, dmesg for Xid), and at work queued before it",
-}
 
 
 def _layout(ranks: Mapping[int, Dump], claim: Claim | None) -> Iterator[Finding]:

@@ -30,17 +30,10 @@ def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str
     log = joined(logs)
     found = sorted(causes(log, claim), key=lambda c: -(c.cost_s or 0.0))
     culprit, blamed = _desync(log) or _late(log) or _absent(log) or (None, "")
-    return Section(
-        "log",
-        tuple(names),
-        (*_layout(log, claim), *_ways(log), *_unstarted(log), *_broken(log)),
-        (*_notes(log), *_stood(log)),
-        causes=tuple(found),
-        culprit=culprit,
-        collectives=tuple(_called(log)),
-        facts=facts(log),
-        blamed=blamed,
-    )
+    findings = (*_layout(log, claim), *_ways(log), *_unstarted(log), *_broken(log))
+    notes, rows = (*_notes(log), *_stood(log)), tuple(_called(log))
+    section = Section("log", tuple(names), findings, notes, causes=tuple(found), culprit=culprit, blamed=blamed)
+    return replace(section, collectives=rows, facts=facts(log))
 
 
 def _layout(log: NcclLog, claim: Claim | None) -> Iterator[Finding]:
@@ -270,8 +263,7 @@ def _width(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     if fast and channels < COUNT.few_channels and not limits:
         yield _cause("few channels", f"{plural(channels, 'channel')} do not fill {place.intra.name}")
     if place.intra.key in _CAUSES["links"]["nvls"] and not nvls and log.counted["no_nvls"]:
-        said = "the NVSwitch does not sum (NVLS multicast is not available)"
-        yield _cause("no NVLS", said)
+        yield _cause("no NVLS", "the NVSwitch does not sum (NVLS multicast is not available)")
 
 
 def _crossings(log: NcclLog) -> tuple[tuple[int, ...], int, int] | None:
@@ -384,11 +376,9 @@ def _apart(log: NcclLog) -> str:
         under.setdefault(t.seq, {}).setdefault((t.op, t.elements), set()).add(t.rank)
     for seq, kinds in sorted(under.items()):
         if len(kinds) > 1 and len(set().union(*kinds.values())) > 1:
-            each = (
-                f"{op}{f' of {count:,} elements' if count is not None else ''} on {ranks_in_words(sorted(who))}"
-                for (op, count), who in kinds.items()
-            )
-            return f"number {seq} is {', '.join(each)}: unless these are two groups, ranks do not call the same"
+            sized = {kind: f" of {kind[1]:,} elements" if kind[1] is not None else "" for kind in kinds}
+            each = ", ".join(f"{kind[0]}{sized[kind]} on {ranks_in_words(sorted(who))}" for kind, who in kinds.items())
+            return f"number {seq} is {each}: unless these are two groups, ranks do not call the same"
     return ""
 
 

@@ -10,8 +10,7 @@ from commtax.catalog.programs import programs
 from commtax.evidence.finding import Cause, Claim, Finding
 from commtax.evidence.identity import names_of
 from commtax.evidence.thresholds import counts, levels
-from commtax.files import table
-from commtax.logs.held_up import held_up, served
+from commtax.logs.held_up import CAUSES, held_up, served, served_cause
 from commtax.logs.startup import ENDED, FAILURE, READY, STAGE, STALLED, Claimed, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
@@ -36,7 +35,6 @@ TAKEN = {
     "init_s": ("profiling, cache and warm-up", "s"),
 }
 """Figures that a start may have besides weights and cache."""
-_CAUSES = table("logs/log_causes.toml")
 
 
 def named(log: StartupLog) -> dict[str, str | int]:
@@ -127,9 +125,8 @@ def stopped(log: StartupLog) -> Iterator[Note]:
     """That the start has no end in the log, and where it stops; an excerpt without the last line is no fault, and is told too."""
     last = f" after '{stage}'" if (stage := log.settings.get(STAGE)) else ""
     if log.stops and ENDED in log.settings:
-        yield Note(
-            PARTIAL, f"the start stops{last}: its process was ended there, and does not say why (dmesg tells what was killed)"
-        )
+        why = "its process was ended there, and does not say why (dmesg tells what was killed)"
+        yield Note(PARTIAL, f"the start stops{last}: {why}")
     elif log.stops and log.is_settled:
         yield Note(PARTIAL, f"no line says that the server was ready: the text stops{last}, or leaves it out")
     elif log.stops:
@@ -174,10 +171,10 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
     yield from _overclaimed(log)
     alone = "the order of dispatch has NCCL alone" if log.allreduce_backends == NCCL_ALONE else ""
     if why := log.custom_allreduce_disabled or alone:
-        change = next((row["change"] for row in _CAUSES["custom_allreduce"] if row["part"] in why), "")
+        change = next((row["change"] for row in CAUSES["custom_allreduce"] if row["part"] in why), "")
         cost = _cost(claim, library="nccl") if claim and claim.tp > 1 else None
         yield _priced("custom all-reduce", f"the engine's own all-reduce is off: {why}", cost, claim, change)
-    for name, value in _CAUSES["eager"].items():
+    for name, value in CAUSES["eager"].items():
         if log.settings.get(name) == value and not _on_cpu(log):
             cost = _cost(claim, eager=True) if claim else None
             said = f"kernels are launched one by one ({name}={value})"
@@ -189,13 +186,12 @@ def _stalled(log: StartupLog) -> Iterator[Cause]:
     """A process that waits for others to the end of the log."""
     if (waited := log.figures.get(STALLED, 0.0)) >= LEVEL.long_wait_s and FAILURE not in log.settings:
         said = f"hung: a process has waited {format_seconds(waited)} for its workers when the log ends"
-        change = "stacks of all workers (py-spy dump) tell which one is elsewhere; a first compilation may take as long"
-        yield Cause("hang", said, change=change)
+        yield served_cause("hang", said)
 
 
 def to_change(why: str) -> str:
     """What to change about an error; "" where nothing is known."""
-    return next((row["change"] for row in _CAUSES[FAILURE] if row["part"].lower() in why.lower()), "")
+    return next((row["change"] for row in CAUSES[FAILURE] if row["part"].lower() in why.lower()), "")
 
 
 def node_bytes(log: StartupLog) -> float:
@@ -212,8 +208,7 @@ def _overclaimed(log: StartupLog) -> Iterator[Cause]:
         total, whole = sum(c.nbytes for c in claims), min(c.node_bytes for c in claims)
         if len(claims) > 1 and total > whole:
             each = f"{plural(len(claims), 'worker')} on node {node} claim {format_bytes(total)} together, of {format_bytes(whole)}"
-            change = "VLLM_CPU_KVCACHE_SPACE, or --gpu-memory-utilization divided by the workers of a node"
-            yield Cause("node memory", f"{each}: the kernel ends one when they fill it", change=change)
+            yield served_cause("node memory", f"{each}: the kernel ends one when they fill it")
 
 
 def _on_cpu(log: StartupLog) -> bool:
@@ -243,7 +238,5 @@ def _priced(code: str, said: str, cost: tuple[float, float] | None, claim: Claim
 
 def replicated(loaded: float, whole: float) -> str:
     """How the weights of all ranks compare with one copy of the model."""
-    beyond = loaded - whole
-    return (
-        f"one copy has {format_bytes(whole)}; ranks together hold {format_bytes(abs(beyond))} {'more' if beyond >= 0 else 'less'}"
-    )
+    beyond, more = format_bytes(abs(loaded - whole)), "more" if loaded >= whole else "less"
+    return f"one copy has {format_bytes(whole)}; ranks together hold {beyond} {more}"

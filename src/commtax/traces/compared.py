@@ -188,14 +188,14 @@ def _seconds(job: _Steps, priced: StepBill, claim: Claim) -> Iterator[Finding]:
     yield claim.seconds("exposed communication, of the step", predicted, job.exposed_s, why, step_s)
 
 
-def both_means(op: str, how: str, seconds: Sequence[float]) -> tuple[Note, Finding | None]:
+def both_means(op: str, met: bool, seconds: Sequence[float]) -> tuple[Note, Finding | None]:
     """What the median of a kind of collectives is called, and their mean beside it where a few take far longer than the others."""
+    how = "least over ranks" if met else "one rank, waiting included"
     mean, usual = float(np.mean(seconds or [0.0])), float(np.median(seconds or [0.0]))
     if max(mean, usual) <= LEVEL.uneven * min(mean, usual):
         return Note("collective", f"one {op} ({how})"), None
-    return Note("collective", f"one {op}, median ({how})"), Finding(
-        Note("collective mean", f"one {op}, mean ({how})"), None, mean, "s", of=op
-    )
+    other = Finding(Note("collective mean", f"one {op}, mean ({how})"), None, mean, "s", of=op)
+    return Note("collective", f"one {op}, median ({how})"), other
 
 
 def _one(op: str, predicted: float, job: _Steps, claim: Claim) -> Iterator[Finding]:
@@ -206,9 +206,8 @@ def _one(op: str, predicted: float, job: _Steps, claim: Claim) -> Iterator[Findi
     if met:
         times = [wire for c, wire in zip(met.calls, met.wire_s.tolist(), strict=True) if c.op == op and c.step in steps]
     measured = median(times) if times else None
-    how = "least over ranks" if met else "one rank, waiting included"
     why = "another path, link or size than was said" if times else "none in these steps"
-    item, mean = both_means(op, how, times)
+    item, mean = both_means(op, met is not None, times)
     finding = replace(claim.seconds(item, predicted, measured, why), of=op)
     group = _group(own, claim.tp)
     if finding.verdict == DISAGREE and group > ranks and (measured or 0.0) > predicted:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -153,13 +152,8 @@ def named_work(job: Job, place: int) -> Mapping[tuple[str, int], tuple[int, floa
     return {key: (int(counts[i]), float(sums[i])) for key, i in keys.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """Intervals of one rank in one step, from the step's own beginning."""
-
-    rows: Column
-    start_s: Column
-    end_s: Column
+_Cut = tuple[Column, Column, Column]
+"""Intervals of one rank in one step: their rows, starts and ends from the step's own beginning."""
 
 
 def typical_step(job: Job) -> Timeline | None:
@@ -174,7 +168,7 @@ def typical_step(job: Job) -> Timeline | None:
     for place, (line, (begin, end)) in enumerate(zip(lines, windows, strict=True)):
         rows = np.flatnonzero((line.end_s > begin) & (line.start_s < end))
         start, finish = np.maximum(line.start_s[rows], begin), np.minimum(line.end_s[rows], end)
-        cuts.append(_Cut(rows, job.job_s(place, start) - zero, job.job_s(place, finish) - zero))
+        cuts.append((rows, job.job_s(place, start) - zero, job.job_s(place, finish) - zero))
     return _joined(lines, cuts)
 
 
@@ -182,9 +176,10 @@ def _joined(lines: list[Timeline], cuts: list[_Cut]) -> Timeline:
     """One timeline of several ranks' intervals."""
     lanes = tuple(name for line in lines for name in line.lanes)
     base = np.concatenate([[0], np.cumsum([len(line.lanes) for line in lines])])
-    lane = np.concatenate([line.lane[c.rows] + base[i] for i, (line, c) in enumerate(zip(lines, cuts, strict=True))])
-    start, end = (np.concatenate([getattr(c, name) for c in cuts]) for name in ("start_s", "end_s"))
-    kind = np.concatenate([line.kind[c.rows] for line, c in zip(lines, cuts, strict=True)])
-    names = [line.name[i] for line, c in zip(lines, cuts, strict=True) for i in c.rows.tolist()]
+    rows, starts, ends = zip(*cuts, strict=True)
+    lane = np.concatenate([line.lane[own] + first for line, own, first in zip(lines, rows, base, strict=False)])
+    kind = np.concatenate([line.kind[own] for line, own in zip(lines, rows, strict=True)])
+    start, end = np.concatenate(starts), np.concatenate(ends)
+    names = [line.name[i] for line, own in zip(lines, rows, strict=True) for i in own.tolist()]
     kept = np.sort(np.argsort(start - end, kind="stable")[: COUNT.measured_intervals])
     return Timeline(lane[kept], start[kept], end[kept], kind[kept], tuple(names[i] for i in kept.tolist()), lanes, lines[0].kinds)

@@ -68,7 +68,7 @@ def _told(job: Job, usage: Sequence[tuple[int, Usage]], sent: Mapping[tuple[str,
         yield Finding(Note("count", f"{op} a step"), None, count, of=op)
         if (size := _bytes(sent, op)) is not None:
             yield Finding(Note("bytes", f"{op} bytes a step"), None, size, "bytes", of=op)
-        item, mean = both_means(op, _how(job), wires := _wires(job, op))
+        item, mean = both_means(op, job.meetings is not None, wires := _wires(job, op))
         yield Finding(item, None, float(median(wires)), "s", reason=why, of=op)
         yield from [mean] if mean else []
     if head.on_device and spent.usual_s > 0:
@@ -96,10 +96,6 @@ def _bytes(sent: Mapping[tuple[str, int], Sent], op: str) -> float | None:
     """What a usual step's collectives of a kind hold; None where some carry no size."""
     sizes = [s.nbytes for (kind, _), s in sent.items() if kind == op]
     return None if None in sizes else float(sum(n or 0.0 for n in sizes))
-
-
-def _how(job: Job) -> str:
-    return "least over ranks" if job.meetings else "one rank, waiting included"
 
 
 def _wires(job: Job, op: str) -> list[float]:

@@ -38,10 +38,6 @@ COPY_KERNELS, WAIT_KERNELS, _LAUNCH_ENDS = (tuple(_CATEGORIES[of]) for of in ("c
 _KINDS = {"kernel": KERNEL, "copy": COPY, "launch": LAUNCH, "annotation": ANNOTATION, "operator": OPERATOR}
 
 
-Place = tuple[Hashable, Hashable, Hashable]
-"""The device as it is told, then device and stream as they are shown: the process and the thread where those are not told."""
-
-
 class _Kinds(dict[str, int]):
     """Kinds by category; each category is looked at once."""
 
@@ -172,25 +168,21 @@ class Columns:
             self.all_hosted(kind, [name], np.array([start]), np.array([end]), [tid], self.told, [args])
         elif kind == LAUNCH:
             if args.get("correlation") is not None:
-                self.launched(name, start, end, tid, correlation_of(args["correlation"]))
+                correlation = correlation_of(args["correlation"])
+                self.launches.add((start, end, self.names[name], self.threads[tid], correlation))
         elif kind != OTHER:
             device, stream = args.get("device"), args.get("stream")
+            # The device as it is told, then device and stream as they are shown: process and thread where those are not told.
             place = device, pid if device is None else device, tid if stream is None else stream
             told = self.told(name, args) if any(key in args for key in _OF_COLLECTIVES) else 0
-            self.ran(kind, name, start, end, place, correlation_of(args.get("correlation")), told)
-
-    def ran(self, kind: int, name: str, start: int, end: int, place: Place, correlation: int, told: int) -> None:
-        """A device's event."""
-        self.found_device()
-        self.device.add((start, end, self.names[name], self.lanes[place], correlation, told, kind == COPY))
+            correlation = correlation_of(args.get("correlation"))
+            self.found_device()
+            self.device.add((start, end, self.names[name], self.lanes[place], correlation, told, kind == COPY))
 
     def found_device(self) -> None:
         """From now on what the host computes is not asked for."""
         self.on_device = True
         self.work.clear()
-
-    def launched(self, name: str, start: int, end: int, thread: Hashable, correlation: int) -> None:
-        self.launches.add((start, end, self.names[name], self.threads[thread], correlation))
 
     def all_hosted(
         self,
