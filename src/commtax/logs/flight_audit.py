@@ -41,18 +41,10 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
     troubles = [t for group, calls in groups.items() if (t := _trouble(group[0], calls, _expected(group, ranks, calls)))]
     root = _root(troubles, groups)
     blamed = Culprit("late rank", root.ranks[0], None, root.said) if root and root.ranks else None
-    notes = [note for dump in dumps for note in dump.notes] + list(_notes(ranks))
-    return Section(
-        "flight",
-        tuple(names),
-        tuple(_layout(ranks, claim)),
-        tuple(notes),
-        causes=tuple(_causes(troubles, root)),
-        culprit=blamed,
-        collectives=tuple(_rows(groups)),
-        facts=_facts(ranks),
-        blamed=root.code if root and not root.entry.where else "",  # a cause with a line of the program is told by itself
-    )
+    notes, causes = (*(note for dump in dumps for note in dump.notes), *_notes(ranks)), tuple(_causes(troubles, root))
+    code = root.code if root and not root.entry.where else ""  # a cause with a line of the program is told by itself
+    section = Section("flight", tuple(names), tuple(_layout(ranks, claim)), notes, causes=causes, culprit=blamed, blamed=code)
+    return replace(section, collectives=tuple(_rows(groups)), facts=_facts(ranks))
 
 
 def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysis") -> Section:

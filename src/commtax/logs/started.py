@@ -10,6 +10,7 @@ from commtax.catalog.programs import programs
 from commtax.evidence.finding import Cause, Claim, Finding
 from commtax.evidence.identity import names_of
 from commtax.evidence.thresholds import counts, levels
+from commtax.files import table
 from commtax.logs.held_up import CAUSES, held_up, served, served_cause
 from commtax.logs.startup import ENDED, FAILURE, READY, STAGE, STALLED, Claimed, StartupLog, axes_of
 from commtax.statement import Note
@@ -23,24 +24,15 @@ LEVEL = levels(__name__)
 UNFINISHED, PARTIAL = "did not finish starting in this log", "partial"
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
 EIGHT_BITS = ("fp8", "float8", "int8", "uint8")  # types of a cache
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
-TAKEN = {
-    "graph_bytes": ("memory of CUDA graphs, per rank", "bytes"),
-    "unused_bytes": ("memory left free, per rank", "bytes"),
-    "loading_s": ("loading the weights", "s"),
-    "preempted": ("requests that lost their KV cache", ""),
-    "compile_s": ("compiling", "s"),
-    "init_s": ("profiling, cache and warm-up", "s"),
-}
-"""Figures that a start may have besides weights and cache."""
+STARTS = table("logs/starts.toml")
 
 
 def named(log: StartupLog) -> dict[str, str | int]:
     """What the log itself says ran: a catalogued model's key, the sizes of the plan, and the types of weights and cache."""
     model = next((m.key for name in names_of(log.model) if (m := bundled(name))), "")
-    weights = DTYPES.get(log.quantization, "")
+    weights = STARTS["dtypes"].get(log.said("quantization"), "")
     sizes = {axis: getattr(log, axis) or seen(log, axis) for axis in ("tp", "pp", "dp")}
     cache = "fp8" if narrow(log) else ""
     said = {"model": model, **sizes, "weights_dtype": weights, "kv_dtype": cache, "engine": log.engine}
@@ -49,7 +41,7 @@ def named(log: StartupLog) -> dict[str, str | int]:
 
 def narrow(log: StartupLog) -> bool:
     """Whether the cache has a byte a number."""
-    return log.kv_cache_dtype.lower().startswith(EIGHT_BITS)
+    return log.said("kv_cache_dtype").lower().startswith(EIGHT_BITS)
 
 
 def seen(log: StartupLog, axis: str) -> int:
@@ -74,10 +66,9 @@ def told(log: StartupLog) -> Iterator[Finding]:
     for axis, name in AXES.items():
         if size := getattr(log, axis) or seen(log, axis):
             yield Finding(name, None, size)
-    if log.world_size:
-        yield Finding("ranks in a world", None, log.world_size)
-    if "local_ranks" in log.figures:
-        yield Finding("ranks on a host", None, log.figures["local_ranks"])
+    for name, count in (("ranks in a world", log.world_size or None), ("ranks on a host", log.figures.get("local_ranks"))):
+        if count is not None:
+            yield Finding(name, None, count)
     for label, nbytes in alike(log):
         yield Finding(Note("weights", f"weights ({label})"), None, nbytes, "bytes")
     if len(log.weights_bytes) > 1:
@@ -85,14 +76,11 @@ def told(log: StartupLog) -> Iterator[Finding]:
     if log.available_kv_bytes is not None:
         yield Finding("KV memory per rank", None, log.available_kv_bytes, "bytes")
     tokens = log.kv_tokens or (log.kv_blocks or 0) * log.block_size
-    if log.kv_blocks:
-        yield Finding("KV blocks", None, log.kv_blocks)
-    if tokens:
-        yield Finding("KV tokens", None, tokens, "tokens")
-        if log.available_kv_bytes:
-            yield Finding("KV bytes per token and rank", None, log.available_kv_bytes / tokens, "bytes")
-    if log.max_concurrency:
-        yield Finding(FULL_LENGTH, None, log.max_concurrency)
+    each = (log.available_kv_bytes or 0.0) / tokens if tokens else 0.0
+    rows = (("KV blocks", log.kv_blocks, ""), ("KV tokens", tokens, "tokens"), ("KV bytes per token and rank", each, "bytes"))
+    for title, value, unit in (*rows, (FULL_LENGTH, log.max_concurrency, "")):
+        if value:
+            yield Finding(title, None, value, unit)
     if usual := typical(log):
         yield Finding(Note("served", f"tokens a second, {plural(usual[0], 'request')} running"), None, usual[1])
     yield from besides(log)
@@ -100,7 +88,7 @@ def told(log: StartupLog) -> Iterator[Finding]:
 
 def besides(log: StartupLog) -> Iterator[Finding]:
     """What a start took besides weights and cache, and what its serving lines count."""
-    for name, (title, unit) in TAKEN.items():
+    for name, (title, unit) in STARTS["taken"].items():
         if log.figures.get(name, 0.0) > 0:  # of memory that is not the GPU's alone a difference may be less than nothing
             yield Finding(title, None, log.figures[name], unit)
     yield from served(log)
@@ -157,7 +145,7 @@ def typical(log: StartupLog) -> tuple[int, float, int] | None:
 def intro(log: StartupLog) -> Note:
     """Who ran what, in one sentence."""
     which = f"{ENGINES.get(log.engine, log.engine)} {log.version}".strip()
-    parts = [log.model, log.said("dtype"), log.quantization, log.kv_cache_dtype and f"KV cache {log.kv_cache_dtype}"]
+    parts = [log.model, log.said("dtype"), log.said("quantization"), (cache := log.said("kv_cache_dtype")) and f"KV cache {cache}"]
     parts += [log.said("attention_backend") and f"attention by {log.said('attention_backend')}"]
     said = ", ".join(part for part in parts if part)
     return Note("stopped" if log.stops else "start", f"{which} {begun(log)}{f': {said}' if said else ''}")

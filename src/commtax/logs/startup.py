@@ -103,14 +103,6 @@ class StartupLog:
         return self.said("model")
 
     @property
-    def quantization(self) -> str:
-        return self.said("quantization")
-
-    @property
-    def kv_cache_dtype(self) -> str:
-        return self.said("kv_cache_dtype")
-
-    @property
     def is_ready(self) -> bool:
         """Whether it was ready to serve, whatever came later."""
         return bool(self.moments) or READY in self.settings

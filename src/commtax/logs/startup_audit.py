@@ -1,6 +1,6 @@
 """A start-up log against what fits: the engine's own account of its sharding, checked line by line."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from commtax import catalog
@@ -20,29 +20,15 @@ from commtax.verbs.asking import laid, settle
 from commtax.verbs.fitting import Fit, holds
 
 LEVEL = levels(__name__)
-OTHER_VERSIONS = {"vllm": 0.025}  # versions that count their peak otherwise than the one that the memory model was made for
-OLDER_SHARE = {"vllm": 0.90}  # of memory that versions before the one of the catalogue take by themselves
-UNSAID = ("vllm",)  # engines whose share is of all memory
 PRINTED_GIB, PRINTED_TIMES = 0.006 * GiB, 0.006  # half of the last digit of memory and of concurrency, in their own units
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size")
-SILENT = "the log does not say"
-SHARES = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static", "trtllm": "free_gpu_memory_fraction"}
-"""What sets the share of memory that each engine takes."""
-OTHER_LIMITS = "memory of other processes, or limits that are not in the log ({}, --max-num-seqs)"
-OTHER_SHARE = "memory of other processes, or another share of it (older versions of vLLM take 0.90: {})"
-OTHER_CACHE = "KV heads, their type or their split over ranks are not as said"
-UNNAMED = "the log names neither its model nor its version: other types of embeddings, routers and scales make as much"
-NO_ROOM = "weights as said leave no room for such a cache: not counted"
-ALL_FULL = (
-    "as without windows: a version of the model that has none, an engine that keeps all tokens for them, or windows that are off"
-)
-FREE_BYTES = {"sglang": 0.5 * GiB}
-"""What an engine that reads its weights off the free memory counts besides: workspaces, and blocks that are not full."""
+ENGINE_MEMORY = started.STARTS["memory"]
+WORDS: Mapping[str, str] = started.STARTS["words"]
 
 
 def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Section:
     """Layout, weights, KV memory, tokens and concurrency; what costs time is priced where somebody says what ran."""
-    if claim is None or log.engine not in SHARES:  # of an engine that is not modelled a layout that it prints is judged
+    if claim is None or log.engine not in ENGINE_MEMORY:  # of an engine that is not modelled a layout that it prints is judged
         layout = tuple(_layout(log, claim)) if claim and log.tp else ()
         findings = (*started.broken(log), *layout, *(f for f in started.told(log) if f.item not in {g.item for g in layout}))
         return _section(log, None, findings, name, _notes(log, None))
@@ -89,7 +75,7 @@ def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     for axis in ("tp", "pp", "dp"):
         name, wanted, measured = started.AXES[axis], int(getattr(claim.plan, axis)), getattr(log, axis) or started.seen(log, axis)
         if axis == "tp" or wanted > 1 or measured > 1:
-            reason = f"the engine was started with {axis} {measured}" if measured else SILENT
+            reason = f"the engine was started with {axis} {measured}" if measured else WORDS["silent"]
             yield Finding(name, wanted, measured or None, reason=reason).judged()
     if world := log.world_size:
         one = claim.tp * int(claim.plan.pp)
@@ -99,9 +85,9 @@ def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
 
 def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
     """Loaded weights of each worker against its stage; workers of one stage that loaded the same share a line."""
-    asked, slack = settle(question), PRINTED_GIB + FREE_BYTES.get(log.engine, 0.0)
+    asked, slack = settle(question), PRINTED_GIB + ENGINE_MEMORY[log.engine].get("free_gib", 0.0) * GiB
     if not log.weights_bytes:
-        yield Finding("weights per rank", _stage_bytes(asked, 0), None, "bytes", LEVEL.weights_tolerance, reason=SILENT)
+        yield Finding("weights per rank", _stage_bytes(asked, 0), None, "bytes", LEVEL.weights_tolerance, reason=WORDS["silent"])
     stages: dict[tuple[int, float], list[str]] = {}
     for worker, nbytes in log.weights_bytes:
         stages.setdefault((axes_of(worker).get("pp", 0), round(nbytes / GiB, 3) * GiB), []).append(worker)
@@ -114,7 +100,7 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
         item = Note("weights", f"weights ({label})")
         finding = Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question), evidence=True).judged()
         near = not (log.model or log.version) and abs(finding.difference or 0.0) <= LEVEL.near_weights
-        yield finding.unsure(UNNAMED) if near and finding.verdict == DISAGREE else finding
+        yield finding.unsure(WORDS["unnamed"]) if near and finding.verdict == DISAGREE else finding
     ranks = int(asked.plan.tp) * int(asked.plan.pp) * int(asked.plan.dp)
     if 1 < len(log.weights_bytes) == ranks:
         loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), _whole_bytes(question) * int(asked.plan.dp)
@@ -152,13 +138,13 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     """
     judged, said = holds(asked), bool(asked.limits.gpu_memory_utilization or log.model or log.tp)
     told = bool(asked.limits.gpu_memory_utilization)
-    share, limits = (words.format(SHARES[log.engine]) for words in (OTHER_SHARE, OTHER_LIMITS))
+    share, limits = (words.format(ENGINE_MEMORY[log.engine]["flag"]) for words in (WORDS["other_share"], WORDS["other_limits"]))
     if taken := log.settings.get("activations"):
         share = f"the engine counted {taken} for activations; else {share}"
     whole, left = judged.question.cluster.chip.visible_bytes, log.available_kv_bytes
     tokens = log.kv_tokens or (log.kv_blocks * judged.block_size if log.kv_blocks else None)
     if left is None:
-        why, base = limits if tokens else SILENT, whole / judged.kv_bytes_per_token
+        why, base = limits if tokens else WORDS["silent"], whole / judged.kv_bytes_per_token
         found = Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEVEL.left_tolerance, why, base)
         yield _as_counted(_left(found, log, judged, said))
         if judged.needed_kv_bytes > 0:
@@ -187,7 +173,7 @@ def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens:
     inside = holds(asked.but(kv_cache_memory_bytes=left))
     printed = PRINTED_GIB * (2 if log.engine == "sglang" else 1)  # keys and values are printed apart
     rounding = printed / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
-    plan, why = asked.plan, OTHER_CACHE if tokens else SILENT
+    plan, why = asked.plan, WORDS["other_cache"] if tokens else WORDS["silent"]
     several = int(plan.tp) * int(plan.pp) * int(plan.dp) > 1  # the line of one may be all that an excerpt has
     rounding = max(rounding, LEVEL.cache_tolerance) if several else rounding
     apart = log.engine == "sglang" and judged.state_bytes_per_sequence  # states have a pool of their own, and are not in the size
@@ -195,7 +181,7 @@ def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens:
     found = [Finding("KV tokens in that memory", wanted, tokens, "tokens", rounding, why, evidence=True).judged()]
     rounding += PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
     if log.engine == "vllm":  # the others do not count them
-        found.append(Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, OTHER_CACHE).judged())
+        found.append(Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, WORDS["other_cache"]).judged())
     excuse = _excuse(log, asked, wanted, tokens, left) if any(f.verdict == DISAGREE for f in found) else ""
     yield from (f.unsure(excuse) if excuse and f.verdict == DISAGREE else f for f in found)
 
@@ -203,7 +189,7 @@ def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens:
 def _excuse(log: StartupLog, asked: Question, wanted: int, tokens: int | None, left: float) -> str:
     """Why other tokens than were counted are no fault: none were counted, or they are as without windows; "" where they are."""
     if not wanted:
-        return NO_ROOM
+        return WORDS["no_room"]
     if not tokens or not any(asked.model.windows):
         return ""
     blocks = tuple(
@@ -211,13 +197,13 @@ def _excuse(log: StartupLog, asked: Question, wanted: int, tokens: int | None, l
     )
     full = holds(replace(asked, model=replace(asked.model, blocks=blocks)).but(kv_cache_memory_bytes=left))
     counted = _tokens(log, full)
-    return ALL_FULL if counted and abs(tokens / counted - 1) <= LEVEL.cache_tolerance else ""
+    return WORDS["all_full"] if counted and abs(tokens / counted - 1) <= LEVEL.cache_tolerance else ""
 
 
 def _of_node(log: StartupLog, judged: Fit, node: float) -> Finding:
     """What a CPU worker leaves of its node for the cache: each of them takes its share of all of it, whatever the others do."""
     share = judged.question.limits.gpu_memory_utilization
-    left, why = share * node - judged.weights_bytes, f"another {SHARES[log.engine]} than {share:g}, or other weights"
+    left, why = share * node - judged.weights_bytes, f"another {ENGINE_MEMORY[log.engine]['flag']} than {share:g}, or other weights"
     item, measured = "KV memory left, of the node's memory", log.available_kv_bytes
     found = Finding(item, left, measured, "bytes", LEVEL.node_tolerance, why, node, evidence=True)
     taken = min(claim.nbytes for claim in log.claims) / node
@@ -241,12 +227,16 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
 def _left(finding: Finding, log: StartupLog, judged: Fit, said: bool, told: bool = True) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise, or took another share."""
     made_for, difference, finding = judged.question.engine.version, finding.difference, replace(finding, evidence=True).judged()
-    most = OTHER_VERSIONS.get(log.engine, LEVEL.other_engines)
+    most = ENGINE_MEMORY[log.engine].get("other_versions", LEVEL.other_engines)
     if finding.verdict == DISAGREE and not said and (share := _likely_share(log, judged, difference or 0.0)):
-        return finding.undecided(f"the log does not say its share of memory: as at {SHARES[log.engine]} {share:.2f}")
+        return finding.undecided(f"the log does not say its share of memory: as at {ENGINE_MEMORY[log.engine]['flag']} {share:.2f}")
     if finding.verdict != DISAGREE or difference is None or log.version.startswith(made_for):
         return finding
-    older = OLDER_SHARE.get(log.engine, 1.0) - judged.question.limits.gpu_memory_utilization if log.version and not told else 0.0
+    older = (
+        ENGINE_MEMORY[log.engine].get("older_share", 1.0) - judged.question.limits.gpu_memory_utilization
+        if log.version and not told
+        else 0.0
+    )
     if abs(difference) > most and (older >= 0 or abs(difference - older) > most):
         return finding
     which = f"{ENGINES[log.engine]} {log.version}" if log.version else "a version that the log does not say"
@@ -263,7 +253,8 @@ def _as_counted(finding: Finding) -> Finding:
 def _likely_share(log: StartupLog, judged: Fit, difference: float) -> float:
     """The share of memory that would explain what is left, where nobody says it; 0 where none does."""
     share = judged.question.limits.gpu_memory_utilization + difference
-    return min(1.0, share) if log.engine in UNSAID and LEVEL.least_share <= share <= 1 + OTHER_VERSIONS[log.engine] else 0.0
+    own = ENGINE_MEMORY[log.engine]
+    return min(1.0, share) if "of_all" in own and LEVEL.least_share <= share <= 1 + own["other_versions"] else 0.0
 
 
 def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
@@ -291,7 +282,7 @@ def _served(usual: tuple[int, float, int] | None, claim: Claim) -> Iterator[Find
 
 def _notes(log: StartupLog, asked: Question | None) -> Iterator[Note]:
     """What to know before a start is compared."""
-    made_for, quantization = asked.engine.version if asked else "", log.quantization
+    made_for, quantization = asked.engine.version if asked else "", log.said("quantization")
     if asked and log.version and not log.version.startswith(made_for):
         yield Note("version", f"the log is of {ENGINES[log.engine]} {log.version}; the memory model was made for {made_for}")
     if log.allreduce_backends:

@@ -5,22 +5,14 @@ from dataclasses import dataclass
 
 from commtax.evidence.finding import Cause
 from commtax.evidence.thresholds import thresholds
+from commtax.files import table
 from commtax.ledger import Line
 from commtax.spec import PARALLEL, TAXES
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill
 from commtax.verbs.explain import Counterfactual, causes, counterfactuals
 
-NAMED = {"dp": "gradients and parameters between replicas", "pp": "hand-offs between stages", "ep": "experts' exchange"}
-"""Taxes of axes; others are called after their axis."""
-HELPS = {
-    "tp": ("async-tp", "narrower", "bandwidth"),
-    "ep": ("async-ep", "bandwidth"),
-    "bubble": ("interleaved", "zb-h1"),
-    "recompute": ("recompute-none", "recompute-selective"),
-    "kernels": ("fp8",),
-}
-"""What-ifs that lower a tax, by their codes; other axes' taxes have links alone."""
+_TABLE = table("logs/taxes.toml")
 COUNT, LEVEL = thresholds(__name__)
 
 
@@ -53,7 +45,7 @@ def taxes(priced: StepBill, measured_s: float) -> list[Tax]:
 
 
 def _named(axis: str) -> str:
-    return NAMED.get(axis) or PARALLEL[axis].title.replace("-parallel size", " parallelism")
+    return _TABLE["named"].get(axis) or PARALLEL[axis].title.replace("-parallel size", " parallelism")
 
 
 def _causal(priced: StepBill) -> bool:
@@ -99,7 +91,9 @@ def as_causes(priced: StepBill, found: list[Tax], measured_s: float, measured_mf
 def _change(tax: Tax, offered: Mapping[str, Counterfactual], priced: StepBill) -> tuple[str, str]:
     """The what-if that saves most of those that lower a tax."""
     usual = ("bandwidth",) if tax.code in PARALLEL else ()
-    best = min((offered[code] for code in HELPS.get(tax.code, usual) if code in offered), key=lambda c: c.delta_s, default=None)
+    best = min(
+        (offered[code] for code in _TABLE["helps"].get(tax.code, usual) if code in offered), key=lambda c: c.delta_s, default=None
+    )
     if best is None or -best.delta_s < LEVEL.least * float(priced.step_s):
         return "", ""
     note = f" ({best.note})" if best.note else ""

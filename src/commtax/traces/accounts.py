@@ -121,14 +121,14 @@ class Job:
     @cached_property
     def alone(self) -> tuple[Column, ...]:
         """Of messages whose other end was not found: what is beyond the quickest."""
-        lengths, loose, messages = [], [], []
+        lengths, loose, took = [], [], [np.zeros(0)]
         for trace, waited in zip(self.traces, self.waiting, strict=True):
             start, end = spans(trace)
             message = np.array([c.op == MESSAGE for c in trace.collectives], dtype=bool)
             lengths.append(end - start)
-            messages.append(message)
             loose.append(message & np.isnan(waited) if len(self.traces) > 1 else np.zeros(len(start), dtype=bool))
-        every = np.concatenate([_quick(*of_rank) for of_rank in zip(lengths, self.waiting, messages, loose, strict=True)])
+            took.append((end - start - np.nan_to_num(waited))[message])  # the wire of those that met, all of those that did not
+        every = np.concatenate(took)
         quickest = float(np.quantile(every, LEVEL.quickest)) if len(every) else 0.0
         return tuple(np.where(m, np.maximum(0.0, x - quickest), np.nan) for x, m in zip(lengths, loose, strict=True))
 
@@ -291,12 +291,6 @@ class Job:
             earliest = np.minimum.reduceat(met.start_s, met.first)
             found[met.index[mine]] = met.start_s[mine] - earliest[met.of[mine]]
         return found
-
-
-def _quick(length: Column, waited: Column, message: Column, loose: Column) -> Column:
-    """What messages of one rank took: the wire of those that met, and all of those that did not."""
-    met = message & ~loose
-    return np.append(length[met] - np.nan_to_num(waited[met]), length[loose])
 
 
 def _resting(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:

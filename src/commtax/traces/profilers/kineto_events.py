@@ -19,10 +19,25 @@ import numpy as np
 from commtax.evidence.thresholds import counts
 from commtax.files import Json
 from commtax.timeline import Column
-from commtax.traces.profilers.columns import ANNOTATION, COPY, KIND_OF, LAUNCH, OPERATOR, OTHER, UNTOLD, WRONG, Columns
+from commtax.traces.profilers.columns import (
+    ANNOTATION,
+    COPY,
+    EARLIEST_NS,
+    LARGE_US,
+    LATEST_NS,
+    LAUNCH,
+    LONGEST_NS,
+    OPERATOR,
+    OTHER,
+    UNTOLD,
+    WRONG,
+    Columns,
+    all_ns,
+    kind_of,
+    ns,
+)
 from commtax.traces.profilers.json_pieces import repaired
 from commtax.traces.profilers.kineto_facts import KEYS
-from commtax.traces.profilers.kineto_times import EARLIEST_NS, LARGE_US, LATEST_NS, LONGEST_NS, all_ns, ns
 
 NONE = msgspec.Raw(b"")
 
@@ -159,7 +174,7 @@ class _Appending(dict[str, Callable[[Any], None]]):
         self._held = held
 
     def __missing__(self, category: str) -> Callable[[Any], None]:
-        self[category] = found = self._held[KIND_OF[category]].append
+        self[category] = found = self._held[kind_of(category)].append
         return found
 
 

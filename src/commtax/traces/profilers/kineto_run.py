@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -60,14 +60,13 @@ class Run:
             for rows in (columns.device, columns.launches, columns.host, columns.work, columns.trained)
         )
         self.trained = trained["start"]
-        waits = columns.names.mapped(lambda name: name.lower().startswith(WAIT_KERNELS), bool)
-        self.device["waits"] = waits[self.device["name"]]
+        self.device["waits"] = self._named(lambda name: name.lower().startswith(WAIT_KERNELS))[self.device["name"]]
         if len(self.device["start"]):
-            copies = columns.names.mapped(lambda name: name.startswith(COPY_KERNELS), bool)
-            self.device["copies"] = self.device["copies"].astype(bool) | copies[self.device["name"]]
+            copies = self._named(lambda name: name.startswith(COPY_KERNELS))[self.device["name"]]
+            self.device["copies"] = self.device["copies"].astype(bool) | copies
             self._order()
         self.on_device = bool(len(self.device["start"]))
-        self.launches = _one_each(launches, columns.names.mapped(lambda name: "aunch" in name, bool))
+        self.launches = _one_each(launches, self._named(lambda name: "aunch" in name))
         self.launch = self._launch() if self.on_device else np.empty(0, dtype=int)
 
     def by_device(self) -> list[tuple[int, Run]]:
@@ -75,9 +74,8 @@ class Run:
         numbers = [place[0] if isinstance(place, tuple) and isinstance(place[0], int) else -1 for place in self.lanes]
         device = np.array(numbers, dtype=int)[self.device["lane"]]
         computes = ~self.device["copies"].astype(bool) & ~self.device["waits"] & (device >= 0)
-        busy = (
-            np.bincount(device[computes], (self.device["end"] - self.device["start"])[computes]) if computes.any() else np.zeros(1)
-        )
+        lasted = self.device["end"] - self.device["start"]
+        busy = np.bincount(device[computes], lasted[computes]) if computes.any() else np.zeros(1)
         used = np.flatnonzero(busy > LEVEL.fair * busy.max()).tolist()
         return [(int(n), self._only(device == n)) for n in used] if len(used) > 1 else []
 
@@ -109,19 +107,22 @@ class Run:
     @cached_property
     def graph(self) -> Column:
         """Whether each device event was replayed from a graph."""
-        is_graph = np.array(["GraphLaunch" in name for name in self.names], dtype=bool)
-        found = np.zeros(len(self.launch), dtype=bool)
-        linked = self.launch >= 0
-        found[linked] = is_graph[self.launches["name"][self.launch[linked]]]
-        return found
+        return self._of_launch(self._named(lambda name: "GraphLaunch" in name)[self.launches["name"]], False)
 
     @cached_property
     def launched_s(self) -> Column:
         """When each device event was launched; nan where nothing tells."""
-        found = np.full(len(self.launch), math.nan)
-        linked = self.launch >= 0
-        found[linked] = self.launches["start"][self.launch[linked]]
+        return self._of_launch(self.launches["start"], math.nan)
+
+    def _of_launch(self, told: Column, other: float) -> Column:
+        """What is told of launches for each device event, or something else where its launch is not in the trace."""
+        found, linked = np.full(len(self.launch), other), self.launch >= 0
+        found[linked] = told[self.launch[linked]]
         return found
+
+    def _named(self, is_one: Callable[[str], bool]) -> Column:
+        """Which of the names are so."""
+        return np.array([is_one(name) for name in self.names], dtype=bool)
 
     @cached_property
     def _worked(self) -> Column:
@@ -210,8 +211,8 @@ class Run:
     @cached_property
     def _in_driver(self) -> Coverage:
         """When the host was inside calls of the driver that may wait for the device."""
-        small, words = (name.lower() for name in self.names), TABLE["categories"]["waiting_calls"]
-        waits = np.array([any(word in name for word in words) for name in small], dtype=bool)[self.launches["name"]]
+        words = TABLE["categories"]["waiting_calls"]
+        waits = self._named(lambda name: any(word in name.lower() for word in words))[self.launches["name"]]
         return coverage(self.launches["start"][waits], self.launches["end"][waits])
 
     def _on_device(self, steps: list[Step]) -> list[Step]:
@@ -231,7 +232,7 @@ class Run:
     @cached_property
     def kernels_sent(self) -> Column:
         """Rows of the device that are collectives."""
-        by_name = np.array([bool(kernel_op(name)) for name in self.names], dtype=bool)
+        by_name = self._named(lambda name: bool(kernel_op(name)))
         by_facts = np.array([bool(f.collective) for f in self.facts], dtype=bool)
         found = by_name[self.device["name"]] | by_facts[self.device["facts"]]
         return np.flatnonzero(found & ~self.device["copies"])
@@ -241,8 +242,7 @@ class Run:
         """Rows of the host that are collectives: what process groups recorded and shared-memory calls, else torch's calls around
         them. Beside a device only those of a library that has no kernels, and only where none ran on the device."""
         if self.on_device:
-            hosted = np.array([name.startswith(_HOSTED) for name in self.names], dtype=bool)
-            calls = self.of(CALL)
+            hosted, calls = self._named(lambda name: name.startswith(_HOSTED)), self.of(CALL)
             return calls[:0] if len(self.kernels_sent) else calls[hosted[self.host["name"][calls]]]
         records = self.of(RECORD)
         named = np.array([bool(self.facts[f].collective) for f in self.host["facts"][records].tolist()], dtype=bool)
