@@ -103,14 +103,10 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
         yield finding.unsure(WORDS["unnamed"]) if near and finding.verdict == DISAGREE else finding
     ranks = int(asked.plan.tp) * int(asked.plan.pp) * int(asked.plan.dp)
     if 1 < len(log.weights_bytes) == ranks:
-        loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), _whole_bytes(question) * int(asked.plan.dp)
+        one = _stage_bytes(settle(laid(question, tp=1, pp=1, dp=1, ep=1)), 0)  # a copy of the model on one rank
+        loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), one * int(asked.plan.dp)
         tolerance, why = LEVEL.weights_tolerance + slack * ranks / total, started.replicated(loaded, whole)
         yield Finding(started.ALL_WEIGHTS, total, loaded, "bytes", tolerance, why, evidence=True).judged()
-
-
-def _whole_bytes(question: Question) -> float:
-    """One copy of the model, on one rank."""
-    return _stage_bytes(settle(laid(question, tp=1, pp=1, dp=1, ep=1)), 0)
 
 
 def _stage_bytes(asked: Question, stage: int) -> float:
@@ -192,9 +188,8 @@ def _excuse(log: StartupLog, asked: Question, wanted: int, tokens: int | None, l
         return WORDS["no_room"]
     if not tokens or not any(asked.model.windows):
         return ""
-    blocks = tuple(
-        replace(b, mixer=replace(b.mixer, window=0)) if isinstance(b.mixer, Attention) else b for b in asked.model.blocks
-    )
+    mixers = (replace(b.mixer, window=0) if isinstance(b.mixer, Attention) else b.mixer for b in asked.model.blocks)
+    blocks = tuple(replace(b, mixer=mixer) for b, mixer in zip(asked.model.blocks, mixers, strict=True))
     full = holds(replace(asked, model=replace(asked.model, blocks=blocks)).but(kv_cache_memory_bytes=left))
     counted = _tokens(log, full)
     return WORDS["all_full"] if counted and abs(tokens / counted - 1) <= LEVEL.cache_tolerance else ""

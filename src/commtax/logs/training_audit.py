@@ -216,9 +216,8 @@ def _uneven(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
     for timer in sorted(log.timers, key=lambda t: t.low_s - t.high_s):
         apart = timer.high_s - timer.low_s
         if apart >= LEVEL.uneven * went.usual_s and not timer.name.endswith("setup"):
-            said = (
-                f"{timer.name}: {format_seconds(timer.low_s)} on the quickest rank, {format_seconds(timer.high_s)} on the slowest"
-            )
+            low, high = format_seconds(timer.low_s), format_seconds(timer.high_s)
+            said = f"{timer.name}: {low} on the quickest rank, {high} on the slowest"
             what = "stages of unequal work, or a slow rank: compare ranks of one stage"
             yield Cause("uneven-ranks", said, apart, apart / went.usual_s, what)
             return

@@ -314,24 +314,20 @@ def _clock(line: str) -> float | None:
 def _paced(steps: list[TrainedStep], program: str, facts: Mapping[str, tuple[str, ...]]) -> tuple[TrainedStep, ...]:
     """Steps with their seconds where a program prints none: by rates and batches, else by the clock between two lines."""
     local, over_all, length = (_float(word) for word in facts.get("batch", ("0", "0", "0")))
-    tokens = (over_all / dp if (dp := mesh(facts).get("dp")) else local) * length  # of a replica
+    sizes = mesh(facts)
+    tokens = (over_all / dp if (dp := sizes.get("dp")) else local) * length  # of a replica
+    ranks = math.prod(sizes.get(axis, 1) for axis in AXES if axis != "dp")  # that share them: torchtitan divides by these
     paced: list[TrainedStep] = []
     for before, step in zip([None, *steps], steps, strict=False):
         if step.step_s is not None:
             paced.append(step)
         elif program == "torchtitan" and tokens and step.tokens_per_s:
-            paced.append(replace(step, step_s=tokens / (step.tokens_per_s * _ranks_a_replica(facts)), batch=over_all))
+            paced.append(replace(step, step_s=tokens / (step.tokens_per_s * ranks), batch=over_all))
         elif before and before.at_s is not None and step.at_s is not None and step.at_s > before.at_s:
             paced.append(replace(step, step_s=(step.at_s - before.at_s) / (step.index - before.index)))
         else:
             paced.append(step)
     return tuple(paced)
-
-
-def _ranks_a_replica(facts: Mapping[str, tuple[str, ...]]) -> int:
-    """Ranks that share a replica's tokens: torchtitan divides by them."""
-    sizes = mesh(facts)
-    return math.prod(sizes.get(axis, 1) for axis in AXES if axis != "dp")
 
 
 def mesh(facts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.coverage import Covered, covered
 from commtax.traces.meeting import MESSAGE, Meetings, meet, spans
-from commtax.traces.repetition import REPEATED, WHOLE, between_collectives, in_steps, likeliest, repeated, whole
+from commtax.traces.repetition import REPEATED, WHOLE, between_collectives, in_steps, likeliest, repeated
 from commtax.traces.trace import Step, Trace
 
 LEVEL = levels(__name__)
@@ -318,7 +318,9 @@ def _stepped(traces: tuple[Trace, ...], met: Meetings | None) -> tuple[Trace, ..
     lead = named if named is not None else next((place for place, steps in found if steps is chosen), 0)
     steps = list(traces[lead].steps) or chosen or (between_collectives(traces[lead]) if met else [])
     if not steps or met is None:
-        return tuple(t if t.steps else in_steps(t, steps or whole(t)) for t in traces)
+        return tuple(
+            t if t.steps else in_steps(t, steps or [Step(0, WHOLE, t.timeline.begin_s, t.timeline.finish_s)]) for t in traces
+        )
     moments = met.job_s(lead, np.array([(s.start_s, s.end_s) for s in steps]))
     own = [met.own_s(place, moments).tolist() for place in range(len(traces))]
     moved = ([replace(s, start_s=b, end_s=e) for s, (b, e) in zip(steps, at, strict=True)] for at in own)

@@ -16,13 +16,11 @@ class Coverage:
     edges: Column
     sums: Column
 
-    def until(self, at_s: Column) -> Column:
-        """Covered seconds before each moment: they grow inside a span and rest between."""
-        return np.interp(at_s, self.edges, self.sums) if len(self.edges) else np.zeros(np.shape(at_s))
-
     def within(self, begin_s: Column, end_s: Column) -> Column:
-        """Covered seconds of each window."""
-        return self.until(end_s) - self.until(begin_s)
+        """Covered seconds of each window: those before a moment grow inside a span and rest between."""
+        if not len(self.edges):
+            return np.zeros(np.shape(end_s))
+        return np.interp(end_s, self.edges, self.sums) - np.interp(begin_s, self.edges, self.sums)
 
     def seconds(self, begin_s: float, end_s: float) -> float:
         """Covered seconds of one window."""

@@ -44,11 +44,6 @@ def likeliest(found: Sequence[list[Step]]) -> list[Step]:
     return min(enough, key=len, default=[])
 
 
-def whole(trace: Trace) -> list[Step]:
-    """All of a trace as one step."""
-    return [Step(0, WHOLE, trace.timeline.begin_s, trace.timeline.finish_s)]
-
-
 def in_steps(trace: Trace, steps: Sequence[Step]) -> Trace:
     """The trace with these steps, and its collectives in them."""
     steps = [replace(s, phase="train") for s in steps] if trace.training else list(steps)

@@ -17,12 +17,11 @@ TO_MEDIAN = 1.2533  # standard error of a median, in those of a mean
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """A level, the step since which it is there (0: always), the level before it, and how sure it is in standard errors."""
+    """A level, the step since which it is there (0: always), and the level before it."""
 
     level: float
     since: int
     before: float
-    sure: float
 
     @property
     def grown(self) -> float:
@@ -45,12 +44,12 @@ def rise(x: Column, least: float = LEVEL.least, changed: bool = False) -> Rise |
         sure = (after - before) / (TO_MEDIAN * noise * np.sqrt(1 / since + 1 / (len(x) - since)))
         risen = sure >= LEVEL.sure and after - before >= least and (changed or before < after / 2)
         if risen and _steady(x[since:] - before, after - before):
-            return Rise(after, since, before, float(sure))
+            return Rise(after, since, before)
     level = float(np.median(x))
     sure = level / (TO_MEDIAN * max(LEVEL.floor, _noise(x)) / np.sqrt(len(x)))
     if changed or level < least or sure < LEVEL.sure or not _steady(x, level):
         return None
-    return Rise(level, 0, 0.0, float(sure))
+    return Rise(level, 0, 0.0)
 
 
 def _steady(x: Column, level: float) -> bool:

@@ -52,12 +52,8 @@ def slow_stages(job: Job, accounts: Accounts) -> Iterator[Suspect]:
             said = f"rank {rank} computes {found.grown:.0%} longer than it did"
             yield Suspect("slow rank", place, cost, found.since, said)
         others = np.delete(pace, place)
-        if (
-            found is None
-            and len(others)
-            and pace[place] > 1 + LEVEL.slower
-            and np.all(np.abs(others - np.median(others)) < LEVEL.alike)
-        ):
+        alike = len(others) and np.all(np.abs(others - np.median(others)) < LEVEL.alike)
+        if found is None and alike and pace[place] > 1 + LEVEL.slower:
             cost = float(np.median(accounts.compute_s[place])) * (1 - 1 / pace[place]) / step_s
             said = f"rank {rank}'s kernels take {pace[place] - 1:.0%} longer than those of the other stages"
             yield Suspect("slow rank", place, cost, 0, said)
@@ -147,7 +143,9 @@ def _partner_behind_pauses(job: Job, place: int) -> int:
 
 def _undelivered(job: Job, starving: Column, computed: Column, changed: bool) -> Iterator[Suspect]:
     """The first stage, in order, that waits long for messages whose senders are done; later ones wait for it in turn."""
-    for place, r in _first(_beyond(job, starving, computed, changed)):
+    found = [(place, r) for place, r in enumerate(_beyond(job, starving, computed, changed)) if r is not None]
+    most = max((r.grown for _, r in found), default=0.0)
+    for place, r in [(place, r) for place, r in found if r.grown >= LEVEL.first * most][:1]:
         said = f"rank {job.traces[place].rank} waits {r.grown:.0%} of a step for input that was sent long before"
         yield Suspect("starved stage", place, r.grown, r.since, said)
 
@@ -186,10 +184,3 @@ def _beyond(job: Job, waits: Column, computed: Column, changed: bool) -> list[Ri
     messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
     ahead = np.vstack([waits[:1], (waits + computed / max(1.0, min(messages)))[:-1]])
     return [rise(x, changed=changed) for x in waits - ahead]
-
-
-def _first(risen: list[Rise | None]) -> list[tuple[int, Rise]]:
-    """The first place in order that has at least half of what the worst has."""
-    found = [(place, r) for place, r in enumerate(risen) if r is not None]
-    most = max((r.grown for _, r in found), default=0.0)
-    return [(place, r) for place, r in found if r.grown >= LEVEL.first * most][:1]

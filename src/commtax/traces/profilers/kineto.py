@@ -16,7 +16,7 @@ from typing import Any
 from commtax.evidence.thresholds import counts
 from commtax.files import TRACE_BYTES, Json, Stream, opened
 from commtax.statement import Note, Refusal
-from commtax.traces.profilers.columns import WRONG, Columns
+from commtax.traces.profilers.columns import CALL, WRONG, Columns
 from commtax.traces.profilers.json_pieces import Listed
 from commtax.traces.profilers.kineto_run import Groups, Run
 from commtax.traces.trace import Collective, Device, Step, Trace
@@ -189,7 +189,7 @@ def _damage(columns: Columns, partial: str) -> Iterator[Note]:
 def _notes(run: Run, collectives: Sequence[Collective], steps: Sequence[Step]) -> Iterator[Note]:
     if not run.on_device:
         yield Note("no device", "no device events: times are the host's")
-    if run.on_device and (called := run.calls) and not collectives:
+    if run.on_device and (called := len(run.of(CALL))) and not collectives:
         yield Note("none ran", f"{called} collectives were called and none ran on the device (groups of one rank move nothing)")
     if unsized := sum(c.nbytes is None for c in collectives):
         yield Note("unsized", f"{unsized} of {len(collectives)} collectives carry no message size")

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -29,21 +29,8 @@ _HOSTED = ("gloo:", "mpi:")  # libraries whose collectives are no kernels
 _COMPUTE, _COMM, _COPY, _WAIT = (trace.KINDS.index(kind) for kind in ("compute", "comm", "copy", "wait"))
 
 
-@dataclass(frozen=True, slots=True)
-class Issuers:
-    """Host calls of one thread that may issue a collective, in order."""
-
-    start_s: list[float]
-    end_s: list[float]
-    name: list[int]
-    facts: list[int]
-
-    def around(self, at: float) -> Iterator[tuple[int, int]]:
-        """Names and facts of the calls around a moment, innermost first."""
-        last = bisect_right(self.start_s, at)
-        for i in range(last - 1, max(0, last - COUNT.looked_at) - 1, -1):
-            if at <= self.end_s[i]:
-                yield self.name[i], self.facts[i]
+Issuers = tuple[list[float], list[float], list[int], list[int]]
+"""Host calls of one thread that may issue a collective, in order: their starts, ends, names and facts."""
 
 
 class Run:
@@ -132,11 +119,6 @@ class Run:
     def of(self, *roles: int) -> Column:
         """Which of the host's events have one of these roles, in the order of the roles."""
         return np.concatenate([np.flatnonzero(self.host["role"] == role) for role in roles])
-
-    @property
-    def calls(self) -> int:
-        """How many collectives the process groups recorded."""
-        return len(self.of(CALL))
 
     def issued(self) -> Counter[str]:
         """Collectives that the host called, by kind."""
@@ -284,7 +266,7 @@ class Run:
             *columns, launches, at, replayed, within.tolist(), strict=True
         ):
             calls = self._issuers.get(int(self.launches["thread"][launch])) if launch >= 0 else None
-            around = list(calls.around(launched)) if calls else []
+            around = _around(calls, launched) if calls else []
             facts, name = [self.facts[told], *(self.facts[f] for _, f in around)], self.names[number]
             op = facts[0].collective or next((o for n, _ in around if (o := call_op(self.names[n]))), "") or kernel_op(name)
             ranks = next((f.ranks for f in facts if f.ranks), self.world)
@@ -302,9 +284,8 @@ class Run:
         found = {}
         for begin, end in pairwise(_edges(self.host["thread"][rows])):
             part = rows[begin:end]
-            found[int(self.host["thread"][part[0]])] = Issuers(
-                *(self.host[key][part].tolist() for key in ("start", "end", "name", "facts"))
-            )
+            starts, ends, names, facts = (self.host[key][part].tolist() for key in ("start", "end", "name", "facts"))
+            found[int(self.host["thread"][part[0]])] = starts, ends, names, facts
         return found
 
     def timeline(self, label: str) -> Timeline:
@@ -330,6 +311,13 @@ class Run:
         ops = {key: np.concatenate([self.work[key], self.host[key][others]]) for key in comm}
         keep = _outermost(ops, _beside(comm, ops))
         return {key: np.concatenate([comm[key], ops[key][keep]]) for key in comm}
+
+
+def _around(calls: Issuers, at: float) -> list[tuple[int, int]]:
+    """Names and facts of the calls around a moment, innermost first."""
+    starts, ends, names, facts = calls
+    last = bisect_right(starts, at)
+    return [(names[i], facts[i]) for i in range(last - 1, max(0, last - COUNT.looked_at) - 1, -1) if at <= ends[i]]
 
 
 def _in_seconds(rows: dict[str, Column], origin_ns: int) -> dict[str, Column]:
