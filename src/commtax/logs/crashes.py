@@ -226,7 +226,11 @@ def find(lines: Iterable[str]) -> Crash | None:
         return None
     root = _root(reader, own)
     found = _chained(own, root, reader.fatal)
-    return _echoed(found, reader.endings) if _is(root, "echoes") else found
+    if not _is(root, "echoes"):
+        return found
+    # An echo alone: how the process ended whose error it repeats, and that its own words are missing.
+    more = "".join(f"; {text}" for text in reader.endings if text not in found.error)
+    return replace(found, error=f"{found.error}{more}; {UNTOLD}", then="")
 
 
 def _cut_off(reader: _Reader) -> Crash | None:
@@ -268,12 +272,6 @@ def _chained(own: Sequence[_Raised], root: _Raised, ended: bool) -> Crash:
         end = after
     then = "" if end is root or _is(end, "echoes") or end.text in root.text else end.text
     return Crash(root.text, root.who, root.where, then[: COUNT.most_text // 2], ended)
-
-
-def _echoed(crash: Crash, endings: Iterable[str]) -> Crash:
-    """An echo alone: how the process ended whose error it repeats, and that its own words are missing."""
-    more = "; ".join(text for text in endings if text not in crash.error)
-    return replace(crash, error=f"{crash.error}{f'; {more}' if more else ''}; {UNTOLD}", then="")
 
 
 def _looked_up(raised: _Raised) -> bool:

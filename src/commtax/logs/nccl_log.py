@@ -161,7 +161,9 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
     if "opCount " in message and (match := SAYS.call.search(message)):
         _called(log, process, match)
     if " Bytes -> Algo " in message and (match := SAYS.tuned.search(message)):
-        _tuned(log, _named("algorithms", match[2]), _named("protocols", match[3]), int(match[1]))
+        name = f"{_named('algorithms', match[2])} {_named('protocols', match[3])}"
+        if name in log.tuned or len(log.tuned) < COUNT.most_warnings:
+            _chosen(log, name, 1, int(match[1]), int(match[1]))
     if "coll channels" in message and (match := SAYS.width.search(message)):
         log.widths.add((int(match[1]), int(match[2] or 0), int(match[3])))
         _went_on(log, process)
@@ -179,12 +181,10 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
         log.failures.update(found[0][: COUNT.most_text].strip() for pattern in _FAILED if (found := pattern.search(message)))
 
 
-def _tuned(log: NcclLog, algorithm: str, protocol: str, nbytes: int) -> None:
-    """What NCCL chose for a size."""
-    name = f"{algorithm} {protocol}"
-    if name in log.tuned or len(log.tuned) < COUNT.most_warnings:
-        times, least, most = log.tuned.get(name, (0, nbytes, nbytes))
-        log.tuned[name] = times + 1, min(least, nbytes), max(most, nbytes)
+def _chosen(log: NcclLog, name: str, times: int, least: int, most: int) -> None:
+    """How often NCCL chose an algorithm and protocol, and for which sizes."""
+    before = log.tuned.get(name, (0, least, most))
+    log.tuned[name] = before[0] + times, min(before[1], least), max(before[2], most)
 
 
 def _named(kind: str, word: str) -> str:
@@ -318,9 +318,8 @@ def joined(logs: Iterable[NcclLog]) -> NcclLog:
             whole.routes[route] = whole.routes.get(route, 0) | mask
         for number, calls in log.issued.items():
             whole.issued.setdefault(number, {}).update(calls)
-        for name, (times, least, most) in log.tuned.items():
-            before = whole.tuned.get(name, (0, least, most))
-            whole.tuned[name] = before[0] + times, min(before[1], least), max(before[2], most)
+        for name, figures in log.tuned.items():
+            _chosen(whole, name, *figures)
         for size, seconds in log.init_s.items():
             whole.init_s[size] = max(seconds, whole.init_s.get(size, 0.0))
         whole.timeouts += log.timeouts

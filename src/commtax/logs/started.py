@@ -163,8 +163,9 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
         cost = _cost(claim, library="nccl") if claim and claim.tp > 1 else None
         yield _priced("custom all-reduce", f"the engine's own all-reduce is off: {why}", cost, claim, change)
     for name, value in CAUSES["eager"].items():
-        if log.settings.get(name) == value and not _on_cpu(log):
-            cost = _cost(claim, eager=True) if claim else None
+        on_cpu = log.settings.get("device_config") == CPU or log.backend == GLOO  # where nothing is launched
+        if log.settings.get(name) == value and not on_cpu:
+            cost = _cost(claim, eager=True)
             said = f"kernels are launched one by one ({name}={value})"
             yield _priced("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
     yield from held_up(log)
@@ -197,11 +198,6 @@ def _overclaimed(log: StartupLog) -> Iterator[Cause]:
         if len(claims) > 1 and total > whole:
             each = f"{plural(len(claims), 'worker')} on node {node} claim {format_bytes(total)} together, of {format_bytes(whole)}"
             yield served_cause("node memory", f"{each}: the kernel ends one when they fill it")
-
-
-def _on_cpu(log: StartupLog) -> bool:
-    """Whether the log says that no GPU is there: nothing is launched then."""
-    return log.settings.get("device_config") == CPU or log.backend == GLOO
 
 
 def _cost(claim: Claim | None, **changes: Any) -> tuple[float, float] | None:

@@ -27,7 +27,8 @@ class Tax:
 
 def taxes(priced: StepBill, measured_s: float) -> list[Tax]:
     """All seconds of the measured step but the useful ones, dearest first; the priced ones and what is left sum to it."""
-    ideal = float(priced.model_flops() if not _causal(priced) else priced.model_flops("causal"))
+    causal = priced.question.what_if.flops == "causal" or priced.mfu_definition.startswith("causal")
+    ideal = float(priced.model_flops("causal") if causal else priced.model_flops())
     useful = ideal / float(priced.num_gpus * priced.peak_flops_per_s)
     compute = [x for x in priced.lines if x.kind == "compute"]
     again = _sum(x for x in compute if x.item.stage == "recompute")
@@ -46,10 +47,6 @@ def taxes(priced: StepBill, measured_s: float) -> list[Tax]:
 
 def _named(axis: str) -> str:
     return _TABLE["named"].get(axis) or PARALLEL[axis].title.replace("-parallel size", " parallelism")
-
-
-def _causal(priced: StepBill) -> bool:
-    return priced.question.what_if.flops == "causal" or priced.mfu_definition.startswith("causal")
 
 
 def _sum(lines: Iterator[Line] | list[Line]) -> float:

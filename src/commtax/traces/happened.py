@@ -19,17 +19,15 @@ COUNT = counts(__name__)
 
 def step_rows(job: Job) -> tuple[StepRow, ...]:
     """Every step of every rank, each second once."""
-    return tuple(row for place in range(len(job.traces)) for row in _steps_of(job, place))
-
-
-def _steps_of(job: Job, place: int) -> Iterator[StepRow]:
-    trace, ran, (begin, end) = job.traces[place], job.covered[place], job.windows[place]
-    compute, exposed, hidden, copy, _ = ran.spent(begin, end)
-    idle = np.maximum(0, end - begin - compute - exposed - copy)
-    usual = np.isin(np.arange(len(begin)), job.usual[place])
-    columns = (job.job_s(place, begin), compute, exposed, hidden, copy, idle, usual)
-    for step, figures in zip(trace.steps, zip(*(c.tolist() for c in columns), strict=True), strict=True):
-        yield StepRow(trace.rank, step.index, step.name, *figures)
+    rows = []
+    for place, (trace, ran, (begin, end)) in enumerate(zip(job.traces, job.covered, job.windows, strict=True)):
+        compute, exposed, hidden, copy, _ = ran.spent(begin, end)
+        idle = np.maximum(0, end - begin - compute - exposed - copy)
+        usual = np.isin(np.arange(len(begin)), job.usual[place])
+        columns = (job.job_s(place, begin), compute, exposed, hidden, copy, idle, usual)
+        figures = zip(*(c.tolist() for c in columns), strict=True)
+        rows += [StepRow(trace.rank, s.index, s.name, *told) for s, told in zip(trace.steps, figures, strict=True)]
+    return tuple(rows)
 
 
 _Kind = tuple[str, str, str, int, float | None]

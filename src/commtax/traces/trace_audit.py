@@ -143,7 +143,9 @@ def _facts(job: Job) -> Mapping[str, str]:
     if hosts := sorted({t.host for t in job.traces if t.host}):
         facts["hosts"] = ", ".join(hosts[:16])
     if head.steps:
-        facts["steps"] = f"{len(head.steps)} ({_named(head)})"
+        name = head.steps[0].name
+        how = name if name in (REPEATED, WHOLE) else "graph replays" if name == "graph replay" else "annotated"
+        facts["steps"] = f"{len(head.steps)} ({how})"
     if head.on_device and (head.device or head.replayed):
         facts["kernels from graphs"] = f"{head.replayed:.0%}"
     if algorithms := sorted({f"{c.op} {c.algorithm}" for c in head.collectives if c.algorithm}):
@@ -151,8 +153,3 @@ def _facts(job: Job) -> Mapping[str, str]:
     if sizes := sorted({c.ranks for c in head.collectives if c.ranks}):
         facts["group sizes"] = ", ".join(map(str, sizes[:16]))
     return facts
-
-
-def _named(head: Trace) -> str:
-    name = head.steps[0].name
-    return name if name in (REPEATED, WHOLE) else "graph replays" if name == "graph replay" else "annotated"

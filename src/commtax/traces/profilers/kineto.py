@@ -105,9 +105,10 @@ def _traces(head: Json, columns: Columns, name: str, partial: str) -> list[Trace
     world = _whole(job.get("world_size"))
     parts = run.by_device() if run.on_device and world < 2 else []  # of a job's rank the file is one
     said = [Note("devices", f"{len(parts)} devices of one process, each told as a rank")] if parts else []
-    damage = [*_damage(columns, partial), *said]
+    damage = [Note("partial", f"the file is not read to its end: {partial}")] if partial else []
+    damage += [Note("damaged", f"{plural(columns.wrong, 'event')} of the wrong form left out")] if columns.wrong else []
     gradients = columns.gradients
-    return [_trace(head, part, n, world, name, partial, damage, gradients) for n, part in parts or [(rank, run)]]
+    return [_trace(head, part, n, world, name, partial, damage + said, gradients) for n, part in parts or [(rank, run)]]
 
 
 def _trace(head: Json, run: Run, rank: int, world: int, name: str, partial: str, notes: Sequence[Note], gradients: int) -> Trace:
@@ -177,13 +178,6 @@ def _device(head: Json, used: Counter[object]) -> Device | None:
     own = next((d for d in listed if d.get("id") == number), listed[0])
     alike = sum(d.get("totalGlobalMem") == own["totalGlobalMem"] and d.get("name") == own.get("name") for d in listed)
     return Device(str(own.get("name", "")).strip(), float(own["totalGlobalMem"]), _whole(own.get("numSms")), alike)
-
-
-def _damage(columns: Columns, partial: str) -> Iterator[Note]:
-    if partial:
-        yield Note("partial", f"the file is not read to its end: {partial}")
-    if columns.wrong:
-        yield Note("damaged", f"{plural(columns.wrong, 'event')} of the wrong form left out")
 
 
 def _notes(run: Run, collectives: Sequence[Collective], steps: Sequence[Step]) -> Iterator[Note]:
