@@ -265,18 +265,17 @@ def _root(reader: _Reader, own: Sequence[_Raised]) -> _Raised:
 def _chained(own: Sequence[_Raised], root: _Raised, ended: bool) -> Crash:
     """An error with what became of it in its own process; a lookup that failed leads to what its handling raised."""
     followed = {id(r.before): r for r in own if r.before}
-    while (after := followed.get(id(root))) and after.meanwhile and _looked_up(root):
+    while (
+        (after := followed.get(id(root)))
+        and after.meanwhile
+        and root.text.partition(":")[0].rpartition(".")[2] in _TABLE["lookups"]
+    ):
         root = after
     end = root
     while after := followed.get(id(end)):
         end = after
     then = "" if end is root or _is(end, "echoes") or end.text in root.text else end.text
     return Crash(root.text, root.who, root.where, then[: COUNT.most_text // 2], ended)
-
-
-def _looked_up(raised: _Raised) -> bool:
-    """Whether it is a lookup that failed."""
-    return raised.text.partition(":")[0].rpartition(".")[2] in _TABLE["lookups"]
 
 
 def _is(raised: _Raised, kind: str) -> bool:

@@ -29,8 +29,10 @@ def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str
     """The logs of all ranks of a job (or of one of them)."""
     log = joined(logs)
     found = sorted(causes(log, claim), key=lambda c: -(c.cost_s or 0.0))
-    culprit, blamed = _desync(log) or _late(log) or _absent(log) or (None, "")
-    findings = (*_layout(log, claim), *_ways(log), *_unstarted(log), *_broken(log))
+    differing, odd = _differing(log) or ("", [])  # the rank that called something else than most under the same number
+    called = (Culprit("late rank", odd[0], None, differing), "mismatch") if odd else None
+    culprit, blamed = called or _late(log) or _absent(log) or (None, "")
+    findings = (*_layout(log, claim), *_ways(log), *_broken(log))
     notes, rows = (*_notes(log), *_stood(log)), tuple(_called(log))
     section = Section("log", tuple(names), findings, notes, causes=tuple(found), culprit=culprit, blamed=blamed)
     return replace(section, collectives=rows, facts=facts(log))
@@ -72,13 +74,6 @@ def _ways(log: NcclLog) -> Iterator[Finding]:
         yield Finding("levels of the tree", None, depth)
 
 
-def _unstarted(log: NcclLog) -> Iterator[Finding]:
-    """Communicators that ranks began and did not finish: the job hangs there, or the text ends there."""
-    if begun := _stuck(log):
-        item = Note("unstarted", "communicators that did not start")
-        yield Finding(item, 0, len(begun), reason=_hanging(begun[0])).judged()
-
-
 def _stuck(log: NcclLog) -> list[Communicator]:
     """Communicators that ranks began and did not finish, unless the same ranks finished a later one of the size: a second try."""
     found: list[Communicator] = []
@@ -107,7 +102,10 @@ def _hanging(comm: Communicator) -> str:
 
 
 def _broken(log: NcclLog) -> Iterator[Finding]:
-    """Collectives that never came to an end: nothing of a sound run."""
+    """Starts (the job hangs there, or the text ends there) and collectives that never came to an end: nothing of a sound run."""
+    if begun := _stuck(log):
+        item = Note("unstarted", "communicators that did not start")
+        yield Finding(item, 0, len(begun), reason=_hanging(begun[0])).judged()
     if given_up := len({(t.seq, t.op) for t in log.timeouts}):
         yield Finding("collectives given up", 0, given_up, reason="they ran until the watchdog ended the job").judged()
     if failed := set(log.returned.values()):
@@ -407,12 +405,6 @@ def _differing(log: NcclLog) -> tuple[str, list[int]] | None:
                 said = f"{ranks_in_words(names)} called {calls[odd[0]][0]} as number {number:x}, {ranks_in_words(rest)} {usual[0]}"
                 return said, names if many > len(members) / 2 else []
     return None
-
-
-def _desync(log: NcclLog) -> Blamed | None:
-    """The rank that called something else than most under the same number."""
-    found = _differing(log)
-    return (Culprit("late rank", found[1][0], None, found[0]), "mismatch") if found and found[1] else None
 
 
 def _together(log: NcclLog, size: int, calls: dict[Who, tuple[str, ...]]) -> list[list[Who]]:

@@ -183,11 +183,6 @@ def to_change(why: str) -> str:
     return next((row["change"] for row in CAUSES[FAILURE] if row["part"].lower() in why.lower()), "")
 
 
-def node_bytes(log: StartupLog) -> float:
-    """Memory of the host's node that CPU workers take their share of; 0 where the log does not say."""
-    return min((claim.node_bytes for claim in log.claims), default=0.0)
-
-
 def _overclaimed(log: StartupLog) -> Iterator[Cause]:
     """Workers of one node that together claim more memory than it has."""
     nodes: dict[int, list[Claimed]] = {}
@@ -218,9 +213,3 @@ def _priced(code: str, said: str, cost: tuple[float, float] | None, claim: Claim
     share = more / (plain + more)
     gain = f"{format_seconds(more)} of each token at batch {batch} ({share:.1%} of a decode step)"
     return Cause(code, said, more, share, change, gain)
-
-
-def replicated(loaded: float, whole: float) -> str:
-    """How the weights of all ranks compare with one copy of the model."""
-    beyond, more = format_bytes(abs(loaded - whole)), "more" if loaded >= whole else "less"
-    return f"one copy has {format_bytes(whole)}; ranks together hold {beyond} {more}"

@@ -15,7 +15,7 @@ from commtax.logs.startup import StartupLog, axes_of
 from commtax.question import Question
 from commtax.spec import Attention
 from commtax.statement import Note
-from commtax.units import GiB, format_seconds, plural
+from commtax.units import GiB, format_bytes, format_seconds, plural
 from commtax.verbs.asking import laid, settle
 from commtax.verbs.fitting import Fit, holds
 
@@ -105,7 +105,9 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
     if 1 < len(log.weights_bytes) == ranks:
         one = _stage_bytes(settle(laid(question, tp=1, pp=1, dp=1, ep=1)), 0)  # a copy of the model on one rank
         loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), one * int(asked.plan.dp)
-        tolerance, why = LEVEL.weights_tolerance + slack * ranks / total, started.replicated(loaded, whole)
+        beyond, more = format_bytes(abs(loaded - whole)), "more" if loaded >= whole else "less"
+        why = f"one copy has {format_bytes(whole)}; ranks together hold {beyond} {more}"
+        tolerance = LEVEL.weights_tolerance + slack * ranks / total
         yield Finding(started.ALL_WEIGHTS, total, loaded, "bytes", tolerance, why, evidence=True).judged()
 
 
@@ -148,20 +150,19 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
             found = Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEVEL.left_tolerance, limits, base)
             yield _as_counted(_left(found, log, judged, said))
         return
-    if "fixed" not in log.figures and (node := started.node_bytes(log)):
+    node = min((claim.node_bytes for claim in log.claims), default=0.0)  # of which CPU workers take their shares
+    if "fixed" not in log.figures and node:
         yield _of_node(log, judged, node)
     elif "fixed" not in log.figures:
         item = "KV memory left, of all memory"
-        room = judged.kv_bytes + _lighter(log, judged)
+        loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
+        other = (
+            abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance
+        )  # which is judged in its own line, and not again here
+        room = judged.kv_bytes + (judged.weights_bytes - loaded if other else 0.0)
         yield _left(Finding(item, room, left, "bytes", LEVEL.left_tolerance, share, whole), log, judged, said, told)
     if left > 0:  # else it did not fit: there is nothing to count
         yield from _counted(log, asked, judged, left, tokens)
-
-
-def _lighter(log: StartupLog, judged: Fit) -> float:
-    """What other weights than were said leave more: they are judged in their own line, and not once more in what they leave."""
-    loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
-    return judged.weights_bytes - loaded if abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance else 0.0
 
 
 def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens: int | None) -> Iterator[Finding]:

@@ -33,20 +33,17 @@ def taxes(priced: StepBill, measured_s: float) -> list[Tax]:
     compute = [x for x in priced.lines if x.kind == "compute"]
     again = _sum(x for x in compute if x.item.stage == "recompute")
     update = _sum(x for x in compute if x.item.part == "update" or x.item.stage in ("update", "once"))
+    named = {axis: PARALLEL[axis].title.replace("-parallel size", " parallelism") for axis in TAXES} | _TABLE["named"]
     found = [
         Tax("kernels", "kernels below the chip's peak", _sum(compute) - again - update - useful),
         Tax("recompute", "recomputation", again),
         Tax("update", "optimiser and accumulation", update),
         Tax("host", "the host", _sum(x for x in priced.lines if x.kind == "host")),
         Tax("bubble", "pipeline bubble", float(priced.bubble_s)),
-        *(Tax(axis, _named(axis), float(priced.exposed_on(axis))) for axis in TAXES),
+        *(Tax(axis, named[axis], float(priced.exposed_on(axis))) for axis in TAXES),
         Tax("unexplained", "not explained by the plan", measured_s - float(priced.step_s)),
     ]
     return sorted((t for t in found if t.seconds), key=lambda t: -t.seconds)
-
-
-def _named(axis: str) -> str:
-    return _TABLE["named"].get(axis) or PARALLEL[axis].title.replace("-parallel size", " parallelism")
 
 
 def _sum(lines: Iterator[Line] | list[Line]) -> float:

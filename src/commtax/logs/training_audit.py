@@ -86,9 +86,8 @@ def _said(asked: Question) -> dict[str, Any]:
     """What of the question is not as it is when nobody says anything."""
     plain = Question(asked.model, asked.cluster, asked.engine)
     said: dict[str, Any] = {axis: getattr(asked.plan, axis) for axis in SIZES if getattr(asked.plan, axis) != 1}
-    said |= {
-        n: getattr(asked.plan, n) for n in ("recompute", "schedule", "chunks") if getattr(asked.plan, n) != getattr(plain.plan, n)
-    }
+    for name in ("recompute", "schedule", "chunks"):
+        said |= {name: value} if (value := getattr(asked.plan, name)) != getattr(plain.plan, name) else {}
     said |= {"dtype": asked.plan.weights_dtype} if asked.plan.weights_dtype else {}
     said |= {"sequence_parallel": True} if asked.plan.sequence_parallel and not asked.engine.trains.sequence_parallel else {}
     said |= {"micro_batch": asked.micro_batch} if asked.micro_batch != 1 else {}

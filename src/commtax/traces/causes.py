@@ -46,20 +46,15 @@ def span_of(job: Job) -> str:
 
 
 def _blamed(job: Job, culprit: Culprit | None, cost_s: float) -> Iterator[Cause]:
-    """What the culprit costs a step since it is there."""
+    """What the culprit costs of a typical step since it is there."""
     if culprit is None:
         return
-    step_s = _since(job, culprit)
+    accounts = job.accounts
+    struck = np.median(accounts.begin_s, axis=0) >= (culprit.since_s or 0.0) - 0.5 * accounts.step_s
+    step_s = (float(np.median(accounts.total_s[:, struck])) if struck.any() else 0.0) or accounts.step_s
     where = f" at rank {culprit.rank}" if culprit.rank is not None else ""
     said = f"{culprit.kind}{where}: {culprit.said}"
     yield cause(culprit.kind, said, min(cost_s, 0.99 * step_s), step_s)
-
-
-def _since(job: Job, culprit: Culprit) -> float:
-    """A typical step since the fault began."""
-    accounts = job.accounts
-    struck = np.median(accounts.begin_s, axis=0) >= (culprit.since_s or 0.0) - 0.5 * accounts.step_s
-    return (float(np.median(accounts.total_s[:, struck])) if struck.any() else 0.0) or accounts.step_s
 
 
 def _waiting(job: Job, culprit: Culprit | None) -> Iterator[Cause]:

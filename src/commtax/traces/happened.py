@@ -48,7 +48,11 @@ def collective_rows(job: Job) -> tuple[CollectiveRow, ...]:
         figures = [np.bincount(code, weights=x, minlength=len(keys)) for x in columns]
         for key, at in keys.items():
             kinds.setdefault(key, []).append(np.array([f[at] for f in figures]))
-    rows = [_collective_row(key, parts) for key, parts in kinds.items()]
+    rows = []
+    for (op, algorithm, group, ranks, nbytes), parts in kinds.items():
+        count, wire, wait, under = np.mean(parts, axis=0).tolist()
+        total = None if nbytes is None else nbytes * round(count)
+        rows.append(CollectiveRow(op, algorithm, group, ranks, round(count), total, wire, wait, under))
     return tuple(sorted(_merged(rows), key=lambda r: -(r.wire_s + r.wait_s)))
 
 
@@ -68,13 +72,6 @@ def _roles(job: Job) -> Mapping[tuple[str, int], str]:
         role[2].append(name)
     more = (f" and {len(names) - 1} more" if len(names) > 1 else "" for _, _, names in roles)
     return {(name, size): names[0] + others for (size, _, names), others in zip(roles, more, strict=True) for name in names}
-
-
-def _collective_row(key: _Kind, parts: list[Column]) -> CollectiveRow:
-    op, algorithm, group, ranks, nbytes = key
-    count, wire, wait, hidden = np.mean(parts, axis=0).tolist()
-    total = None if nbytes is None else nbytes * round(count)
-    return CollectiveRow(op, algorithm, group, ranks, round(count), total, wire, wait, hidden)
 
 
 def _merged(rows: list[CollectiveRow]) -> Iterator[CollectiveRow]:

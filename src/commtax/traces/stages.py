@@ -10,7 +10,7 @@ from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, Job, summed
 from commtax.traces.meeting import MESSAGE
-from commtax.traces.series import Rise, Suspect, dearest, of_others, rise
+from commtax.traces.series import Suspect, dearest, of_others, rise
 
 LEVEL = levels(__name__)
 
@@ -143,7 +143,10 @@ def _partner_behind_pauses(job: Job, place: int) -> int:
 
 def _undelivered(job: Job, starving: Column, computed: Column, changed: bool) -> Iterator[Suspect]:
     """The first stage, in order, that waits long for messages whose senders are done; later ones wait for it in turn."""
-    found = [(place, r) for place, r in enumerate(_beyond(job, starving, computed, changed)) if r is not None]
+    messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
+    # Each waits longer than the one before it by the microbatch that fills the pipeline.
+    ahead = np.vstack([starving[:1], (starving + computed / max(1.0, min(messages)))[:-1]])
+    found = [(place, r) for place, x in enumerate(starving - ahead) if (r := rise(x, changed=changed)) is not None]
     most = max((r.grown for _, r in found), default=0.0)
     for place, r in [(place, r) for place, r in found if r.grown >= LEVEL.first * most][:1]:
         said = f"rank {job.traces[place].rank} waits {r.grown:.0%} of a step for input that was sent long before"
@@ -177,10 +180,3 @@ def _first_compute(job: Job, place: int) -> Column:
     starts = np.sort(line.start_s[line.kind == line.kinds.index("compute")])
     at = np.searchsorted(starts, begin[job.common[place]])
     return starts[np.minimum(at, len(starts) - 1)] if len(starts) else begin[job.common[place]]
-
-
-def _beyond(job: Job, waits: Column, computed: Column, changed: bool) -> list[Rise | None]:
-    """How much longer each stage waits than the one before it, beyond the microbatch that fills the pipeline."""
-    messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
-    ahead = np.vstack([waits[:1], (waits + computed / max(1.0, min(messages)))[:-1]])
-    return [rise(x, changed=changed) for x in waits - ahead]

@@ -36,8 +36,11 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
     place, most = chosen[at], max(np.median(computed), np.median(idle), exposed)
     since_then = step_s / max(1e-12, float(np.median(accounts.total_s[chosen, since:])))  # a step is longer by then
     waits = f"the others wait {level * since_then:.0%} of a step for rank {ranks[place]}"
-    if most == exposed:
-        yield from _unhidden(accounts, chosen, at, since, level, waits)
+    if most == exposed:  # as much wire as theirs, and more of it exposed
+        wire = (accounts.wire_s + accounts.hidden_s)[chosen]
+        if np.median(_excess(wire, at, since, relative=True)) <= LEVEL.same_wire:
+            said = f"{waits}, whose communication does not hide under its compute as theirs does"
+            yield Suspect("lost overlap", place, level, since, said)
     elif most == np.median(computed) and _steady(computed):
         longer = np.median(_excess(accounts.compute_s[chosen], at, since, relative=True))
         yield Suspect("slow rank", place, level, since, f"{waits}, which computes {longer:.0%} longer than they do")
@@ -55,13 +58,6 @@ def _excess(x: Column, row: int, since: int, relative: bool = False) -> Column:
 def _steady(excess: Column) -> bool:
     """Whether nearly every step shows it: work that moves from rank to rank strikes one of them often, but not always."""
     return not len(excess) or bool(np.mean(excess > 0.4 * np.median(excess)) >= LEVEL.steady)
-
-
-def _unhidden(accounts: Accounts, chosen: list[int], at: int, since: int, level: float, waits: str) -> Iterator[Suspect]:
-    """One rank's communication that others hide: as much wire as theirs, and more of it exposed."""
-    if np.median(_excess((accounts.wire_s + accounts.hidden_s)[chosen], at, since, relative=True)) <= LEVEL.same_wire:
-        said = f"{waits}, whose communication does not hide under its compute as theirs does"
-        yield Suspect("lost overlap", chosen[at], level, since, said)
 
 
 def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:

@@ -234,13 +234,12 @@ def middle(steps: Sequence[Step]) -> list[Step]:
 def until_the_next(steps: Sequence[Step]) -> list[Step]:
     """A step lasts until the next starts (sampling, scheduling and loading of data are part of it), unless device and host both
     rest for longer than the step took."""
-    return [*(replace(s, end_s=s.end_s if _rests(s, n) else n.start_s) for s, n in pairwise(steps)), *steps[-1:]]
-
-
-def _rests(step: Step, following: Step) -> bool:
-    """Whether nothing is done between two steps; of replays the host's windows are not known."""
-    on_host = following.host[0] - step.host[1] if math.isfinite(step.host[1]) else math.inf
-    return min(following.start_s - step.end_s, on_host) > step.seconds
+    found = []
+    for step, following in pairwise(steps):
+        on_host = following.host[0] - step.host[1] if math.isfinite(step.host[1]) else math.inf  # not known of replays
+        rests = min(following.start_s - step.end_s, on_host) > step.seconds
+        found.append(step if rests else replace(step, end_s=following.start_s))
+    return [*found, *steps[-1:]]
 
 
 def numbered(steps: Iterable[Step]) -> list[Step]:

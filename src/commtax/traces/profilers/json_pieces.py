@@ -150,8 +150,11 @@ class Listed(Generic[Item]):
                 break
         if self._broken:
             raise self._broken
-        self._refuse(held)
-        return b""
+        try:
+            parse_json(repaired(held), self.name, depth=None)
+        except Refusal:
+            raise Refusal(f"trace '{self.name}': not valid JSON, or cut off (before any event)", "trace") from None
+        raise Refusal(f"trace '{self.name}': no {self.key} found", "trace")
 
     def _opened(self, held: bytes, places: list[re.Match[bytes]], last: bool) -> bool:
         """Whether the list begins at one of these places: what stands before it is then an object without its end."""
@@ -169,13 +172,6 @@ class Listed(Generic[Item]):
         if damaged:
             self.damaged, self.at = 1, damaged.end() + 1
         return damaged is not None
-
-    def _refuse(self, held: bytes) -> None:
-        try:
-            parse_json(repaired(held), self.name, depth=None)
-        except Refusal:
-            raise Refusal(f"trace '{self.name}': not valid JSON, or cut off (before any event)", "trace") from None
-        raise Refusal(f"trace '{self.name}': no {self.key} found", "trace")
 
     def _taken(self, held: bytes, last: bool) -> tuple[list[Item], int, bool]:
         """The objects that are whole in what is held, how much of it they take, and whether the list ends there."""
