@@ -77,14 +77,6 @@ def all_ns(microseconds: Column) -> Column:
     return found
 
 
-@lru_cache(maxsize=10_000)
-def kind_of(category: str) -> int:
-    """The kind of an event by its category."""
-    small = category.lower()
-    kind = next((code for name, code in _KINDS.items() if small in _CATEGORIES[name]), OTHER)
-    return LAUNCH if kind == OTHER and small.endswith(_LAUNCH_ENDS) else kind
-
-
 class _Roles(dict[str, int]):
     """Roles by name, of annotations or of operators; each name is looked at once."""
 
@@ -164,6 +156,14 @@ class Columns:
         self.origin_ns: int | None = None
         self._roles = {ANNOTATION: _Roles(False), OPERATOR: _Roles(True)}
 
+    @staticmethod
+    @lru_cache(maxsize=10_000)
+    def kind_of(category: str) -> int:
+        """The kind of an event by its category."""
+        small = category.lower()
+        kind = next((code for name, code in _KINDS.items() if small in _CATEGORIES[name]), OTHER)
+        return LAUNCH if kind == OTHER and small.endswith(_LAUNCH_ENDS) else kind
+
     def begun(self, start: int | None, events: int = 1) -> None:
         """So many complete events, the first of which begins then."""
         self.complete += events
@@ -176,7 +176,7 @@ class Columns:
             return
         kind = KERNEL  # until it is known
         try:
-            kind = kind_of(event.get("cat") or "")
+            kind = self.kind_of(event.get("cat") or "")
             start, end = span(event["ts"], event.get("dur", 0) if kind != OTHER else 0)
             if kind != OTHER:
                 if event["name"] is None:

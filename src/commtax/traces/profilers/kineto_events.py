@@ -33,7 +33,6 @@ from commtax.traces.profilers.columns import (
     WRONG,
     Columns,
     all_ns,
-    kind_of,
     ns,
 )
 from commtax.traces.profilers.json_pieces import repaired
@@ -174,7 +173,7 @@ class _Appending(dict[str, Callable[[Any], None]]):
         self._held = held
 
     def __missing__(self, category: str) -> Callable[[Any], None]:
-        self[category] = found = self._held[kind_of(category)].append
+        self[category] = found = self._held[Columns.kind_of(category)].append
         return found
 
 
