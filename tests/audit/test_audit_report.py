@@ -94,9 +94,11 @@ def test_a_culprit_since_the_first_step_has_no_moment():
     assert "(late rank) since 50 ms: " in screen(Audit(None, (section(culprit=late),)))[1]
 
 
-def test_a_cause_that_says_what_the_culprit_does_is_told_once():
+def test_a_cause_under_the_code_that_is_the_culprits_is_told_once():
     own = Cause("desync", LATE.said, None, None, "look at its program")
-    assert sum(LATE.said in x for x in screen(Audit(None, (section(culprit=LATE, causes=(own,)),)))) == 1
+    for blamed, times in (("desync", 1), ("", 2)):
+        told = screen(Audit(None, (section(culprit=LATE, causes=(own,), blamed=blamed),)))
+        assert sum(LATE.said in x for x in told) == times
 
 
 def test_a_result_is_told_and_its_books_are_checked():

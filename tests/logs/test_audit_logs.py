@@ -55,13 +55,13 @@ def test_a_real_log_is_recognised_as_what_it_is(row, tmp_path):
 def test_figures_of_real_starts(row):
     log, wanted = READERS[row["kind"]].parse("\n".join(row["lines"])), row["expected"]
     assert log.engine == wanted["engine"]
-    for name in ("version", "pp", "max_model_len", "block_size", "kv_tokens", "kv_cache_dtype", "world_size"):
+    for name in ("version", "pp", "max_model_len", "block_size", "kv_tokens", "world_size"):
         assert name not in wanted or getattr(log, name) == wanted[name]
-    for name in ("dtype", "attention_backend", "all2all"):
+    for name in ("dtype", "attention_backend", "all2all", "kv_cache_dtype"):
         assert name not in wanted or log.said(name) == wanted[name]
     assert "tp" not in wanted or named(log)["tp"] == wanted["tp"]
     assert "model" not in wanted or named(log)["model"] == wanted["model"]
-    assert log.nccl_version == wanted.get("nccl", "")
+    assert log.said("nccl_version") == wanted.get("nccl", "")
     assert wanted.get("disabled", "") in log.custom_allreduce_disabled
     assert [round(b / GIB, 2) for _, b in log.weights_bytes] == wanted.get("weights_gib", [])
     assert "kv_gib" not in wanted or log.available_kv_bytes / GIB == pytest.approx(wanted["kv_gib"])
@@ -383,7 +383,7 @@ def test_workers_on_cpus_claim_their_node():
     """vLLM's own line; each worker claims a share of its node as if it were alone there."""
     log = vllm_log.parse("\n".join(CLAIM.format(rank, kv, 0, 16.2) for rank, kv in ((0, 1.5), (1, 1.25))))
     assert log.available_kv_bytes == 1.25 * GIB
-    assert not log.kv_fixed
+    assert "fixed" not in log.figures
     assert [(c.node, c.nbytes / GIB, c.node_bytes / GIB) for c in log.claims] == [(0, pytest.approx(16.2), 18.0)] * 2
     assert [c.code for c in audit_log(log, None).causes] == ["node memory"]
     for apart in (("0", "1"), ("1", "1")):

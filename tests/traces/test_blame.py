@@ -16,7 +16,7 @@ from commtax.timeline import Timeline
 from commtax.traces.accounts import Job
 from commtax.traces.blame import blame
 from commtax.traces.clocks import Clock, between, coinciding
-from commtax.traces.coverage import merged
+from commtax.traces.coverage import coverage
 from commtax.traces.happened import collective_rows, kernel_rows, step_rows, typical_step
 from commtax.traces.meeting import meet
 from commtax.traces.profilers import kineto
@@ -201,7 +201,7 @@ def test_named_steps_of_a_trace_without_launches_equal_an_oracle(rows, cuts):
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 50)), max_size=30), st.integers(0, 300), st.integers(0, 100))
 def test_coverage_counts_each_moment_once(spans, begin, length):
     starts = np.array([s for s, _ in spans], dtype=float)
-    found = merged(starts, starts + np.array([n for _, n in spans], dtype=float))
+    found = coverage(starts, starts + np.array([n for _, n in spans], dtype=float))
     by_hand = sum(any(s <= t < s + n for s, n in spans) for t in range(begin, begin + length))
     assert found.within(np.array([begin]), np.array([begin + length]))[0] == pytest.approx(by_hand)
 

@@ -15,7 +15,7 @@ from commtax.cli import progress
 from commtax.files import opened
 from commtax.timeline import crossed, merged
 from commtax.traces.profilers import chrome, kineto
-from commtax.traces.ranks import distinct
+from commtax.traces.trace import distinct
 from each import each
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES, SHARED

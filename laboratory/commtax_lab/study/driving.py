@@ -78,8 +78,9 @@ def allreduces(traces: Sequence[Trace]) -> Document:
     steps = [s for s in first.steps if s.phase == "decode"] or list(first.steps)
     indices = {s.index for s in steps}
     counted = [c for c in first.collectives if c.op == ALL_REDUCE and c.step in indices]
-    met = [m for m in meet(ordered).matched if m.op == ALL_REDUCE and m.step in indices] if len(ordered) > 1 else []
-    wire = [m.wire_s for m in met] or [c.seconds for c in counted]
+    met = meet(ordered) if len(ordered) > 1 else None
+    wires = zip(met.calls, met.wire_s.tolist(), strict=True) if met else ()
+    wire = [s for c, s in wires if c.op == ALL_REDUCE and c.step in indices] or [c.seconds for c in counted]
     counts = [sum(c.step == s.index for c in counted) for s in steps]
     sizes = [c.nbytes for c in counted if c.nbytes is not None]
     return {

@@ -18,8 +18,7 @@ from commtax.machines.smi import Links
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import rocprof
-from commtax.traces.ranks import distinct
-from commtax.traces.trace import Trace
+from commtax.traces.trace import Trace, distinct
 from commtax.units import plural
 
 COUNT = counts(__name__)

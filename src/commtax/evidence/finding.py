@@ -274,6 +274,7 @@ class Section:
     facts: Mapping[str, str] = field(default_factory=dict)  # versions, flags, hosts, transports: what two runs may differ in
     measured: Timeline | None = None  # a typical step of the first ranks, from its own beginning
     sent: Mapping[tuple[str, int], Sent] | None = None  # in a usual step, by kind and group size; None where no step is told
+    blamed: str = ""  # code of the cause that is the culprit's, where that is not its kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,12 @@ _TABLE = table("logs/crashes.toml")
 COUNT = counts(__name__)
 UNTOLD = "what it wrote itself is not in this text"
 SAYS = patterns(__name__)
-_NAME = (
-    r"(?:[A-Za-z_]\w{0,60}\.){0,12}(?:[A-Za-z]\w{0,80})?(?:Error|Exception|Interrupt|Exit|Failure|Failed|Timeout|Expired|NotFound)"
-)
 _BEGINS = "Traceback (most recent call last)"
 _FIRST = "Root Cause (first observed failure)"  # in the summary of torchrun
 _CAUSED = "The above exception was the direct cause"
 _MEANWHILE = "During handling of the above exception"
-_PLAIN = [(what, re.compile(wording)) for what, wordings in _TABLE["plain"].items() for wording in wordings]
-_SIGNALS = [(what, re.compile(wording)) for what, wordings in _TABLE["signals"].items() for wording in wordings]
+_ALONE = [(what, re.compile(w)) for kind in ("signals", "plain") for what, wordings in _TABLE[kind].items() for w in wordings]
+"""Errors of one line: what a signal is called, or nothing, and how it is worded."""
 _ENDINGS = [re.compile(wording) for wording in _TABLE["endings"]]
 
 
@@ -154,15 +151,8 @@ class _Reader:
     def _raise(self, key: Key, name: str, message: str, traceback: _Open, line: str) -> None:
         text = f"{name}: {message}" if message.strip() else f"{name} in {traceback.code}" if traceback.code else name
         before, meanwhile = self.joined.pop(key, (None, False))
-        raised = _Raised(
-            text[: COUNT.most_text].strip(),
-            _spoken(line) or self.header,
-            self.filled,
-            traceback.where,
-            before,
-            meanwhile,
-            bool(SAYS.recovered.search(key[1])),
-        )
+        text, who, recovered = text[: COUNT.most_text].strip(), _spoken(line) or self.header, bool(SAYS.recovered.search(key[1]))
+        raised = _Raised(text, who, self.filled, traceback.where, before, meanwhile, recovered)
         self._keep(raised)
         self.last[key] = raised
 
@@ -193,21 +183,17 @@ class _Reader:
 
     def _alone(self, line: str) -> None:
         """An error of one line, without a traceback."""
-        for what, pattern in (*_SIGNALS, *_PLAIN):
+        for what, pattern in _ALONE:
             if found := pattern.search(line):
                 if what:
                     self._end(line)
-                self._keep(
-                    _Raised(f"{found[1].strip()}{f' ({what})' if what else ''}"[: COUNT.most_text], _spoken(line), self.filled)
-                )
+                text = f"{found[1].strip()} ({what})" if what else found[1].strip()
+                self._keep(_Raised(text[: COUNT.most_text], _spoken(line), self.filled))
                 return
         if found := SAYS.bare.search(line[:3000]):
             recovered = bool(SAYS.recovered.search(line[: found.start() + 1]))
-            self._keep(
-                _Raised(
-                    f"{found[1]}: {found[2]}"[: COUNT.most_text].strip(), _spoken(line), self.filled, recovered=recovered, bare=True
-                )
-            )
+            text = f"{found[1]}: {found[2]}"[: COUNT.most_text].strip()
+            self._keep(_Raised(text, _spoken(line), self.filled, recovered=recovered, bare=True))
 
 
 def _spoken(line: str) -> str:
@@ -240,7 +226,11 @@ def find(lines: Iterable[str]) -> Crash | None:
         return None
     root = _root(reader, own)
     found = _chained(own, root, reader.fatal)
-    return _echoed(found, reader.endings) if _is(root, "echoes") else found
+    if not _is(root, "echoes"):
+        return found
+    # An echo alone: how the process ended whose error it repeats, and that its own words are missing.
+    more = "".join(f"; {text}" for text in reader.endings if text not in found.error)
+    return replace(found, error=f"{found.error}{more}; {UNTOLD}", then="")
 
 
 def _cut_off(reader: _Reader) -> Crash | None:
@@ -275,24 +265,17 @@ def _root(reader: _Reader, own: Sequence[_Raised]) -> _Raised:
 def _chained(own: Sequence[_Raised], root: _Raised, ended: bool) -> Crash:
     """An error with what became of it in its own process; a lookup that failed leads to what its handling raised."""
     followed = {id(r.before): r for r in own if r.before}
-    while (after := followed.get(id(root))) and after.meanwhile and _looked_up(root):
+    while (
+        (after := followed.get(id(root)))
+        and after.meanwhile
+        and root.text.partition(":")[0].rpartition(".")[2] in _TABLE["lookups"]
+    ):
         root = after
     end = root
     while after := followed.get(id(end)):
         end = after
     then = "" if end is root or _is(end, "echoes") or end.text in root.text else end.text
     return Crash(root.text, root.who, root.where, then[: COUNT.most_text // 2], ended)
-
-
-def _echoed(crash: Crash, endings: Iterable[str]) -> Crash:
-    """An echo alone: how the process ended whose error it repeats, and that its own words are missing."""
-    more = "; ".join(text for text in endings if text not in crash.error)
-    return replace(crash, error=f"{crash.error}{f'; {more}' if more else ''}; {UNTOLD}", then="")
-
-
-def _looked_up(raised: _Raised) -> bool:
-    """Whether it is a lookup that failed."""
-    return raised.text.partition(":")[0].rpartition(".")[2] in _TABLE["lookups"]
 
 
 def _is(raised: _Raised, kind: str) -> bool:

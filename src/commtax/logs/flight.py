@@ -4,6 +4,7 @@ Written when a collective timed out (``TORCH_FR_BUFFER_SIZE``, once ``TORCH_NCCL
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from commtax.logs import pickled
 from commtax.statement import Note, Refusal
 
 COUNT = counts(__name__)
-SCHEDULED, STARTED, COMPLETED = "scheduled", "started", "completed"
+STARTED, COMPLETED = "started", "completed"
 DTYPE_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1}
 DTYPE_BYTES |= {"Float8_e4m3fn": 1, "Float8_e5m2": 1, "ComplexFloat": 8, "ComplexDouble": 16}
 _ENTRIES = re.compile(r'"entries"\s{0,9}:\s{0,9}\[')
@@ -50,7 +51,7 @@ class Entry:
     def nbytes(self) -> float | None:
         """Of the larger side, which is the whole tensor; None where the type is unknown."""
         each = DTYPE_BYTES.get(self.dtype)
-        sides = (sum(_product(size) for size in side) for side in (self.inputs, self.outputs))
+        sides = (sum(min(math.prod(size), 2**63) for size in side) for side in (self.inputs, self.outputs))
         return each * float(max(sides)) if each else None
 
 
@@ -62,7 +63,6 @@ class Dump:
     version: str
     entries: tuple[Entry, ...]
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    descriptions: Mapping[str, str] = field(default_factory=dict)
     library: str = ""  # of the communication, and its version
     notes: tuple[Note, ...] = ()
 
@@ -77,10 +77,7 @@ def looks_like(head: bytes) -> bool:
 def read(stream: Stream) -> Dump:
     """A dump; the rank is the number with which the name of its file ends."""
     raw, name = stream.whole(OUTPUT_BYTES), f"{stream.what} '{stream.path}'"
-    if raw[:1] == b"\x80":
-        document, partial = pickled.loads(raw, name)
-    else:
-        document, partial = _json(raw, name)
+    document, partial = (pickled.loads if raw[:1] == b"\x80" else _json)(raw, name)
     return parse(document, rank_of(stream.path), name, partial)
 
 
@@ -124,15 +121,11 @@ def parse(document: Json, rank: int, name: str = "dump", partial: str = "") -> D
     entries = tuple(e for row in (rows or [])[: COUNT.most_entries] if isinstance(row, dict) and (e := _entry(row)))
     notes = [Note("partial", f"rank {rank}: {len(entries)} collectives were readable, then {partial}")] if partial else []
     configured = document.get("pg_config")
-    groups, described = dict[str, tuple[int, ...]](), dict[str, str]()
-    for key, row in configured.items() if isinstance(configured, dict) else ():
-        if isinstance(row, dict):
-            described[str(key)] = _text(row.get("desc"))
-            if members := _members(row.get("ranks")):
-                groups[str(key)] = members
+    listed = [(key, row) for key, row in configured.items() if isinstance(row, dict)] if isinstance(configured, dict) else []
+    groups = {str(key): members for key, row in listed if (members := _members(row.get("ranks")))}
     version = _text(document.get("version"))
     library = _text(document.get("comm_lib_version")) or _text(document.get("nccl_version"))
-    return Dump(_whole(document.get("rank"), rank), version, entries, groups, described, library, tuple(notes))
+    return Dump(_whole(document.get("rank"), rank), version, entries, groups, library, tuple(notes))
 
 
 def _entry(row: Document) -> Entry | None:
@@ -188,13 +181,6 @@ def _sizes(value: Any) -> Sizes:
     if value and all(isinstance(n, int) for n in value):
         value = [value]
     return tuple(tuple(_whole(n, 0) for n in size[:16]) for size in value[:4096] if isinstance(size, list | tuple))
-
-
-def _product(size: Sequence[int]) -> int:
-    product = 1
-    for n in size:
-        product *= n
-    return min(product, 2**63)
 
 
 def _members(value: Any) -> tuple[int, ...]:

@@ -5,15 +5,18 @@ that all ranks still have tell nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
 from commtax.evidence.thresholds import counts
+from commtax.files import table
 from commtax.logs.flight import STARTED, Dump, Entry
 from commtax.logs.flight_text import Analysis, Fault
+from commtax.logs.nccl_audit import ranks_in_words
 from commtax.statement import Note
 
 COUNT = counts(__name__)
+CHANGES = table("logs/log_causes.toml")["flight"]
 UNEVEN = ("all-to-all", "gather", "scatter", "send-recv", "barrier")  # whose ranks may bring tensors of different sizes
 MEETINGS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "barrier")  # that end nowhere before all have come
 DEFAULT = "0"  # the group of all ranks
@@ -26,7 +29,6 @@ class Trouble:
 
     code: str
     group: str
-    seq: int
     entry: Entry
     ranks: tuple[int, ...]
     said: str
@@ -39,22 +41,15 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
     troubles = [t for group, calls in groups.items() if (t := _trouble(group[0], calls, _expected(group, ranks, calls)))]
     root = _root(troubles, groups)
     blamed = Culprit("late rank", root.ranks[0], None, root.said) if root and root.ranks else None
-    notes = [note for dump in dumps for note in dump.notes] + list(_notes(ranks))
-    return Section(
-        "flight",
-        tuple(names),
-        tuple(_layout(ranks, claim)),
-        tuple(notes),
-        causes=tuple(_causes(troubles, root)),
-        culprit=blamed,
-        collectives=tuple(_rows(groups)),
-        facts=_facts(ranks),
-    )
+    notes, causes = (*(note for dump in dumps for note in dump.notes), *_notes(ranks)), tuple(_causes(troubles, root))
+    code = root.code if root and not root.entry.where else ""  # a cause with a line of the program is told by itself
+    section = Section("flight", tuple(names), tuple(_layout(ranks, claim)), notes, causes=causes, culprit=blamed, blamed=code)
+    return replace(section, collectives=tuple(_rows(groups)), facts=_facts(ranks))
 
 
 def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysis") -> Section:
     """What an analyser of such dumps found: the first collective that somebody did not come to, or called otherwise."""
-    causes = tuple(Cause(*_analysed(fault)) for fault in analysis.faults[: COUNT.named])
+    causes = tuple(_analysed(fault) for fault in analysis.faults[: COUNT.named])
     findings = [Finding("collectives that went wrong", 0, len(analysis.faults), reason="as the analyser tells").judged()]
     findings += [Finding("collectives listed", None, analysis.listed)] if analysis.listed else []
     if size := max((fault.size for fault in analysis.faults), default=0):
@@ -62,19 +57,21 @@ def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysi
     first = next((who for f in analysis.faults if (who := f.missing or f.culprits)), ())
     culprit = Culprit("late rank", first[0], None, causes[0].said) if len(first) == 1 else None  # of several, which began it?
     notes = (Note("claim", "what an analyser says is judged by itself: nothing of the claim is in it"),) if claim else ()
-    return Section("flight", (name,), tuple(findings), notes, causes=causes, culprit=culprit)
+    return Section(
+        "flight", (name,), tuple(findings), notes, causes=causes, culprit=culprit, blamed=causes[0].code if culprit else ""
+    )
 
 
-def _analysed(fault: Fault) -> tuple[str, str, None, None, str]:
-    """A fault as a cause: its code, what is said of it, no price, and what to change."""
+def _analysed(fault: Fault) -> Cause:
+    """A fault as a cause."""
     group = f" of group {fault.group}" if fault.group else ""
     what = f"{fault.op or 'a collective'}, number {fault.seq}{group}" if fault.seq >= 0 else f"{fault.op or 'a collective'}{group}"
     where = f"; called from {fault.where}" if fault.where else ""
     if fault.missing:
         rest = f"; the other {fault.size - len(fault.missing)} waited" if fault.size > len(fault.missing) + 1 else ""
-        return HANGS, f"{_ranks(fault.missing)} never came to {what}{rest}{where}", None, None, CHANGES[HANGS]
-    who = f"{_ranks(fault.culprits)} differed from others" if fault.culprits else "ranks differ"
-    return DIFFERS, f"{who} in {what}: {fault.why}{where}", None, None, CHANGES[DIFFERS]
+        return Cause(HANGS, f"{ranks_in_words(fault.missing)} never came to {what}{rest}{where}", change=CHANGES[HANGS])
+    who = f"{ranks_in_words(fault.culprits)} differed from others" if fault.culprits else "ranks differ"
+    return Cause(DIFFERS, f"{who} in {what}: {fault.why}{where}", change=CHANGES[DIFFERS])
 
 
 def _numbered(dumps: Sequence[Dump]) -> list[int]:
@@ -129,19 +126,19 @@ def _trouble(group: str, calls: Calls, expected: Sequence[int]) -> Trouble | Non
         first, missing = entries[min(entries)], tuple(rank for rank in expected if rank not in entries)
         what = f"{_sized(first)}, number {seq} of group {group}"
         if kinds := _kinds(entries):
-            each = "; ".join(f"{_ranks(who)} called {_sized(entries[who[0]])}" for who in kinds)
+            each = "; ".join(f"{ranks_in_words(who)} called {_sized(entries[who[0]])}" for who in kinds)
             few = kinds[-1] if len(kinds[0]) * 2 > len(entries) else ()
-            return Trouble(DIFFERS, group, seq, first, few, f"number {seq} of group {group}: {each}")
+            return Trouble(DIFFERS, group, first, few, f"number {seq} of group {group}: {each}")
         ended = [rank for rank in entries if seq <= last[rank]]
         if len(ended) == len(entries) or (ended and not missing and first.op in MEETINGS):
             continue
         if missing:
-            said = f"{_ranks(missing)} never came to {what}; {_ranks([*entries])} waited"
-            return Trouble(HANGS, group, seq, first, missing, said)
+            said = f"{ranks_in_words(missing)} never came to {what}; {ranks_in_words([*entries])} waited"
+            return Trouble(HANGS, group, first, missing, said)
         begun = [rank for rank, e in entries.items() if rank in ended or e.state == STARTED]
         idle = tuple(rank for rank in entries if rank not in begun) if begun else ()
-        late = f"{_ranks(idle)} had not started {what}, which the others were in"
-        return Trouble(STUCK, group, seq, first, idle, late if idle else f"all came to {what}, and it did not end")
+        late = f"{ranks_in_words(idle)} had not started {what}, which the others were in"
+        return Trouble(STUCK, group, first, idle, late if idle else f"all came to {what}, and it did not end")
     return None
 
 
@@ -161,7 +158,7 @@ def _root(troubles: Sequence[Trouble], groups: Mapping[Group, Calls]) -> Trouble
     free = [t for t in troubles if t.code == DIFFERS or set(t.ranks) - waiting]
     chosen = min(free or troubles, key=lambda t: (t.entry.created_s, t.group), default=None)
     if chosen and chosen.code == HANGS and (blamed := tuple(r for r in chosen.ranks if r not in waiting)):
-        return Trouble(chosen.code, chosen.group, chosen.seq, chosen.entry, blamed, chosen.said)
+        return replace(chosen, ranks=blamed)
     return chosen
 
 
@@ -171,25 +168,11 @@ def _sized(entry: Entry) -> str:
     return f"{entry.op} of {sizes} {entry.dtype}".strip() if sizes else entry.op
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[: COUNT.named])) + (
-        f" and {len(ranks) - COUNT.named} more" if len(ranks) > COUNT.named else ""
-    )
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
-
-
 def _causes(troubles: Sequence[Trouble], root: Trouble | None) -> Iterator[Cause]:
     """What began it first, then what followed."""
     for trouble in sorted(troubles, key=lambda t: (root is None or t.group != root.group, t.entry.created_s)):
         where = f"; called from {trouble.entry.where}" if trouble.entry.where else ""
         yield Cause(trouble.code, trouble.said + where, change=CHANGES[trouble.code])
-
-
-CHANGES = {
-    HANGS: "look what that rank did instead: data that ran out, an exception, a branch that only some ranks take",
-    DIFFERS: "let all ranks call the same collectives with the same sizes in the same order",
-    STUCK: "look at the links and GPUs of that group (NCCL_DEBUG=INFO, dmesg for Xid), and at work queued before it",
-}
 
 
 def _layout(ranks: Mapping[int, Dump], claim: Claim | None) -> Iterator[Finding]:
@@ -208,7 +191,7 @@ def _layout(ranks: Mapping[int, Dump], claim: Claim | None) -> Iterator[Finding]
 def _notes(ranks: Mapping[int, Dump]) -> Iterator[Note]:
     listed = {rank for dump in ranks.values() for members in dump.groups.values() for rank in members}
     if gone := sorted(listed - set(ranks)):
-        yield Note("ranks", f"there is no dump of {_ranks(gone)}: whether they came is not known")
+        yield Note("ranks", f"there is no dump of {ranks_in_words(gone)}: whether they came is not known")
     if len(ranks) == 1:
         yield Note("ranks", "one rank's dump tells where it stood; those of all ranks tell who did not come")
 

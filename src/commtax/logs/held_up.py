@@ -5,11 +5,13 @@ from statistics import median
 
 from commtax.evidence.finding import Cause, Finding
 from commtax.evidence.thresholds import thresholds
+from commtax.files import table
 from commtax.logs.startup import Moment, StartupLog
 from commtax.statement import Note
 from commtax.units import GiB, plural
 
 COUNT, LEVEL = thresholds(__name__)
+CAUSES = table("logs/log_causes.toml")
 
 
 def served(log: StartupLog) -> Iterator[Finding]:
@@ -17,26 +19,25 @@ def served(log: StartupLog) -> Iterator[Finding]:
     busy = [m for m in log.moments if m.running or m.waiting or m.prompt_tokens_per_s]
     told: dict[str, Sequence[float]] = {
         "requests running": [m.running for m in busy if m.running],
-        "requests waiting": [m.waiting for m in busy if m.waiting is not None] if log.counts_waiting else [],
+        "requests waiting": [m.waiting for m in busy if m.waiting is not None and log.engine != "trtllm"],  # which does not tell
         "prompt tokens/s": [m.prompt_tokens_per_s for m in busy if m.prompt_tokens_per_s],
         "generated tokens/s": [m.tokens_per_s for m in busy if m.tokens_per_s],
         "tokens in the KV cache": [m.cached_tokens for m in busy if m.cached_tokens],
     }
     for name, values in told.items():
         if values:
-            yield Finding(name, None, median(values), reason=_range(values), told=True)
+            yield Finding(name, None, median(values), reason=range_in_words(values), told=True)
     if hits := [m.prefix_hits for m in busy if m.prefix_hits is not None]:
-        yield Finding(
-            "prompt tokens found in the prefix cache", None, hits[-1], "share", reason=f"since the start, {_lines(hits)}", told=True
-        )
+        item, why = "prompt tokens found in the prefix cache", f"since the start, {_lines(hits)}"
+        yield Finding(item, None, hits[-1], "share", reason=why, told=True)
     if shares := [m.cache_share for m in busy if m.cache_share is not None]:
         low = f"{min(shares):.1%} at least, " if min(shares) < max(shares) else ""
-        yield Finding(
-            Note("cache", "KV cache in use, at most"), None, max(shares), "share", reason=f"{low}{_lines(shares)}", told=True
-        )
+        item = Note("cache", "KV cache in use, at most")
+        yield Finding(item, None, max(shares), "share", reason=f"{low}{_lines(shares)}", told=True)
 
 
-def _range(values: Sequence[float]) -> str:
+def range_in_words(values: Sequence[float]) -> str:
+    """From the least to the most, where they differ, and in how many lines."""
     low, high = min(values), max(values)
     shown = f"{low:,.10g} to {high:,.10g}, " if low < high else ""
     return f"{shown}{_lines(values)}"
@@ -44,6 +45,11 @@ def _range(values: Sequence[float]) -> str:
 
 def _lines(values: Sequence[float]) -> str:
     return f"in {plural(len(values), 'line')}"
+
+
+def served_cause(code: str, said: str) -> Cause:
+    """A cause with what to change about it."""
+    return Cause(code, said, change=CAUSES["served"][code])
 
 
 def behind_cache(waits: Sequence[Moment], moments: Sequence[Moment]) -> bool:
@@ -62,7 +68,7 @@ def held_up(log: StartupLog) -> Iterator[Cause]:
         yield from _queue(queued)
     if (lost := log.figures.get("preempted", 0.0)) >= COUNT.chance:
         said = f"overloaded: {lost:,.0f} times a request lost its place in the KV cache, and was computed again"
-        yield Cause("preempted", said, change="more KV memory (more GPUs, fp8 cache, a larger share), or fewer requests at once")
+        yield served_cause("preempted", said)
     yield from _narrow(log)
 
 
@@ -73,14 +79,13 @@ def _overloaded(log: StartupLog) -> Iterator[Cause]:
     if behind_cache(waits, moments):
         most, full = max(m.waiting or 0 for m in waits), f"{plural(len(waits), 'line')} of {len(moments)}"
         queue = f"up to {most:,} requests wait" if most > 1 else "1 request waits"
-        change = "more KV memory (more GPUs, fp8 cache, a larger share), or fewer and shorter requests at once"
-        yield Cause("cache full", f"overloaded: the KV cache is full in {full}, and {queue}", change=change)
+        yield served_cause("cache full", f"overloaded: the KV cache is full in {full}, and {queue}")
     yield from _growing(moments)
     launched = [m for m in moments if m.graph is False and m.running > COUNT.always_captured]
     decoded = sum(m.graph is not None or m.tokens_per_s > 0 for m in moments)
     if len(launched) >= COUNT.few_moments and len(launched) * 2 > decoded:
         said = f"{plural(len(launched), 'decode line')} of {decoded} ran without a CUDA graph"
-        yield Cause("no graph", said, change="capture larger batches (--cuda-graph-max-bs)")
+        yield served_cause("no graph", said)
 
 
 def _growing(moments: list[Moment]) -> Iterator[Cause]:
@@ -92,7 +97,7 @@ def _growing(moments: list[Moment]) -> Iterator[Cause]:
     early, late = (median(m.waiting or 0 for m in part) for part in (told[:third], told[-third:]))
     if late >= LEVEL.grows * max(1.0, early) and late >= median(m.running for m in told[-third:]):
         said = f"overloaded: {early:.0f} requests wait in the first third of the lines, and {late:.0f} in the last"
-        yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
+        yield served_cause("overload", said)
 
 
 def _queue(queued: Sequence[Moment]) -> Iterator[Cause]:
@@ -103,12 +108,11 @@ def _queue(queued: Sequence[Moment]) -> Iterator[Cause]:
     said = f"requests queue: {_among(waiting)} wait while {_among(running)} run{'s' * (max(running) == 1)}{cache}"
     prompts = median(m.prompt_tokens_per_s for m in queued)
     if prompts > median(m.tokens_per_s for m in queued):
-        why = f"their prompts are computed at {prompts:,.0f} tokens/s, and bind"
-        yield Cause("queue", f"{said}: {why}", change="more replicas or GPUs, shorter prompts, or a limit on what is let in")
+        yield served_cause("queue", f"{said}: their prompts are computed at {prompts:,.0f} tokens/s, and bind")
     elif waiting[-1] >= (1 - LEVEL.many) * waiting[0] and any(m.let_in for m in queued):
         fewer = "no fewer" if waiting[-1] >= waiting[0] else "hardly fewer"
         said = f"overloaded: {_among(waiting)} wait while {_among(running)} run, and {fewer} at the end"
-        yield Cause("overload", said, change="more replicas or GPUs, fewer or shorter requests, or a limit on what is let in")
+        yield served_cause("overload", said)
     elif waiting[-1] >= waiting[0] and not any(m.prompt_tokens_per_s for m in queued):
         change = "a higher limit of running requests, or more KV memory where the next request needs more than is free"
         yield Cause("queue", f"{said}: none is let in", change=change)
@@ -126,5 +130,4 @@ def _narrow(log: StartupLog) -> Iterator[Cause]:
     length = f" of {log.max_model_len:,} tokens" if log.max_model_len else ""
     held = f"{kv / GiB:.2f} GiB beside {each / GiB:.2f} GiB of weights"
     said = f"almost no KV cache: {held} hold {log.max_concurrency:.2f} requests"
-    change = "a larger share of memory, weights of fewer bits, an fp8 cache, more GPUs, or a shorter --max-model-len"
-    yield Cause("little cache", f"{said}{length}", change=change)
+    yield served_cause("little cache", f"{said}{length}")

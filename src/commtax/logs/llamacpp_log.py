@@ -1,14 +1,23 @@
-"""Logs of llama.cpp: how fast prompts were read and tokens written, and the memory that its buffers take."""
+"""Logs of llama.cpp: how fast prompts were read and tokens written, and the memory that its buffers take.
 
+Its kernels and formats are not modelled, so that nothing of a claim is judged.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import median
 
+from commtax.evidence.finding import Claim, Finding, Section
 from commtax.evidence.short_lines import each_line
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
+from commtax.files import MiB
+from commtax.logs.held_up import range_in_words
+from commtax.statement import Note
 
 COUNT = counts(__name__)
-_N = r"(\d{1,12}(?:\.\d{1,12})?)"
 SAYS = patterns(__name__)
+BUFFERS = {"model": "memory of the weights", "KV": "memory of the KV cache", "compute": "memory of computations"}
 _SIGNS = (" tokens per second", " t/s", " buffer size = ")
 
 
@@ -20,14 +29,10 @@ class Timings:
     writes: list[float] = field(default_factory=list)
     buffers: dict[str, dict[str, float]] = field(default_factory=dict)
 
-    @property
-    def told(self) -> bool:
-        return bool(self.reads or self.writes or self.buffers)
-
 
 def looks_like(text: str) -> bool:
     """Whether a text holds such lines with a figure in them."""
-    return any(sign in text for sign in _SIGNS) and bool(SAYS.own.search(text)) and parse(text).told
+    return any(sign in text for sign in _SIGNS) and bool(SAYS.own.search(text)) and parse(text) != Timings()
 
 
 def parse(text: str) -> Timings:
@@ -50,3 +55,19 @@ def parse(text: str) -> Timings:
         elif match := SAYS.buffer.search(line):
             found.buffers.setdefault(match[2], {})[match[1]] = float(match[3])
     return found
+
+
+def audit_timings(timings: Timings, claim: Claim | None, name: str = "log") -> Section:
+    """Medians of its rates, and its buffers over all devices."""
+    notes = [Note("start", "llama.cpp served" if timings.writes else "llama.cpp, which wrote no token in this text")]
+    if claim:
+        notes.append(Note("claim", "llama.cpp's kernels and formats are not modelled: nothing of the claim is judged"))
+    return Section("log", (name,), tuple(_told(timings)), tuple(notes), facts={"engine": "llama.cpp"})
+
+
+def _told(timings: Timings) -> Iterator[Finding]:
+    for title, rates in (("prompt tokens/s", timings.reads), ("generated tokens/s", timings.writes)):
+        if rates:
+            yield Finding(title, None, median(rates), reason=range_in_words(rates), told=True)
+    for kind, devices in timings.buffers.items():
+        yield Finding(BUFFERS[kind], None, sum(devices.values()) * MiB, "bytes", reason=f"on {', '.join(devices)}"[:200], told=True)

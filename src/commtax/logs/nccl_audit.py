@@ -20,6 +20,8 @@ SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP,
 COUNT = counts(__name__)
 GONE = ("Broken pipe", "Connection closed", "Connection reset", "Connection refused")  # the other end of a connection failed first
 _CAUSES = table("logs/log_causes.toml")
+Blamed = tuple[Culprit, str]
+"""Who is to blame, and the code of the cause that says so; "" where none does."""
 CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
 
 
@@ -27,17 +29,13 @@ def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str
     """The logs of all ranks of a job (or of one of them)."""
     log = joined(logs)
     found = sorted(causes(log, claim), key=lambda c: -(c.cost_s or 0.0))
-    culprit = _desync(log) or _late(log) or _absent(log)
-    return Section(
-        "log",
-        tuple(names),
-        (*_layout(log, claim), *_ways(log), *_unstarted(log), *_broken(log)),
-        (*_notes(log), *_stood(log)),
-        causes=tuple(found),
-        culprit=culprit,
-        collectives=tuple(_called(log)),
-        facts=facts(log),
-    )
+    differing, odd = _differing(log) or ("", [])  # the rank that called something else than most under the same number
+    called = (Culprit("late rank", odd[0], None, differing), "mismatch") if odd else None
+    culprit, blamed = called or _late(log) or _absent(log) or (None, "")
+    findings = (*_layout(log, claim), *_ways(log), *_broken(log))
+    notes, rows = (*_notes(log), *_stood(log)), tuple(_called(log))
+    section = Section("log", tuple(names), findings, notes, causes=tuple(found), culprit=culprit, blamed=blamed)
+    return replace(section, collectives=rows, facts=facts(log))
 
 
 def _layout(log: NcclLog, claim: Claim | None) -> Iterator[Finding]:
@@ -76,13 +74,6 @@ def _ways(log: NcclLog) -> Iterator[Finding]:
         yield Finding("levels of the tree", None, depth)
 
 
-def _unstarted(log: NcclLog) -> Iterator[Finding]:
-    """Communicators that ranks began and did not finish: the job hangs there, or the text ends there."""
-    if begun := _stuck(log):
-        item = Note("unstarted", "communicators that did not start")
-        yield Finding(item, 0, len(begun), reason=_hanging(begun[0])).judged()
-
-
 def _stuck(log: NcclLog) -> list[Communicator]:
     """Communicators that ranks began and did not finish, unless the same ranks finished a later one of the size: a second try."""
     found: list[Communicator] = []
@@ -104,14 +95,17 @@ def _opened(log: NcclLog) -> Communicator | None:
 
 def _hanging(comm: Communicator) -> str:
     """Who began, who finished, and of whom there is no line."""
-    said = f"{_ranks(sorted(comm.begun))} of {comm.size} began (Init START) and never finished (Init COMPLETE)"
-    ended = f"; {_ranks(sorted(comm.complete))} finished" if comm.complete else ""
+    said = f"{ranks_in_words(sorted(comm.begun))} of {comm.size} began (Init START) and never finished (Init COMPLETE)"
+    ended = f"; {ranks_in_words(sorted(comm.complete))} finished" if comm.complete else ""
     gone = sorted(set(range(min(comm.size, COUNT.most_ranks))) - set(comm.hosts))
-    return said + ended + (f"; no line of {_ranks(gone)}" if gone else "")
+    return said + ended + (f"; no line of {ranks_in_words(gone)}" if gone else "")
 
 
 def _broken(log: NcclLog) -> Iterator[Finding]:
-    """Collectives that never came to an end: nothing of a sound run."""
+    """Starts (the job hangs there, or the text ends there) and collectives that never came to an end: nothing of a sound run."""
+    if begun := _stuck(log):
+        item = Note("unstarted", "communicators that did not start")
+        yield Finding(item, 0, len(begun), reason=_hanging(begun[0])).judged()
     if given_up := len({(t.seq, t.op) for t in log.timeouts}):
         yield Finding("collectives given up", 0, given_up, reason="they ran until the watchdog ended the job").judged()
     if failed := set(log.returned.values()):
@@ -166,11 +160,14 @@ def _notes(log: NcclLog) -> Iterator[Note]:
     for comm in log.comms.values():
         gone = sorted(set(range(comm.size)) - set(comm.hosts))
         if gone and len(comm.hosts) > 1:
-            yield Note("ranks", f"the log holds {len(comm.hosts)} of {comm.size} ranks: without {_ranks(gone)}")
+            yield Note("ranks", f"the log holds {len(comm.hosts)} of {comm.size} ranks: without {ranks_in_words(gone)}")
         if waiting := sorted(set(comm.hosts) - comm.complete) if comm.complete else []:
-            yield Note("unfinished", f"{_ranks(waiting)} did not finish the start that {_ranks(sorted(comm.complete))} finished")
+            yield Note(
+                "unfinished",
+                f"{ranks_in_words(waiting)} did not finish the start that {ranks_in_words(sorted(comm.complete))} finished",
+            )
     if begun := _opened(log):
-        who = _ranks(sorted(begun.opened))
+        who = ranks_in_words(sorted(begun.opened))
         yield Note("partial", f"the log ends in the start of a communicator: {who} of {begun.size} began, none finished in it")
     for text, times in log.warnings.most_common(COUNT.named):
         yield Note("warning", f"NCCL warns{f' ({times} times)' if times > 1 else ''}: {text}")
@@ -189,22 +186,22 @@ def _stood(log: NcclLog) -> Iterator[Note]:
         alike.setdefault((group, at.enqueued, at.completed), []).append(rank)
     for (group, enqueued, completed), ranks in list(alike.items())[: COUNT.named]:
         done = f"completed up to number {completed:,}" if completed >= 0 else "completed none"
-        yield Note("progress", f"{_ranks(sorted(ranks))} of group {group} had enqueued up to number {enqueued:,} and {done}")
+        yield Note(
+            "progress", f"{ranks_in_words(sorted(ranks))} of group {group} had enqueued up to number {enqueued:,} and {done}"
+        )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_in_words(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0, 1``, the first few of many."""
-    shown = ", ".join(map(str, ranks[: COUNT.named])) + (
-        f" and {len(ranks) - COUNT.named} more" if len(ranks) > COUNT.named else ""
-    )
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+    more = f" and {len(ranks) - COUNT.named} more" if len(ranks) > COUNT.named else ""
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks[: COUNT.named]))}{more}"
 
 
 def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     """What costs time, by the ways that were taken."""
     yield from _failed(log)
     routes = log.routes
-    yield from _network(log, [r for r in routes if r.network], claim)
+    yield from _network(log, [r for r in routes if r.transport.startswith("NET/")], claim)
     if shared := [r for r in routes if r.transport == "SHM"]:
         off = log.counted["p2p_off"] or "NCCL_P2P_DISABLE" in log.environment
         why = ": GPUs could not be joined directly" if off else ""
@@ -225,8 +222,7 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     if log.timeouts:
         yield _timed_out(log)
         yield from _behind(log)
-        unheard = list(_unheard(log))
-        yield from unheard
+        yield from (unheard := _unheard(log))
         if not unheard and (gone := _silent(log)):
             yield _cause("absent", _missing(log, gone))
     for comm in _stuck(log)[: COUNT.named]:
@@ -265,8 +261,7 @@ def _width(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     if fast and channels < COUNT.few_channels and not limits:
         yield _cause("few channels", f"{plural(channels, 'channel')} do not fill {place.intra.name}")
     if place.intra.key in _CAUSES["links"]["nvls"] and not nvls and log.counted["no_nvls"]:
-        said = "the NVSwitch does not sum (NVLS multicast is not available)"
-        yield _cause("no NVLS", said)
+        yield _cause("no NVLS", "the NVSwitch does not sum (NVLS multicast is not available)")
 
 
 def _crossings(log: NcclLog) -> tuple[tuple[int, ...], int, int] | None:
@@ -312,22 +307,22 @@ def _timed_out(log: NcclLog) -> Cause:
     first = min(log.timeouts, key=lambda t: t.seq)
     ranks = sorted({t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op} | _waited(log, first.seq))
     size = f" of {first.elements:,} elements" if first.elements is not None else ""
-    said = f"{first.op} number {first.seq}{size} ran {format_seconds(first.ran_s)} on {_ranks(ranks)} and was given up"
+    said = f"{first.op} number {first.seq}{size} ran {format_seconds(first.ran_s)} on {ranks_in_words(ranks)} and was given up"
     return _cause("timeout", said)
 
 
-def _unheard(log: NcclLog) -> Iterator[Cause]:
+def _unheard(log: NcclLog) -> list[Cause]:
     """Ranks of the first group that gave up of which the text has no line: by the elements that it shares out."""
     first = min(log.timeouts, key=lambda t: t.seq)
     spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
     there = {t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op}
     if first.members <= len(spoke):
-        return
+        return []
     gone = sorted(set(range(min(first.members, COUNT.most_ranks))) - spoke) if max(spoke) < first.members else []
-    who = _ranks(gone) if gone else f"{first.members - len(there)} of them"
+    who = ranks_in_words(gone) if gone else f"{first.members - len(there)} of them"
     has = "has" if len(gone) == 1 else "have"
     said = f"{first.op} number {first.seq} is shared out among {first.members} ranks, and {who} {has} no line here"
-    yield _cause("absent", f"{said}: never came, had ended before, or their lines are cut")
+    return [_cause("absent", f"{said}: never came, had ended before, or their lines are cut")]
 
 
 def _waited(log: NcclLog, seq: int) -> set[int]:
@@ -344,7 +339,7 @@ def _behind(log: NcclLog) -> Iterator[Cause]:
     least, most = min(lowest.values()), max(lowest.values())
     if least < most:
         behind = sorted(rank for rank, seq in lowest.items() if seq == least)
-        said = f"{_ranks(behind)} gave up number {least:,}, the lowest; others had come up to number {most:,}"
+        said = f"{ranks_in_words(behind)} gave up number {least:,}, the lowest; others had come up to number {most:,}"
         yield _cause("behind", f"{said}: unless these are two groups, look there first")
 
 
@@ -358,17 +353,17 @@ def _silent(log: NcclLog) -> list[int]:
     return gone if few and len(spoke) >= (2 if log.world else 3) else []
 
 
-def _absent(log: NcclLog) -> Culprit | None:
+def _absent(log: NcclLog) -> Blamed | None:
     """The one rank that did not wait in the collective in which all others did."""
     gone = _silent(log) if len({(t.seq, t.op) for t in log.timeouts}) == 1 else []
     if len(gone) != 1:
         return None
-    return Culprit("late rank", gone[0], None, _missing(log, gone))
+    return Culprit("late rank", gone[0], None, _missing(log, gone)), "" if _unheard(log) else "absent"
 
 
 def _missing(log: NcclLog, gone: Sequence[int]) -> str:
     first = min(log.timeouts, key=lambda t: t.seq)
-    words = f"no watchdog line of {_ranks(gone)}, while the others waited from {first.op} number {first.seq:,} on"
+    words = f"no watchdog line of {ranks_in_words(gone)}, while the others waited from {first.op} number {first.seq:,} on"
     return f"{words}: {'it' if len(gone) == 1 else 'they'} never came, or had ended before"
 
 
@@ -379,15 +374,13 @@ def _apart(log: NcclLog) -> str:
         under.setdefault(t.seq, {}).setdefault((t.op, t.elements), set()).add(t.rank)
     for seq, kinds in sorted(under.items()):
         if len(kinds) > 1 and len(set().union(*kinds.values())) > 1:
-            each = (
-                f"{op}{f' of {count:,} elements' if count is not None else ''} on {_ranks(sorted(who))}"
-                for (op, count), who in kinds.items()
-            )
-            return f"number {seq} is {', '.join(each)}: unless these are two groups, ranks do not call the same"
+            sized = {kind: f" of {kind[1]:,} elements" if kind[1] is not None else "" for kind in kinds}
+            each = ", ".join(f"{kind[0]}{sized[kind]} on {ranks_in_words(sorted(who))}" for kind, who in kinds.items())
+            return f"number {seq} is {each}: unless these are two groups, ranks do not call the same"
     return ""
 
 
-def _late(log: NcclLog) -> Culprit | None:
+def _late(log: NcclLog) -> Blamed | None:
     """The rank that had not asked for a collective on which the others of its group gave up."""
     groups: dict[str, list[int]] = {}
     for group, rank in log.progress:
@@ -396,8 +389,8 @@ def _late(log: NcclLog) -> Culprit | None:
         failed = min(log.progress[group, rank].failed for rank in ranks)
         late = [rank for rank in ranks if log.progress[group, rank].enqueued < failed]
         if 0 < len(late) < len(ranks):
-            said = f"{_ranks(late)} never called collective {failed} of group {group}, on which the others waited"
-            return Culprit("late rank", late[0], None, said)
+            said = f"{ranks_in_words(late)} never called collective {failed} of group {group}, on which the others waited"
+            return Culprit("late rank", late[0], None, said), ""
     return None
 
 
@@ -409,15 +402,9 @@ def _differing(log: NcclLog) -> tuple[str, list[int]] | None:
             if others:
                 odd = [who for who in members if calls[who] != usual]
                 names, rest = (sorted(_rank(log, who) for who in group) for group in (odd, set(members) - set(odd)))
-                said = f"{_ranks(names)} called {calls[odd[0]][0]} as number {number:x}, {_ranks(rest)} {usual[0]}"
+                said = f"{ranks_in_words(names)} called {calls[odd[0]][0]} as number {number:x}, {ranks_in_words(rest)} {usual[0]}"
                 return said, names if many > len(members) / 2 else []
     return None
-
-
-def _desync(log: NcclLog) -> Culprit | None:
-    """The rank that called something else than most under the same number."""
-    found = _differing(log)
-    return Culprit("late rank", found[1][0], None, found[0]) if found and found[1] else None
 
 
 def _together(log: NcclLog, size: int, calls: dict[Who, tuple[str, ...]]) -> list[list[Who]]:

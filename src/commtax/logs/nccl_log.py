@@ -34,10 +34,6 @@ class Route:
     transport: str
     direct: bool = False
 
-    @property
-    def network(self) -> bool:
-        return self.transport.startswith("NET/")
-
 
 @dataclass(slots=True)
 class Communicator:
@@ -59,7 +55,6 @@ class Timeout:
     seq: int
     op: str
     elements: int | None
-    limit_s: float
     ran_s: float
     members: int = 0  # of its group, by the elements that go in and come out; 0 where they do not tell
 
@@ -166,7 +161,9 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
     if "opCount " in message and (match := SAYS.call.search(message)):
         _called(log, process, match)
     if " Bytes -> Algo " in message and (match := SAYS.tuned.search(message)):
-        _tuned(log, _named("algorithms", match[2]), _named("protocols", match[3]), int(match[1]))
+        name = f"{_named('algorithms', match[2])} {_named('protocols', match[3])}"
+        if name in log.tuned or len(log.tuned) < COUNT.most_warnings:
+            _chosen(log, name, 1, int(match[1]), int(match[1]))
     if "coll channels" in message and (match := SAYS.width.search(message)):
         log.widths.add((int(match[1]), int(match[2] or 0), int(match[3])))
         _went_on(log, process)
@@ -184,12 +181,10 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
         log.failures.update(found[0][: COUNT.most_text].strip() for pattern in _FAILED if (found := pattern.search(message)))
 
 
-def _tuned(log: NcclLog, algorithm: str, protocol: str, nbytes: int) -> None:
-    """What NCCL chose for a size."""
-    name = f"{algorithm} {protocol}"
-    if name in log.tuned or len(log.tuned) < COUNT.most_warnings:
-        times, least, most = log.tuned.get(name, (0, nbytes, nbytes))
-        log.tuned[name] = times + 1, min(least, nbytes), max(most, nbytes)
+def _chosen(log: NcclLog, name: str, times: int, least: int, most: int) -> None:
+    """How often NCCL chose an algorithm and protocol, and for which sizes."""
+    before = log.tuned.get(name, (0, least, most))
+    log.tuned[name] = before[0] + times, min(before[1], least), max(before[2], most)
 
 
 def _named(kind: str, word: str) -> str:
@@ -291,19 +286,24 @@ def _watched(log: NcclLog, line: str) -> None:
         log.heard.add(int(match[1] or match[2]))
     if "Watchdog caught" in line and len(log.timeouts) < COUNT.most_timeouts and (match := SAYS.timeout.search(line)):
         elements, members = (int(match[4]), _members(match[3], int(match[4]), int(match[5]))) if match[4] else (None, 0)
-        limit_s, ran_s = int(match[6]) / 1e3, int(match[7] or match[6]) / 1e3
-        log.timeouts.append(Timeout(int(match[1]), int(match[2]), match[3], elements, limit_s, ran_s, members))
+        ran_s = int(match[7] or match[6]) / 1e3
+        log.timeouts.append(Timeout(int(match[1]), int(match[2]), match[3], elements, ran_s, members))
     elif "last enqueued" in line and len(log.progress) < COUNT.most and (match := SAYS.progress.search(line)):
         log.progress[match[1], int(match[2])] = Progress(int(match[3]), int(match[4]), int(match[5]))
+
+
+_JOINED = (
+    *("versions", "nics", "members", "parents", "calls", "progress", "rings", "returned", "widths", "heard"),
+    *("networks", "counted", "failures", "warnings"),
+)
+"""Of a log, what is put together as it is."""
 
 
 def joined(logs: Iterable[NcclLog]) -> NcclLog:
     """The files of several ranks as one log."""
     whole = NcclLog()
     for log in logs:
-        for name in ("versions", "nics", "members", "parents", "calls", "progress", "rings", "returned"):
-            getattr(whole, name).update(getattr(log, name))
-        for name in ("networks", "counted", "failures", "warnings"):
+        for name in _JOINED:
             getattr(whole, name).update(getattr(log, name))
         for name, values in log.environment.items():
             whole.environment.setdefault(name, set()).update(values)
@@ -318,12 +318,9 @@ def joined(logs: Iterable[NcclLog]) -> NcclLog:
             whole.routes[route] = whole.routes.get(route, 0) | mask
         for number, calls in log.issued.items():
             whole.issued.setdefault(number, {}).update(calls)
-        for name, (times, least, most) in log.tuned.items():
-            before = whole.tuned.get(name, (0, least, most))
-            whole.tuned[name] = before[0] + times, min(before[1], least), max(before[2], most)
+        for name, figures in log.tuned.items():
+            _chosen(whole, name, *figures)
         for size, seconds in log.init_s.items():
             whole.init_s[size] = max(seconds, whole.init_s.get(size, 0.0))
-        whole.widths |= log.widths
-        whole.heard |= log.heard
         whole.timeouts += log.timeouts
     return whole

@@ -47,22 +47,17 @@ def loads(raw: bytes, name: str) -> tuple[Any, str]:
     Traceback (most recent call last):
     commtax.statement.Refusal: x: a pickle of more than plain data (STACK_GLOBAL), which is not run
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of escapes in a damaged text
-        return _read(raw, name)
-
-
-def _read(raw: bytes, name: str) -> tuple[Any, str]:
-    stack, memo, count, partial = list[Any](), dict[int, Any](), 0, ""
+    stack, memo, partial = list[Any](), dict[int, Any](), ""
     try:
-        for op, arg, _ in pickletools.genops(raw):
-            count += 1
-            if op.name == "STOP":
-                break
-            if count > COUNT.most_instructions:
-                partial = f"more than {COUNT.most_instructions:,} instructions"
-                break
-            _run(op.name, arg, stack, memo, name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of escapes in a damaged text
+            for count, (op, arg, _) in enumerate(pickletools.genops(raw)):
+                if op.name == "STOP":
+                    break
+                if count >= COUNT.most_instructions:
+                    partial = f"more than {COUNT.most_instructions:,} instructions"
+                    break
+                _run(op.name, arg, stack, memo, name)
     except Refusal:
         raise
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, AttributeError) as error:

@@ -9,9 +9,9 @@ from commtax.catalog.models import bundled
 from commtax.catalog.programs import programs
 from commtax.evidence.finding import Cause, Claim, Finding
 from commtax.evidence.identity import names_of
-from commtax.evidence.thresholds import counts, thresholds
+from commtax.evidence.thresholds import counts, levels
 from commtax.files import table
-from commtax.logs.held_up import held_up, served
+from commtax.logs.held_up import CAUSES, held_up, served, served_cause
 from commtax.logs.startup import ENDED, FAILURE, READY, STAGE, STALLED, Claimed, StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
@@ -20,29 +20,19 @@ ENGINES = {**{one.key: one.title for one in programs() if not one.trains}, "tgi"
 AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
-COUNT, LEVEL = thresholds(__name__)
+LEVEL = levels(__name__)
 UNFINISHED, PARTIAL = "did not finish starting in this log", "partial"
 CPU, GLOO = "cpu", "gloo"  # a device, and what its ranks sum over
 NCCL_ALONE = ("PYNCCL",)  # what vLLM's order of dispatch has where no kernel of its own may run
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8": "fp8"}
 EIGHT_BITS = ("fp8", "float8", "int8", "uint8")  # types of a cache
 FACTS = ("version", "nccl_version", "backend", "custom_allreduce_disabled")
-TAKEN = {
-    "graph_bytes": ("memory of CUDA graphs, per rank", "bytes"),
-    "unused_bytes": ("memory left free, per rank", "bytes"),
-    "loading_s": ("loading the weights", "s"),
-    "preempted": ("requests that lost their KV cache", ""),
-    "compile_s": ("compiling", "s"),
-    "init_s": ("profiling, cache and warm-up", "s"),
-}
-"""Figures that a start may have besides weights and cache."""
-_CAUSES = table("logs/log_causes.toml")
+STARTS = table("logs/starts.toml")
 
 
 def named(log: StartupLog) -> dict[str, str | int]:
     """What the log itself says ran: a catalogued model's key, the sizes of the plan, and the types of weights and cache."""
     model = next((m.key for name in names_of(log.model) if (m := bundled(name))), "")
-    weights = DTYPES.get(log.quantization, "")
+    weights = STARTS["dtypes"].get(log.said("quantization"), "")
     sizes = {axis: getattr(log, axis) or seen(log, axis) for axis in ("tp", "pp", "dp")}
     cache = "fp8" if narrow(log) else ""
     said = {"model": model, **sizes, "weights_dtype": weights, "kv_dtype": cache, "engine": log.engine}
@@ -51,7 +41,7 @@ def named(log: StartupLog) -> dict[str, str | int]:
 
 def narrow(log: StartupLog) -> bool:
     """Whether the cache has a byte a number."""
-    return log.kv_cache_dtype.lower().startswith(EIGHT_BITS)
+    return log.said("kv_cache_dtype").lower().startswith(EIGHT_BITS)
 
 
 def seen(log: StartupLog, axis: str) -> int:
@@ -64,7 +54,8 @@ def seen(log: StartupLog, axis: str) -> int:
 def facts(log: StartupLog) -> dict[str, str]:
     """All that two starts may differ in."""
     sizes = {axis: str(size) for axis in AXES if (size := getattr(log, axis) or seen(log, axis))}
-    own = {name: str(value) for name in FACTS if (value := getattr(log, name))}
+    words = (log.version, log.said("nccl_version"), log.backend, log.custom_allreduce_disabled)
+    own = {name: value for name, value in zip(FACTS, words, strict=True) if value}
     backends = {"all-reduce backends": ", ".join(log.allreduce_backends)} if log.allreduce_backends else {}
     settings = {name: value for name, value in log.settings.items() if name not in (ENDED, FAILURE, READY, STAGE)}
     return {"engine": log.engine, **own, **backends, **sizes, **settings}
@@ -75,10 +66,9 @@ def told(log: StartupLog) -> Iterator[Finding]:
     for axis, name in AXES.items():
         if size := getattr(log, axis) or seen(log, axis):
             yield Finding(name, None, size)
-    if log.world_size:
-        yield Finding("ranks in a world", None, log.world_size)
-    if "local_ranks" in log.figures:
-        yield Finding("ranks on a host", None, log.figures["local_ranks"])
+    for name, count in (("ranks in a world", log.world_size or None), ("ranks on a host", log.figures.get("local_ranks"))):
+        if count is not None:
+            yield Finding(name, None, count)
     for label, nbytes in alike(log):
         yield Finding(Note("weights", f"weights ({label})"), None, nbytes, "bytes")
     if len(log.weights_bytes) > 1:
@@ -86,14 +76,11 @@ def told(log: StartupLog) -> Iterator[Finding]:
     if log.available_kv_bytes is not None:
         yield Finding("KV memory per rank", None, log.available_kv_bytes, "bytes")
     tokens = log.kv_tokens or (log.kv_blocks or 0) * log.block_size
-    if log.kv_blocks:
-        yield Finding("KV blocks", None, log.kv_blocks)
-    if tokens:
-        yield Finding("KV tokens", None, tokens, "tokens")
-        if log.available_kv_bytes:
-            yield Finding("KV bytes per token and rank", None, log.available_kv_bytes / tokens, "bytes")
-    if log.max_concurrency:
-        yield Finding(FULL_LENGTH, None, log.max_concurrency)
+    each = (log.available_kv_bytes or 0.0) / tokens if tokens else 0.0
+    rows = (("KV blocks", log.kv_blocks, ""), ("KV tokens", tokens, "tokens"), ("KV bytes per token and rank", each, "bytes"))
+    for title, value, unit in (*rows, (FULL_LENGTH, log.max_concurrency, "")):
+        if value:
+            yield Finding(title, None, value, unit)
     if usual := typical(log):
         yield Finding(Note("served", f"tokens a second, {plural(usual[0], 'request')} running"), None, usual[1])
     yield from besides(log)
@@ -101,7 +88,7 @@ def told(log: StartupLog) -> Iterator[Finding]:
 
 def besides(log: StartupLog) -> Iterator[Finding]:
     """What a start took besides weights and cache, and what its serving lines count."""
-    for name, (title, unit) in TAKEN.items():
+    for name, (title, unit) in STARTS["taken"].items():
         if log.figures.get(name, 0.0) > 0:  # of memory that is not the GPU's alone a difference may be less than nothing
             yield Finding(title, None, log.figures[name], unit)
     yield from served(log)
@@ -126,9 +113,8 @@ def stopped(log: StartupLog) -> Iterator[Note]:
     """That the start has no end in the log, and where it stops; an excerpt without the last line is no fault, and is told too."""
     last = f" after '{stage}'" if (stage := log.settings.get(STAGE)) else ""
     if log.stops and ENDED in log.settings:
-        yield Note(
-            PARTIAL, f"the start stops{last}: its process was ended there, and does not say why (dmesg tells what was killed)"
-        )
+        why = "its process was ended there, and does not say why (dmesg tells what was killed)"
+        yield Note(PARTIAL, f"the start stops{last}: {why}")
     elif log.stops and log.is_settled:
         yield Note(PARTIAL, f"no line says that the server was ready: the text stops{last}, or leaves it out")
     elif log.stops:
@@ -159,7 +145,7 @@ def typical(log: StartupLog) -> tuple[int, float, int] | None:
 def intro(log: StartupLog) -> Note:
     """Who ran what, in one sentence."""
     which = f"{ENGINES.get(log.engine, log.engine)} {log.version}".strip()
-    parts = [log.model, log.said("dtype"), log.quantization, log.kv_cache_dtype and f"KV cache {log.kv_cache_dtype}"]
+    parts = [log.model, log.said("dtype"), log.said("quantization"), (cache := log.said("kv_cache_dtype")) and f"KV cache {cache}"]
     parts += [log.said("attention_backend") and f"attention by {log.said('attention_backend')}"]
     said = ", ".join(part for part in parts if part)
     return Note("stopped" if log.stops else "start", f"{which} {begun(log)}{f': {said}' if said else ''}")
@@ -173,12 +159,13 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
     yield from _overclaimed(log)
     alone = "the order of dispatch has NCCL alone" if log.allreduce_backends == NCCL_ALONE else ""
     if why := log.custom_allreduce_disabled or alone:
-        change = next((row["change"] for row in _CAUSES["custom_allreduce"] if row["part"] in why), "")
+        change = next((row["change"] for row in CAUSES["custom_allreduce"] if row["part"] in why), "")
         cost = _cost(claim, library="nccl") if claim and claim.tp > 1 else None
         yield _priced("custom all-reduce", f"the engine's own all-reduce is off: {why}", cost, claim, change)
-    for name, value in _CAUSES["eager"].items():
-        if log.settings.get(name) == value and not _on_cpu(log):
-            cost = _cost(claim, eager=True) if claim else None
+    for name, value in CAUSES["eager"].items():
+        on_cpu = log.settings.get("device_config") == CPU or log.backend == GLOO  # where nothing is launched
+        if log.settings.get(name) == value and not on_cpu:
+            cost = _cost(claim, eager=True)
             said = f"kernels are launched one by one ({name}={value})"
             yield _priced("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
     yield from held_up(log)
@@ -188,18 +175,12 @@ def _stalled(log: StartupLog) -> Iterator[Cause]:
     """A process that waits for others to the end of the log."""
     if (waited := log.figures.get(STALLED, 0.0)) >= LEVEL.long_wait_s and FAILURE not in log.settings:
         said = f"hung: a process has waited {format_seconds(waited)} for its workers when the log ends"
-        change = "stacks of all workers (py-spy dump) tell which one is elsewhere; a first compilation may take as long"
-        yield Cause("hang", said, change=change)
+        yield served_cause("hang", said)
 
 
 def to_change(why: str) -> str:
     """What to change about an error; "" where nothing is known."""
-    return next((row["change"] for row in _CAUSES[FAILURE] if row["part"].lower() in why.lower()), "")
-
-
-def node_bytes(log: StartupLog) -> float:
-    """Memory of the host's node that CPU workers take their share of; 0 where the log does not say."""
-    return min((claim.node_bytes for claim in log.claims), default=0.0)
+    return next((row["change"] for row in CAUSES[FAILURE] if row["part"].lower() in why.lower()), "")
 
 
 def _overclaimed(log: StartupLog) -> Iterator[Cause]:
@@ -211,13 +192,7 @@ def _overclaimed(log: StartupLog) -> Iterator[Cause]:
         total, whole = sum(c.nbytes for c in claims), min(c.node_bytes for c in claims)
         if len(claims) > 1 and total > whole:
             each = f"{plural(len(claims), 'worker')} on node {node} claim {format_bytes(total)} together, of {format_bytes(whole)}"
-            change = "VLLM_CPU_KVCACHE_SPACE, or --gpu-memory-utilization divided by the workers of a node"
-            yield Cause("node memory", f"{each}: the kernel ends one when they fill it", change=change)
-
-
-def _on_cpu(log: StartupLog) -> bool:
-    """Whether the log says that no GPU is there: nothing is launched then."""
-    return log.settings.get("device_config") == CPU or log.backend == GLOO
+            yield served_cause("node memory", f"{each}: the kernel ends one when they fill it")
 
 
 def _cost(claim: Claim | None, **changes: Any) -> tuple[float, float] | None:
@@ -238,11 +213,3 @@ def _priced(code: str, said: str, cost: tuple[float, float] | None, claim: Claim
     share = more / (plain + more)
     gain = f"{format_seconds(more)} of each token at batch {batch} ({share:.1%} of a decode step)"
     return Cause(code, said, more, share, change, gain)
-
-
-def replicated(loaded: float, whole: float) -> str:
-    """How the weights of all ranks compare with one copy of the model."""
-    beyond = loaded - whole
-    return (
-        f"one copy has {format_bytes(whole)}; ranks together hold {format_bytes(abs(beyond))} {'more' if beyond >= 0 else 'less'}"
-    )

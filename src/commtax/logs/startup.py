@@ -103,33 +103,6 @@ class StartupLog:
         return self.said("model")
 
     @property
-    def quantization(self) -> str:
-        return self.said("quantization")
-
-    @property
-    def kv_cache_dtype(self) -> str:
-        return self.said("kv_cache_dtype")
-
-    @property
-    def nccl_version(self) -> str:
-        return self.said("nccl_version")
-
-    @property
-    def kv_fixed(self) -> bool:
-        """Whether the KV memory was asked for, and is not what was left."""
-        return "fixed" in self.figures
-
-    @property
-    def loading_s(self) -> float | None:
-        """How long the slowest worker loaded weights."""
-        return self.figures.get("loading_s")
-
-    @property
-    def counts_waiting(self) -> bool:
-        """Whether its lines tell how many requests wait."""
-        return self.engine != "trtllm"
-
-    @property
     def is_ready(self) -> bool:
         """Whether it was ready to serve, whatever came later."""
         return bool(self.moments) or READY in self.settings
@@ -145,11 +118,6 @@ class StartupLog:
         if self.is_ready or FAILURE in self.settings:
             return False
         return self.engine in SAY_READY or ENDED in self.settings or not self.is_settled
-
-    @property
-    def prefix_caching(self) -> str:
-        """ "True" or "False"."""
-        return self.said("enable_prefix_caching")
 
 
 @dataclass(slots=True)
@@ -184,9 +152,8 @@ class Heard:
         weights = dict(self.figures.get("weights_bytes") or self.figures.get("torch_bytes") or ())
         length, concurrency = min(self.concurrency, key=lambda c: c[1], default=(0, None))
         facts |= {"max_model_len": length} if length else {}
-        if (
-            concurrency and (blocks := facts.get("kv_blocks")) and "block_size" not in facts
-        ):  # which those who print blocks leave out
+        blocks = facts.get("kv_blocks")
+        if concurrency and blocks and "block_size" not in facts:  # which those who print blocks leave out
             facts["block_size"] = round(concurrency * length / blocks)
         if facts.get("switched_off") and self.settings.get("device_config") != "cpu":  # CPUs never have it, and say so
             facts.setdefault("custom_allreduce_disabled", "disable_custom_all_reduce=True")
@@ -207,8 +174,8 @@ class Wordings:
         self.shapes = [re.compile(shape) for shape in self.table.get("shapes", ())]
         self.words: tuple[str, ...] = tuple(self.table["words"])
         self.figures = [
-            (name, read, re.compile(wording.replace("{n}", _NUMBER)))
-            for kind, read in _READ.items()
+            (name, unit, re.compile(wording.replace("{n}", _NUMBER)))
+            for kind, unit in _UNITS.items()
             for name, wordings in self.table.get(kind, {}).items()
             for wording in wordings
         ]
@@ -224,15 +191,16 @@ class Wordings:
 
     def hear(self, heard: Heard, worker: str, line: str) -> None:
         """Take a line's figures, words and settings."""
-        for name, read, pattern in self.figures:
+        for name, unit, pattern in self.figures:
             if match := pattern.search(line):
-                heard.note(name, worker, read(match[1]))
+                value = number(match[1])
+                heard.note(name, worker, int(value) if isinstance(unit, int) else value * unit)
         for name, pattern in self.texts:
             if match := pattern.search(line):
-                value = match[1].split(". To silence")[0].strip().rstrip(".")
+                said = match[1].split(". To silence")[0].strip().rstrip(".")
                 held = heard.facts if name in _FIELDS else heard.settings
                 if name not in held or name not in self.table.get("first", ()):
-                    held[name] = value[: COUNT.most_value]
+                    held[name] = said[: COUNT.most_value]
         if any(sign in line for sign in self.table["configured"]):
             self._settings(heard, line)
 
@@ -257,15 +225,8 @@ class Wordings:
 
 
 _FIELDS = frozenset(StartupLog.__dataclass_fields__)
-_READ: Mapping[str, Callable[[str], float]] = {
-    "gib": lambda text: number(text) * GiB,
-    "mib": lambda text: number(text) * 2**20,
-    "count": lambda text: int(number(text)),
-    "share": lambda text: number(text),
-    "bytes": lambda text: number(text),
-    "seconds": lambda text: number(text),
-}
-"""What a line's number is, and how it is read."""
+_UNITS = {"gib": float(GiB), "mib": 2.0**20, "count": 1, "share": 1.0, "bytes": 1.0, "seconds": 1.0}
+"""What a line's number may be, and what it is multiplied by; counts are whole."""
 
 
 def number(text: str) -> float:

@@ -1,106 +1,81 @@
 """A start-up log against what fits: the engine's own account of its sharding, checked line by line."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from commtax import catalog
 from commtax.cost.memory import weights
-from commtax.evidence.finding import DISAGREE, Claim, Finding, Section
+from commtax.evidence.finding import DISAGREE, Cause, Claim, Finding, Section
 from commtax.evidence.identity import differing
 from commtax.evidence.thresholds import levels
-from commtax.logs.started import (
-    ALL_WEIGHTS,
-    AXES,
-    ENGINES,
-    FULL_LENGTH,
-    besides,
-    broken,
-    causes,
-    facts,
-    intro,
-    narrow,
-    node_bytes,
-    replicated,
-    seen,
-    stopped,
-    told,
-    typical,
-)
+from commtax.logs import started
+from commtax.logs.crashes import Crash
+from commtax.logs.started import ENGINES, FULL_LENGTH
 from commtax.logs.startup import StartupLog, axes_of
 from commtax.question import Question
 from commtax.spec import Attention
 from commtax.statement import Note
-from commtax.units import GiB, format_seconds, plural
+from commtax.units import GiB, format_bytes, format_seconds, plural
 from commtax.verbs.asking import laid, settle
 from commtax.verbs.fitting import Fit, holds
 
 LEVEL = levels(__name__)
-OTHER_VERSIONS = {"vllm": 0.025}  # versions that count their peak otherwise than the one that the memory model was made for
-OLDER_SHARE = {"vllm": 0.90}  # of memory that versions before the one of the catalogue take by themselves
-UNSAID = ("vllm",)  # engines whose share is of all memory
 PRINTED_GIB, PRINTED_TIMES = 0.006 * GiB, 0.006  # half of the last digit of memory and of concurrency, in their own units
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size")
-SILENT = "the log does not say"
-SHARES = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static", "trtllm": "free_gpu_memory_fraction"}
-"""What sets the share of memory that each engine takes."""
-OTHER_LIMITS = "memory of other processes, or limits that are not in the log ({}, --max-num-seqs)"
-OTHER_SHARE = "memory of other processes, or another share of it (older versions of vLLM take 0.90: {})"
-OTHER_CACHE = "KV heads, their type or their split over ranks are not as said"
-UNNAMED = "the log names neither its model nor its version: other types of embeddings, routers and scales make as much"
-NO_ROOM = "weights as said leave no room for such a cache: not counted"
-ALL_FULL = (
-    "as without windows: a version of the model that has none, an engine that keeps all tokens for them, or windows that are off"
-)
-FREE_BYTES = {"sglang": 0.5 * GiB}
-"""What an engine that reads its weights off the free memory counts besides: workspaces, and blocks that are not full."""
+ENGINE_MEMORY = started.STARTS["memory"]
+WORDS: Mapping[str, str] = started.STARTS["words"]
 
 
 def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Section:
     """Layout, weights, KV memory, tokens and concurrency; what costs time is priced where somebody says what ran."""
-    if claim is None or log.engine not in SHARES:  # of an engine that is not modelled a layout that it prints is judged
+    if claim is None or log.engine not in ENGINE_MEMORY:  # of an engine that is not modelled a layout that it prints is judged
         layout = tuple(_layout(log, claim)) if claim and log.tp else ()
-        findings = (*broken(log), *layout, *(f for f in told(log) if f.item not in {g.item for g in layout}))
-        return Section(
-            "log",
-            (name,),
-            findings,
-            (intro(log), *stopped(log), *_notes(log, None)),
-            causes=tuple(causes(log, None)),
-            facts=facts(log),
-        )
-    notes = [] if _started(log, claim) else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
+        findings = (*started.broken(log), *layout, *(f for f in started.told(log) if f.item not in {g.item for g in layout}))
+        return _section(log, None, findings, name, _notes(log, None))
+    own = claim.question.engine.key.startswith(log.engine)  # the engine that was said, or its kin
+    notes = [] if own else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
     claim = claim if not notes else replace(claim, question=claim.question.but(engine=catalog.engine(log.engine)))
-    asked, own = settle(claim.question), claim.question.limits
-    logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(own, n)}  # the user's own count first
-    if log.prefix_caching == "False" and not own.state_slots:
+    asked, limits = settle(claim.question), claim.question.limits
+    logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(limits, n)}  # the user's own count first
+    if log.said("enable_prefix_caching") == "False" and not limits.state_slots:
         logged["state_slots"] = 1  # a request has its own states alone
-    held = claim.question.but(**logged, kv_dtype="fp8" if narrow(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype)
-    words, failed, more, usual = (intro(log), *stopped(log)), tuple(broken(log)), tuple(besides(log)), typical(log)
-    own_facts, own_causes = facts(log), tuple(causes(log, claim))
+    kv_dtype = "fp8" if started.narrow(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype
+    held = claim.question.but(**logged, kv_dtype=kv_dtype)
     findings = (
-        *failed,
+        *started.broken(log),
         *_layout(log, claim),
         *differing(claim, log.model, degrees={"ep": log.ep}),
         *_weights(log, claim.question),
         *_memory(log, held),
         *_allreduce(log, claim),
-        *_served(usual, claim),
-        *more,
+        *_served(started.typical(log), claim),
+        *started.besides(log),
     )
-    notes += (*words, *_notes(log, asked))
-    return Section("log", (name,), findings, tuple(notes), causes=own_causes, facts=own_facts)
+    return _section(log, claim, findings, name, _notes(log, asked), notes)
 
 
-def _started(log: StartupLog, claim: Claim) -> bool:
-    """Whether the engine that was said, or its kin, wrote the log."""
-    return claim.question.engine.key.startswith(log.engine)
+def _section(
+    log: StartupLog, claim: Claim | None, findings: Sequence[Finding], name: str, notes: Iterable[Note], before: Iterable[Note] = ()
+) -> Section:
+    """Findings with what the log tells by itself."""
+    words, found = (*before, started.intro(log), *started.stopped(log), *notes), tuple(started.causes(log, claim))
+    return Section("log", (name,), tuple(findings), words, causes=found, facts=started.facts(log))
+
+
+def audit_crash(crash: Crash, claim: Claim | None, name: str = "log") -> Section:
+    """A run that ended in an error, whatever program it was: the error that came first, where it was raised, what to change."""
+    finding = Finding("runs that ended in an error", 0, 1, reason=crash.error).judged()
+    facts = {name: value for name, value in (("process", crash.who), ("raised at", crash.where)) if value}
+    causes = (Cause("failure", f"the run ended: {crash.said}", change=started.to_change(crash.said)),)
+    notes = (Note("claim", "the run ended before anything of the claim could be judged"),) if claim else ()
+    return Section("crash", (name,), (finding,), notes, causes=causes, facts=facts)
 
 
 def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     for axis in ("tp", "pp", "dp"):
-        name, wanted, measured = AXES[axis], int(getattr(claim.plan, axis)), getattr(log, axis) or seen(log, axis)
+        name, wanted, measured = started.AXES[axis], int(getattr(claim.plan, axis)), getattr(log, axis) or started.seen(log, axis)
         if axis == "tp" or wanted > 1 or measured > 1:
-            reason = f"the engine was started with {axis} {measured}" if measured else SILENT
+            reason = f"the engine was started with {axis} {measured}" if measured else WORDS["silent"]
             yield Finding(name, wanted, measured or None, reason=reason).judged()
     if world := log.world_size:
         one = claim.tp * int(claim.plan.pp)
@@ -110,9 +85,9 @@ def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
 
 def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
     """Loaded weights of each worker against its stage; workers of one stage that loaded the same share a line."""
-    asked, slack = settle(question), PRINTED_GIB + FREE_BYTES.get(log.engine, 0.0)
+    asked, slack = settle(question), PRINTED_GIB + ENGINE_MEMORY[log.engine].get("free_gib", 0.0) * GiB
     if not log.weights_bytes:
-        yield Finding("weights per rank", _stage_bytes(asked, 0), None, "bytes", LEVEL.weights_tolerance, reason=SILENT)
+        yield Finding("weights per rank", _stage_bytes(asked, 0), None, "bytes", LEVEL.weights_tolerance, reason=WORDS["silent"])
     stages: dict[tuple[int, float], list[str]] = {}
     for worker, nbytes in log.weights_bytes:
         stages.setdefault((axes_of(worker).get("pp", 0), round(nbytes / GiB, 3) * GiB), []).append(worker)
@@ -125,19 +100,15 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
         item = Note("weights", f"weights ({label})")
         finding = Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question), evidence=True).judged()
         near = not (log.model or log.version) and abs(finding.difference or 0.0) <= LEVEL.near_weights
-        yield finding.unsure(UNNAMED) if near and finding.verdict == DISAGREE else finding
+        yield finding.unsure(WORDS["unnamed"]) if near and finding.verdict == DISAGREE else finding
     ranks = int(asked.plan.tp) * int(asked.plan.pp) * int(asked.plan.dp)
     if 1 < len(log.weights_bytes) == ranks:
-        loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), _whole_bytes(question) * int(asked.plan.dp)
-        finding = Finding(
-            ALL_WEIGHTS, total, loaded, "bytes", LEVEL.weights_tolerance + slack * ranks / total, replicated(loaded, whole)
-        )
-        yield replace(finding, evidence=True).judged()
-
-
-def _whole_bytes(question: Question) -> float:
-    """One copy of the model, on one rank."""
-    return _stage_bytes(settle(laid(question, tp=1, pp=1, dp=1, ep=1)), 0)
+        one = _stage_bytes(settle(laid(question, tp=1, pp=1, dp=1, ep=1)), 0)  # a copy of the model on one rank
+        loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), one * int(asked.plan.dp)
+        beyond, more = format_bytes(abs(loaded - whole)), "more" if loaded >= whole else "less"
+        why = f"one copy has {format_bytes(whole)}; ranks together hold {beyond} {more}"
+        tolerance = LEVEL.weights_tolerance + slack * ranks / total
+        yield Finding(started.ALL_WEIGHTS, total, loaded, "bytes", tolerance, why, evidence=True).judged()
 
 
 def _stage_bytes(asked: Question, stage: int) -> float:
@@ -165,13 +136,13 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     """
     judged, said = holds(asked), bool(asked.limits.gpu_memory_utilization or log.model or log.tp)
     told = bool(asked.limits.gpu_memory_utilization)
-    share, limits = (words.format(SHARES[log.engine]) for words in (OTHER_SHARE, OTHER_LIMITS))
+    share, limits = (words.format(ENGINE_MEMORY[log.engine]["flag"]) for words in (WORDS["other_share"], WORDS["other_limits"]))
     if taken := log.settings.get("activations"):
         share = f"the engine counted {taken} for activations; else {share}"
     whole, left = judged.question.cluster.chip.visible_bytes, log.available_kv_bytes
     tokens = log.kv_tokens or (log.kv_blocks * judged.block_size if log.kv_blocks else None)
     if left is None:
-        why, base = limits if tokens else SILENT, whole / judged.kv_bytes_per_token
+        why, base = limits if tokens else WORDS["silent"], whole / judged.kv_bytes_per_token
         found = Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEVEL.left_tolerance, why, base)
         yield _as_counted(_left(found, log, judged, said))
         if judged.needed_kv_bytes > 0:
@@ -179,20 +150,19 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
             found = Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEVEL.left_tolerance, limits, base)
             yield _as_counted(_left(found, log, judged, said))
         return
-    if not log.kv_fixed and (node := node_bytes(log)):
+    node = min((claim.node_bytes for claim in log.claims), default=0.0)  # of which CPU workers take their shares
+    if "fixed" not in log.figures and node:
         yield _of_node(log, judged, node)
-    elif not log.kv_fixed:
+    elif "fixed" not in log.figures:
         item = "KV memory left, of all memory"
-        room = judged.kv_bytes + _lighter(log, judged)
+        loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
+        other = (
+            abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance
+        )  # which is judged in its own line, and not again here
+        room = judged.kv_bytes + (judged.weights_bytes - loaded if other else 0.0)
         yield _left(Finding(item, room, left, "bytes", LEVEL.left_tolerance, share, whole), log, judged, said, told)
     if left > 0:  # else it did not fit: there is nothing to count
         yield from _counted(log, asked, judged, left, tokens)
-
-
-def _lighter(log: StartupLog, judged: Fit) -> float:
-    """What other weights than were said leave more: they are judged in their own line, and not once more in what they leave."""
-    loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
-    return judged.weights_bytes - loaded if abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance else 0.0
 
 
 def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens: int | None) -> Iterator[Finding]:
@@ -200,7 +170,7 @@ def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens:
     inside = holds(asked.but(kv_cache_memory_bytes=left))
     printed = PRINTED_GIB * (2 if log.engine == "sglang" else 1)  # keys and values are printed apart
     rounding = printed / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
-    plan, why = asked.plan, OTHER_CACHE if tokens else SILENT
+    plan, why = asked.plan, WORDS["other_cache"] if tokens else WORDS["silent"]
     several = int(plan.tp) * int(plan.pp) * int(plan.dp) > 1  # the line of one may be all that an excerpt has
     rounding = max(rounding, LEVEL.cache_tolerance) if several else rounding
     apart = log.engine == "sglang" and judged.state_bytes_per_sequence  # states have a pool of their own, and are not in the size
@@ -208,7 +178,7 @@ def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens:
     found = [Finding("KV tokens in that memory", wanted, tokens, "tokens", rounding, why, evidence=True).judged()]
     rounding += PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
     if log.engine == "vllm":  # the others do not count them
-        found.append(Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, OTHER_CACHE).judged())
+        found.append(Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, WORDS["other_cache"]).judged())
     excuse = _excuse(log, asked, wanted, tokens, left) if any(f.verdict == DISAGREE for f in found) else ""
     yield from (f.unsure(excuse) if excuse and f.verdict == DISAGREE else f for f in found)
 
@@ -216,35 +186,25 @@ def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens:
 def _excuse(log: StartupLog, asked: Question, wanted: int, tokens: int | None, left: float) -> str:
     """Why other tokens than were counted are no fault: none were counted, or they are as without windows; "" where they are."""
     if not wanted:
-        return NO_ROOM
+        return WORDS["no_room"]
     if not tokens or not any(asked.model.windows):
         return ""
-    blocks = tuple(
-        replace(b, mixer=replace(b.mixer, window=0)) if isinstance(b.mixer, Attention) else b for b in asked.model.blocks
-    )
+    mixers = (replace(b.mixer, window=0) if isinstance(b.mixer, Attention) else b.mixer for b in asked.model.blocks)
+    blocks = tuple(replace(b, mixer=mixer) for b, mixer in zip(asked.model.blocks, mixers, strict=True))
     full = holds(replace(asked, model=replace(asked.model, blocks=blocks)).but(kv_cache_memory_bytes=left))
     counted = _tokens(log, full)
-    return ALL_FULL if counted and abs(tokens / counted - 1) <= LEVEL.cache_tolerance else ""
+    return WORDS["all_full"] if counted and abs(tokens / counted - 1) <= LEVEL.cache_tolerance else ""
 
 
 def _of_node(log: StartupLog, judged: Fit, node: float) -> Finding:
     """What a CPU worker leaves of its node for the cache: each of them takes its share of all of it, whatever the others do."""
     share = judged.question.limits.gpu_memory_utilization
-    left, why = share * node - judged.weights_bytes, f"another {SHARES[log.engine]} than {share:g}, or other weights"
-    found = Finding(
-        "KV memory left, of the node's memory",
-        left,
-        log.available_kv_bytes,
-        "bytes",
-        LEVEL.node_tolerance,
-        why,
-        node,
-        evidence=True,
-    )
+    left, why = share * node - judged.weights_bytes, f"another {ENGINE_MEMORY[log.engine]['flag']} than {share:g}, or other weights"
+    item, measured = "KV memory left, of the node's memory", log.available_kv_bytes
+    found = Finding(item, left, measured, "bytes", LEVEL.node_tolerance, why, node, evidence=True)
     taken = min(claim.nbytes for claim in log.claims) / node
-    return (
-        found.judged() if abs(taken - share) < LEVEL.printed_share else found.undecided(f"its worker takes {taken:.2f} of the node")
-    )
+    near = abs(taken - share) < LEVEL.printed_share
+    return found.judged() if near else found.undecided(f"its worker takes {taken:.2f} of the node")
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
@@ -263,12 +223,16 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
 def _left(finding: Finding, log: StartupLog, judged: Fit, said: bool, told: bool = True) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise, or took another share."""
     made_for, difference, finding = judged.question.engine.version, finding.difference, replace(finding, evidence=True).judged()
-    most = OTHER_VERSIONS.get(log.engine, LEVEL.other_engines)
+    most = ENGINE_MEMORY[log.engine].get("other_versions", LEVEL.other_engines)
     if finding.verdict == DISAGREE and not said and (share := _likely_share(log, judged, difference or 0.0)):
-        return finding.undecided(f"the log does not say its share of memory: as at {SHARES[log.engine]} {share:.2f}")
+        return finding.undecided(f"the log does not say its share of memory: as at {ENGINE_MEMORY[log.engine]['flag']} {share:.2f}")
     if finding.verdict != DISAGREE or difference is None or log.version.startswith(made_for):
         return finding
-    older = OLDER_SHARE.get(log.engine, 1.0) - judged.question.limits.gpu_memory_utilization if log.version and not told else 0.0
+    older = (
+        ENGINE_MEMORY[log.engine].get("older_share", 1.0) - judged.question.limits.gpu_memory_utilization
+        if log.version and not told
+        else 0.0
+    )
     if abs(difference) > most and (older >= 0 or abs(difference - older) > most):
         return finding
     which = f"{ENGINES[log.engine]} {log.version}" if log.version else "a version that the log does not say"
@@ -285,7 +249,8 @@ def _as_counted(finding: Finding) -> Finding:
 def _likely_share(log: StartupLog, judged: Fit, difference: float) -> float:
     """The share of memory that would explain what is left, where nobody says it; 0 where none does."""
     share = judged.question.limits.gpu_memory_utilization + difference
-    return min(1.0, share) if log.engine in UNSAID and LEVEL.least_share <= share <= 1 + OTHER_VERSIONS[log.engine] else 0.0
+    own = ENGINE_MEMORY[log.engine]
+    return min(1.0, share) if "of_all" in own and LEVEL.least_share <= share <= 1 + own["other_versions"] else 0.0
 
 
 def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
@@ -313,13 +278,13 @@ def _served(usual: tuple[int, float, int] | None, claim: Claim) -> Iterator[Find
 
 def _notes(log: StartupLog, asked: Question | None) -> Iterator[Note]:
     """What to know before a start is compared."""
-    made_for, quantization = asked.engine.version if asked else "", log.quantization
+    made_for, quantization = asked.engine.version if asked else "", log.said("quantization")
     if asked and log.version and not log.version.startswith(made_for):
         yield Note("version", f"the log is of {ENGINES[log.engine]} {log.version}; the memory model was made for {made_for}")
     if log.allreduce_backends:
         yield Note("dispatch", f"all-reduce backends in dispatch order: {', '.join(log.allreduce_backends)}")
-    if log.backend or log.nccl_version:
-        yield Note("backend", f"collectives over {log.backend or 'nccl'} {log.nccl_version}".strip())
+    if log.backend or log.said("nccl_version"):
+        yield Note("backend", f"collectives over {log.backend or 'nccl'} {log.said('nccl_version')}".strip())
     if asked and quantization and asked.model.quant is None and not asked.plan.weights_dtype:
         advice = f"the log says quantization={quantization}: give --dtype, or a model folder with that config"
         yield Note("quantization", advice)

@@ -5,22 +5,14 @@ from dataclasses import dataclass
 
 from commtax.evidence.finding import Cause
 from commtax.evidence.thresholds import thresholds
+from commtax.files import table
 from commtax.ledger import Line
 from commtax.spec import PARALLEL, TAXES
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill
 from commtax.verbs.explain import Counterfactual, causes, counterfactuals
 
-NAMED = {"dp": "gradients and parameters between replicas", "pp": "hand-offs between stages", "ep": "experts' exchange"}
-"""Taxes of axes; others are called after their axis."""
-HELPS = {
-    "tp": ("async-tp", "narrower", "bandwidth"),
-    "ep": ("async-ep", "bandwidth"),
-    "bubble": ("interleaved", "zb-h1"),
-    "recompute": ("recompute-none", "recompute-selective"),
-    "kernels": ("fp8",),
-}
-"""What-ifs that lower a tax, by their codes; other axes' taxes have links alone."""
+_TABLE = table("logs/taxes.toml")
 COUNT, LEVEL = thresholds(__name__)
 
 
@@ -35,29 +27,23 @@ class Tax:
 
 def taxes(priced: StepBill, measured_s: float) -> list[Tax]:
     """All seconds of the measured step but the useful ones, dearest first; the priced ones and what is left sum to it."""
-    ideal = float(priced.model_flops() if not _causal(priced) else priced.model_flops("causal"))
+    causal = priced.question.what_if.flops == "causal" or priced.mfu_definition.startswith("causal")
+    ideal = float(priced.model_flops("causal") if causal else priced.model_flops())
     useful = ideal / float(priced.num_gpus * priced.peak_flops_per_s)
     compute = [x for x in priced.lines if x.kind == "compute"]
     again = _sum(x for x in compute if x.item.stage == "recompute")
     update = _sum(x for x in compute if x.item.part == "update" or x.item.stage in ("update", "once"))
+    named = {axis: PARALLEL[axis].title.replace("-parallel size", " parallelism") for axis in TAXES} | _TABLE["named"]
     found = [
         Tax("kernels", "kernels below the chip's peak", _sum(compute) - again - update - useful),
         Tax("recompute", "recomputation", again),
         Tax("update", "optimiser and accumulation", update),
         Tax("host", "the host", _sum(x for x in priced.lines if x.kind == "host")),
         Tax("bubble", "pipeline bubble", float(priced.bubble_s)),
-        *(Tax(axis, _named(axis), float(priced.exposed_on(axis))) for axis in TAXES),
+        *(Tax(axis, named[axis], float(priced.exposed_on(axis))) for axis in TAXES),
         Tax("unexplained", "not explained by the plan", measured_s - float(priced.step_s)),
     ]
     return sorted((t for t in found if t.seconds), key=lambda t: -t.seconds)
-
-
-def _named(axis: str) -> str:
-    return NAMED.get(axis) or PARALLEL[axis].title.replace("-parallel size", " parallelism")
-
-
-def _causal(priced: StepBill) -> bool:
-    return priced.question.what_if.flops == "causal" or priced.mfu_definition.startswith("causal")
 
 
 def _sum(lines: Iterator[Line] | list[Line]) -> float:
@@ -99,7 +85,9 @@ def as_causes(priced: StepBill, found: list[Tax], measured_s: float, measured_mf
 def _change(tax: Tax, offered: Mapping[str, Counterfactual], priced: StepBill) -> tuple[str, str]:
     """The what-if that saves most of those that lower a tax."""
     usual = ("bandwidth",) if tax.code in PARALLEL else ()
-    best = min((offered[code] for code in HELPS.get(tax.code, usual) if code in offered), key=lambda c: c.delta_s, default=None)
+    best = min(
+        (offered[code] for code in _TABLE["helps"].get(tax.code, usual) if code in offered), key=lambda c: c.delta_s, default=None
+    )
     if best is None or -best.delta_s < LEVEL.least * float(priced.step_s):
         return "", ""
     note = f" ({best.note})" if best.note else ""

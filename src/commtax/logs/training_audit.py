@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -51,10 +50,8 @@ def _priced(log: TrainingLog, told: Told, claim: Claim | None) -> tuple[StepBill
     model = claim.question.model if claim else told.model
     cluster = claim.question.cluster if claim else told.cluster
     if model is None or not cluster:
-        lacks = " and ".join(
-            what for what, there in (("the model (--model)", model), ("the GPUs (--cluster)", cluster)) if not there
-        )
-        return None, f"the log does not tell {lacks}: the MFU is not explained"
+        lacks = [what for what, there in (("the model (--model)", model), ("the GPUs (--cluster)", cluster)) if not there]
+        return None, f"the log does not tell {' and '.join(lacks)}: the MFU is not explained"
     options = _options(log, told, claim)
     if "batch" not in options or "context" not in options:
         return None, "the log does not tell the batch and the length of its sequences: say --global-batch and --context"
@@ -89,9 +86,8 @@ def _said(asked: Question) -> dict[str, Any]:
     """What of the question is not as it is when nobody says anything."""
     plain = Question(asked.model, asked.cluster, asked.engine)
     said: dict[str, Any] = {axis: getattr(asked.plan, axis) for axis in SIZES if getattr(asked.plan, axis) != 1}
-    said |= {
-        n: getattr(asked.plan, n) for n in ("recompute", "schedule", "chunks") if getattr(asked.plan, n) != getattr(plain.plan, n)
-    }
+    for name in ("recompute", "schedule", "chunks"):
+        said |= {name: value} if (value := getattr(asked.plan, name)) != getattr(plain.plan, name) else {}
     said |= {"dtype": asked.plan.weights_dtype} if asked.plan.weights_dtype else {}
     said |= {"sequence_parallel": True} if asked.plan.sequence_parallel and not asked.engine.trains.sequence_parallel else {}
     said |= {"micro_batch": asked.micro_batch} if asked.micro_batch != 1 else {}
@@ -116,39 +112,28 @@ def _mfu(priced: StepBill, measured_s: float) -> float:
     return float(priced.mfu) * float(priced.step_s) / measured_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    """Medians over the steps that count; None where no line says."""
-
-    tokens_per_s: float | None
-    flops_per_s: float | None
-    mfu: float | None
-    samples_per_s: float | None
-
-
-def _rates(log: TrainingLog, went: Pace | None) -> _Rates:
+def _rate(log: TrainingLog, went: Pace | None, figure: str) -> float | None:
+    """The median of a figure over the steps that count; None where no line says."""
     warm = {s.index for s in went.warm_up} if went else set[int]()
     steps = [s for s in log.steps if s.index not in warm and (s.step_s or went is None)]
-
-    def usual(figure: str) -> float | None:
-        values = [v for s in steps if (v := getattr(s, figure))]
-        return median(values) if values else None
-
-    return _Rates(*(usual(f) for f in ("tokens_per_s", "flops_per_s", "mfu", "samples_per_s")))
+    values = [v for s in steps if (v := getattr(s, figure))]
+    return median(values) if values else None
 
 
 def _step_s(log: TrainingLog, went: Pace | None, priced: StepBill | None) -> float | None:
     """Seconds of the usual step: as logged, else as the tokens of a second tell them for the batch that is priced."""
     if went:
         return went.usual_s
-    rate = _rates(log, went).tokens_per_s
+    rate = _rate(log, went, "tokens_per_s")
     return float(priced.tokens) / float(priced.num_gpus) / rate if priced and rate else None
 
 
 def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim: Claim | None) -> Iterator[Finding]:
     """Step time, rates, utilisation and memory, beside their prices where there are any."""
     tolerance = claim.tolerance if claim else levels("evidence.finding").seconds_tolerance
-    step_s, measured, rates = float(priced.step_s) if priced else None, _step_s(log, went, priced), _rates(log, went)
+    step_s, measured = float(priced.step_s) if priced else None, _step_s(log, went, priced)
+    figures = ("tokens_per_s", "samples_per_s", "flops_per_s", "mfu")
+    tokens_per_s, samples_per_s, flops_per_s, mfu = (_rate(log, went, figure) for figure in figures)
     if went and went.counted > 1:
         yield Finding("spread of steps", None, went.deviation, "share", reason=f"over {plural(went.counted, 'logged step')}")
     if measured:
@@ -156,20 +141,20 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
         yield _seconds(step, priced)
     if priced and measured:
         tokens = float(priced.tokens) / float(priced.num_gpus)
-        yield Finding("tokens/s per GPU", tokens / float(priced.step_s), rates.tokens_per_s or tokens / measured, "", tolerance)
+        yield Finding("tokens/s per GPU", tokens / float(priced.step_s), tokens_per_s or tokens / measured, "", tolerance)
         why = "by the FLOPs that the price counts"
         yield Finding("MFU", float(priced.mfu), _mfu(priced, measured), "share", tolerance, why)
-    elif rates.tokens_per_s:
-        yield Finding("tokens/s per GPU", None, rates.tokens_per_s)
+    elif tokens_per_s:
+        yield Finding("tokens/s per GPU", None, tokens_per_s)
     if batch := _batch(log) or _told_batch(log):
         yield Finding("global batch, sequences", None, batch)
-    if rates.samples_per_s:
-        yield Finding("samples/s", None, rates.samples_per_s)
-    if rates.flops_per_s:
-        ours = rates.flops_per_s * measured / step_s / 1e12 if step_s and measured else None
-        yield Finding("TFLOP/s per GPU", ours, rates.flops_per_s / 1e12, "", tolerance, "as the program counts them")
-    if rates.mfu:
-        yield Finding("logged MFU", None, rates.mfu, "share", reason="as the program counts it")
+    if samples_per_s:
+        yield Finding("samples/s", None, samples_per_s)
+    if flops_per_s:
+        ours = flops_per_s * measured / step_s / 1e12 if step_s and measured else None
+        yield Finding("TFLOP/s per GPU", ours, flops_per_s / 1e12, "", tolerance, "as the program counts them")
+    if mfu:
+        yield Finding("logged MFU", None, mfu, "share", reason="as the program counts it")
     yield from _clocks(log, measured)
     held = [*log.memory_bytes.values(), *(s.memory_bytes for s in log.steps if s.memory_bytes)]
     if held:
@@ -230,9 +215,8 @@ def _uneven(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
     for timer in sorted(log.timers, key=lambda t: t.low_s - t.high_s):
         apart = timer.high_s - timer.low_s
         if apart >= LEVEL.uneven * went.usual_s and not timer.name.endswith("setup"):
-            said = (
-                f"{timer.name}: {format_seconds(timer.low_s)} on the quickest rank, {format_seconds(timer.high_s)} on the slowest"
-            )
+            low, high = format_seconds(timer.low_s), format_seconds(timer.high_s)
+            said = f"{timer.name}: {low} on the quickest rank, {high} on the slowest"
             what = "stages of unequal work, or a slow rank: compare ranks of one stage"
             yield Cause("uneven-ranks", said, apart, apart / went.usual_s, what)
             return

@@ -8,7 +8,7 @@ second; Composer a figure a line; Lightning (NeMo) a bar with ``name=value``; th
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from statistics import median
@@ -22,43 +22,14 @@ from commtax.statement import Note
 from commtax.units import GiB
 
 COUNT, LEVEL = thresholds(__name__)
-_NUMBER = r"[-+]?\d{1,15}+(?:,\d{3}){0,6}+(?:\.\d{0,20})?+(?:[eE][-+]?\d{1,3})?+"
 SAYS = patterns(__name__)
 _PARTS = ("forward", "backward", "fwd", "bwd", "step")  # of a micro-step; all else is inside of these
-_FACTS = {
-    "device": ("capacity:", re.compile(r"(?:CUDA|GPU|HIP) capacity: (.{1,80}?) with (\d{1,12}(?:\.\d{1,12})?)\s?GiB memory")),
-    "model": ("size:", re.compile(r"\bModel (.{1,80}?) size: (\d[\d,]{0,25}) total parameters")),
-    "peak": ("Peak FLOPS", re.compile(r"Peak FLOPS used for computing MFU: (\d{1,12}(?:\.\d{1,12})?e[+-]?\d{1,3})")),
-    "mesh": ("device mesh", re.compile(r"Building \d-D device mesh with \[([^\]]{1,120})\], \[([\d, ]{1,60})\]")),
-    "axes": ("device mesh", re.compile(r"Building device mesh with parallelism: ((?:\w{1,20}=-?\d{1,9}(?:, )?){1,12})")),
-    "batch": (
-        "batch size",
-        re.compile(r"local batch size:? (\d{1,9}), global batch size:? (\d{1,9}),.{0,80}sequence length:? (\d{1,9})"),
-    ),
-    "recompute": ("checkpointing", re.compile(r"Applied (\w{1,20}) activation checkpointing")),
-    "compiled": ("Compiling", re.compile(r"(Compiling) each TransformerBlock")),
-    "sharded": ("Applied", re.compile(r"Applied (FSDP|HSDP|DDP|fully_shard) ")),
-    "bridge": ("TFLOP/s/GPU", re.compile(r"(MODEL_TFLOP/s/GPU)")),
-    "vocab": ("padded vocab", re.compile(r"padded vocab \(size: (\d{1,9})\) with \d{1,9} dummy tokens \(new size: (\d{1,9})\)")),
-}
-"""What a line may say once; the first that does counts."""
-
-
-def _scaled(factor: float) -> Callable[[float], float]:
-    return lambda value: value * factor
-
-
-_SCALES = {
-    "milliseconds": _scaled(1e-3),
-    "seconds": _scaled(1.0),
-    "tera": _scaled(1e12),
-    "plain": _scaled(1.0),
-    "percent": _scaled(1e-2),
-    "gib": _scaled(float(GiB)),
-}
-_NAMES: Mapping[str, tuple[str, Callable[[float], float]]] = {
+_TABLE = table("logs/training_log.toml")
+_FACTS = {name: (mark, re.compile(pattern)) for name, (mark, pattern) in _TABLE["facts"].items()}
+_SCALES = {"milliseconds": 1e-3, "seconds": 1.0, "tera": 1e12, "plain": 1.0, "percent": 1e-2, "gib": float(GiB)}
+_NAMES: Mapping[str, tuple[str, float]] = {
     name.replace(" ", ""): (figure, _SCALES[kind])  # a line's break may take a space with it
-    for kind, figures in table("logs/training_log.toml").items()
+    for kind, figures in _TABLE["figures"].items()
     for figure, names in figures.items()
     for name in names
 }
@@ -144,13 +115,9 @@ def _lines(text: str) -> Iterator[str]:
 
 def _continues(begun: list[str], line: str) -> bool:
     """Whether a line goes on with an iteration's: with a name, a value and a bar, or with the rest of what was broken off."""
-    if (
-        len(begun) >= COUNT.most_wrapped
-        or "|" not in line
-        or line.startswith("[")
-        or SAYS.others.search(line)
-        or SAYS.iteration.search(line)
-    ):
+    if len(begun) >= COUNT.most_wrapped or "|" not in line or line.startswith("["):
+        return False
+    if SAYS.others.search(line) or SAYS.iteration.search(line):
         return False
     return not begun[-1].rstrip().endswith("|") or SAYS.goes_on.match(line) is not None
 
@@ -205,9 +172,9 @@ def _figures(pairs: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> Figure
     """Figures by our names; of ``13372.8/13364.7`` (this iteration and the mean) the first counts."""
     found: Figures = {}
     for name, value in pairs:
-        figure, scaled = _NAMES.get(name.lower().replace(" ", "").strip(), ("", None))
-        match = SAYS.value.match(value) if scaled else None
-        if scaled and match and figure not in found and 0 <= (said := scaled(_float(match[1]))) <= LEVEL.most_figure:
+        figure, scale = _NAMES.get(name.lower().replace(" ", "").strip(), ("", 0.0))
+        match = SAYS.value.match(value) if scale else None
+        if match and figure not in found and 0 <= (said := _float(match[1]) * scale) <= LEVEL.most_figure:
             found[figure] = said
     return found
 
@@ -304,11 +271,8 @@ class _Reading:
 
     def _timed(self, clocks: list[tuple[str, str, str]]) -> None:
         for name, low, high in clocks:
-            if (
-                len(self.times) < COUNT.most_names
-                and len(kept := self.times.setdefault(name.strip(), [])) < COUNT.most_times
-                and low
-            ):
+            kept = self.times.setdefault(name.strip(), []) if len(self.times) < COUNT.most_names else None
+            if kept is not None and len(kept) < COUNT.most_times and low:
                 kept.append((_float(low) * 1e-3, _float(high or low) * 1e-3))
 
     def told(self) -> TrainingLog:
@@ -320,7 +284,8 @@ class _Reading:
         memory = dict(self.memory)
         if program != "deepspeed" and (most := [s.memory_bytes for r in self.runs.get("deepspeed", []) for s in r.values()]):
             memory.setdefault(0, max(m or 0.0 for m in most))
-        timers = [Timer(name, *(median(side) for side in zip(*kept, strict=True))) for name, kept in self.times.items() if kept]
+        kept = f"the first {COUNT.most_steps:,} steps are told"
+        timers = [Timer(name, *(median(side) for side in zip(*clock, strict=True))) for name, clock in self.times.items() if clock]
         return TrainingLog(
             program=program,
             steps=_paced([steps[n] for n in sorted(steps)], program, self.facts),
@@ -330,12 +295,8 @@ class _Reading:
             facts=self.facts,
             timers=tuple(timers),
             memory_bytes=memory,
-            notes=tuple(self._notes()),
+            notes=(Note("partial", f"{kept}; {self.dropped:,} more were left out"),) if self.dropped else (),
         )
-
-    def _notes(self) -> Iterator[Note]:
-        if self.dropped:
-            yield Note("partial", f"the first {COUNT.most_steps:,} steps are told; {self.dropped:,} more were left out")
 
 
 def _clock(line: str) -> float | None:
@@ -353,24 +314,20 @@ def _clock(line: str) -> float | None:
 def _paced(steps: list[TrainedStep], program: str, facts: Mapping[str, tuple[str, ...]]) -> tuple[TrainedStep, ...]:
     """Steps with their seconds where a program prints none: by rates and batches, else by the clock between two lines."""
     local, over_all, length = (_float(word) for word in facts.get("batch", ("0", "0", "0")))
-    tokens = (over_all / dp if (dp := mesh(facts).get("dp")) else local) * length  # of a replica
+    sizes = mesh(facts)
+    tokens = (over_all / dp if (dp := sizes.get("dp")) else local) * length  # of a replica
+    ranks = math.prod(sizes.get(axis, 1) for axis in AXES if axis != "dp")  # that share them: torchtitan divides by these
     paced: list[TrainedStep] = []
     for before, step in zip([None, *steps], steps, strict=False):
         if step.step_s is not None:
             paced.append(step)
         elif program == "torchtitan" and tokens and step.tokens_per_s:
-            paced.append(replace(step, step_s=tokens / (step.tokens_per_s * _ranks_a_replica(facts)), batch=over_all))
+            paced.append(replace(step, step_s=tokens / (step.tokens_per_s * ranks), batch=over_all))
         elif before and before.at_s is not None and step.at_s is not None and step.at_s > before.at_s:
             paced.append(replace(step, step_s=(step.at_s - before.at_s) / (step.index - before.index)))
         else:
             paced.append(step)
     return tuple(paced)
-
-
-def _ranks_a_replica(facts: Mapping[str, tuple[str, ...]]) -> int:
-    """Ranks that share a replica's tokens: torchtitan divides by them."""
-    sizes = mesh(facts)
-    return math.prod(sizes.get(axis, 1) for axis in AXES if axis != "dp")
 
 
 def mesh(facts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:

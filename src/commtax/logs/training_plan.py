@@ -10,6 +10,7 @@ from commtax import catalog
 from commtax.catalog.foreign_names import device_named, model_key
 from commtax.catalog.hf import from_config
 from commtax.evidence.thresholds import thresholds
+from commtax.files import table
 from commtax.launch.flags import flags_of
 from commtax.launch.reading import parse
 from commtax.launch.shapes import model_with
@@ -18,20 +19,7 @@ from commtax.spec import AXES, Model
 from commtax.statement import Note, Refusal
 from commtax.units import GiB, parse_count
 
-UNSET = ("", "None", "False", "none")
-RENAMED = {
-    "model_parallel_size": "tensor_model_parallel_size",
-    "pipe_parallel_size": "pipeline_model_parallel_size",
-    "train_micro_batch_size_per_gpu": "micro_batch_size",
-    "train_batch_size": "global_batch_size",
-    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
-    "fp8": "fp8_format",
-    "fp4": "fp4_format",
-}
-"""Arguments of older programs, and those that a dump spells otherwise than the command."""
-RECOMPUTED = {"full": "full", "fullac": "full", "selective": "selective", "selectiveac": "selective"}
-ENGINES = {"torchtitan": "torchtitan", "composer": "llm-foundry", "deepspeed": "deepspeed", "trainer": "fsdp"}
-ENGINES |= {"deepspeed clocks": "deepspeed", "bridge": "megatron-bridge"}
+_TABLE = table("logs/training_plan.toml")
 COUNT, LEVEL = thresholds(__name__)
 
 
@@ -71,7 +59,7 @@ def _by_mesh(log: TrainingLog) -> Told:
         if sizes.get("pp", 1) > 1:  # which cuts a replica's batch into as many microbatches as it has stages
             options["micro_batch"] = max(1, over_all // sizes.get("dp", 1) // sizes["pp"])
     if log.steps and "recompute" in facts:
-        options["recompute"] = RECOMPUTED.get(facts["recompute"][0].lower(), "none")
+        options["recompute"] = _TABLE["recomputed"].get(facts["recompute"][0].lower(), "none")
     if facts and "compiled" not in facts:
         options["eager"] = True
     if facts.get("sharded", ("",))[0] == "DDP":
@@ -106,9 +94,9 @@ def _by_arguments(log: TrainingLog) -> Told:
         f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in arguments.items() if name in known
     ]
     world = arguments.get("world-size", "")
-    inner = 1
-    for axis in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"):
-        inner *= _count(arguments.get(axis, ""), 1)
+    inner = math.prod(
+        _count(arguments.get(f"{axis}-parallel-size", ""), 1) for axis in ("tensor-model", "pipeline-model", "context")
+    )
     gpus = _count(world) or inner * _count(arguments.get("data-parallel-size", ""), 1)
     try:
         launch = parse(f"torchrun --nproc-per-node={gpus} pretrain_gpt.py {' '.join(words)}")
@@ -130,7 +118,7 @@ def _by_arguments(log: TrainingLog) -> Told:
 
 def _engine(log: TrainingLog) -> str:
     if log.program != "megatron":
-        return ENGINES.get(log.program, "megatron")
+        return str(_TABLE["engines"].get(log.program, "megatron"))
     if log.arguments.get("deepspeed") == "True" or "train_micro_batch_size_per_gpu" in log.arguments:
         return "megatron-deepspeed"
     return "megatron-bridge" if "bridge" in log.facts else "megatron"
@@ -140,8 +128,8 @@ def _spelled(arguments: Mapping[str, str]) -> dict[str, str]:
     """Arguments by the names of flags, those that are set; what belongs to features that are off is left out."""
     made: dict[str, str] = {}
     for name, value in arguments.items():
-        if value not in UNSET:
-            made.setdefault(RENAMED.get(name, name).replace("_", "-"), value)
+        if value not in _TABLE["unset"]:
+            made.setdefault(_TABLE["renamed"].get(name, name).replace("_", "-"), value)
     if not _count(made.get("num-experts", "").strip("[]")) > 1:
         made = {name: value for name, value in made.items() if not name.startswith("moe-") and name != "num-experts"}
     if made.get("group-query-attention") != "True" and "num-attention-heads" in made:

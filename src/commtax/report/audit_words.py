@@ -120,9 +120,9 @@ def culprit_sentence(culprit: Culprit, begin_s: float = 0.0) -> str:
 
 
 def blamed_cause(audited: Audit) -> Cause | None:
-    """What the culprit costs, and what to do about it: the cause that has its kind as a code, or says the same."""
-    found = audited.culprit
-    return next((c for c in causes(audited) if found and (c.code == found.kind or c.said.endswith(found.said))), None)
+    """What the culprit costs, and what to do about it: the first cause under the code that is the culprit's."""
+    code = next((s.blamed or s.culprit.kind for s in audited.sections if s.culprit), None)
+    return next((c for c in causes(audited) if c.code == code), None)
 
 
 def other_causes(audited: Audit) -> list[Cause]:

@@ -13,14 +13,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from commtax.evidence.thresholds import thresholds
+from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.coverage import Covered, covered
 from commtax.traces.meeting import MESSAGE, Meetings, meet, spans
-from commtax.traces.repetition import REPEATED, WHOLE, between_collectives, in_steps, likeliest, repeated, whole
+from commtax.traces.repetition import REPEATED, WHOLE, between_collectives, in_steps, likeliest, repeated
 from commtax.traces.trace import Step, Trace
 
-COUNT, LEVEL = thresholds(__name__)
+LEVEL = levels(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class Accounts:
         count = self.total_s.shape[1]
         size = max(1, -(-count // most))
         first = np.arange(0, count - count % size or count, size)
-        kept = first[-1] + size if len(first) else 0
-        sums = {f.name: summed(getattr(self, f.name)[:, :kept], first) for f in fields(self)}
+        sums = {f.name: summed(getattr(self, f.name), first) for f in fields(self)}
         return replace(self, **{**sums, "begin_s": self.begin_s[:, first]}), first
 
 
 def summed(rows: Column, first: Column) -> Column:
-    """Columns put together from each first one on."""
-    return np.add.reduceat(rows, first, axis=1)
+    """Columns put together from each first one on; those at the end that make no whole bundle are left out."""
+    size = int(first[1] - first[0]) if len(first) > 1 else rows.shape[1]
+    return np.add.reduceat(rows[:, : int(first[-1]) + size if len(first) else 0], first, axis=1)
 
 
 @dataclass(frozen=True)  # without slots: what is asked often is kept
@@ -121,14 +121,14 @@ class Job:
     @cached_property
     def alone(self) -> tuple[Column, ...]:
         """Of messages whose other end was not found: what is beyond the quickest."""
-        lengths, loose, messages = [], [], []
+        lengths, loose, took = [], [], [np.zeros(0)]
         for trace, waited in zip(self.traces, self.waiting, strict=True):
             start, end = spans(trace)
             message = np.array([c.op == MESSAGE for c in trace.collectives], dtype=bool)
             lengths.append(end - start)
-            messages.append(message)
             loose.append(message & np.isnan(waited) if len(self.traces) > 1 else np.zeros(len(start), dtype=bool))
-        every = np.concatenate([_quick(*of_rank) for of_rank in zip(lengths, self.waiting, messages, loose, strict=True)])
+            took.append((end - start - np.nan_to_num(waited))[message])  # the wire of those that met, all of those that did not
+        every = np.concatenate(took)
         quickest = float(np.quantile(every, LEVEL.quickest)) if len(every) else 0.0
         return tuple(np.where(m, np.maximum(0.0, x - quickest), np.nan) for x, m in zip(lengths, loose, strict=True))
 
@@ -224,21 +224,18 @@ class Job:
     def _account(self, place: int) -> Accounts:
         """One rank's, of all its steps."""
         ran, (begin, end) = self.covered[place], self.windows[place]
-        compute, comm, either, anything = (c.within(begin, end) for c in (ran.compute, ran.comm, ran.either, ran.anything))
+        compute, exposed, under, copy, anything = ran.spent(begin, end)
         start, finish = spans(self.traces[place])
         alone = np.nan_to_num(self.alone[place])
         waited = np.where(np.isnan(self.waiting[place]), alone, self.waiting[place])
         # Without waiting it would have ended so much earlier: what is exposed of it is waiting first.
         shown = np.minimum(waited, finish - start - ran.compute.within(start, finish))
-        exposed = np.maximum(0.0, either - compute)
         wait = np.minimum(exposed, self._summed(place, start, start + waited, shown))
         hidden = np.maximum(0.0, self._summed(place, start, finish, finish - start - waited) - (exposed - wait))
-        hidden = np.minimum(hidden, np.maximum(0.0, comm + compute - either))  # no more than lies under compute
-        total, copy = end - begin, np.maximum(0.0, anything - either)
-        idle, starved = np.maximum(0.0, total - anything), self._summed(place, start, finish, alone)
-        return Accounts(
-            self.job_s(place, begin), total, compute, exposed - wait, wait, hidden, copy, idle, self._host(place, finish), starved
-        )
+        hidden = np.minimum(hidden, under)  # no more than lies under compute
+        idle, host = np.maximum(0.0, end - begin - anything), self._summed(place, *self._pauses(place, finish))
+        begun, starved = self.job_s(place, begin), self._summed(place, start, finish, alone)
+        return Accounts(begun, end - begin, compute, exposed - wait, wait, hidden, copy, idle, host, starved)
 
     def _summed(self, place: int, start: Column, end: Column, seconds: Column) -> Column:
         """Seconds of spans in each step, shared by time between the steps in which a span begins and ends."""
@@ -250,11 +247,6 @@ class Job:
         inside = np.append(share * seconds, rest * seconds)
         at = np.append(first, last)
         return np.bincount(at[at >= 0], weights=inside[at >= 0], minlength=len(begin))[: len(begin)]
-
-    def _host(self, place: int, ends: Column) -> Column:
-        """Of each step the pauses of compute that no collective's end explains."""
-        since, until, free = self._pauses(place, ends)
-        return self._summed(place, since, until, free)
 
     def _pauses(self, place: int, ends: Column) -> tuple[Column, Column, Column]:
         """When compute pauses, and for how long of that no collective's end explains it.
@@ -301,12 +293,6 @@ class Job:
         return found
 
 
-def _quick(length: Column, waited: Column, message: Column, loose: Column) -> Column:
-    """What messages of one rank took: the wire of those that met, and all of those that did not."""
-    met = message & ~loose
-    return np.append(length[met] - np.nan_to_num(waited[met]), length[loose])
-
-
 def _resting(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
     """Steps that last until the next, but where all ranks rest between the same two: for one alone the others wait."""
     rests = [tuple(a.end_s < b.start_s for a, b in pairwise(t.steps)) for t in traces]
@@ -332,7 +318,9 @@ def _stepped(traces: tuple[Trace, ...], met: Meetings | None) -> tuple[Trace, ..
     lead = named if named is not None else next((place for place, steps in found if steps is chosen), 0)
     steps = list(traces[lead].steps) or chosen or (between_collectives(traces[lead]) if met else [])
     if not steps or met is None:
-        return tuple(t if t.steps else in_steps(t, steps or whole(t)) for t in traces)
+        return tuple(
+            t if t.steps else in_steps(t, steps or [Step(0, WHOLE, t.timeline.begin_s, t.timeline.finish_s)]) for t in traces
+        )
     moments = met.job_s(lead, np.array([(s.start_s, s.end_s) for s in steps]))
     own = [met.own_s(place, moments).tolist() for place in range(len(traces))]
     moved = ([replace(s, start_s=b, end_s=e) for s, (b, e) in zip(steps, at, strict=True)] for at in own)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from commtax.evidence.finding import Culprit
-from commtax.evidence.thresholds import counts, levels
+from commtax.evidence.thresholds import counts
 from commtax.timeline import Column
 from commtax.traces.accounts import Job
 from commtax.traces.links import slow_links
+from commtax.traces.series import LEVEL, Suspect
 from commtax.traces.stages import is_pipeline, slow_stages, stages, starved
 from commtax.traces.stragglers import lost_overlap, never_overlapped, stragglers
-from commtax.traces.suspects import Suspect
 
 COUNT = counts(__name__)
-BEATS, LEAST = counts("traces.accounts").most_beats, levels("traces.suspects").least
+BEATS = counts("traces.accounts").most_beats
 
 
 def suspects(job: Job, most: int) -> list[Suspect]:
@@ -32,7 +32,7 @@ def suspects(job: Job, most: int) -> list[Suspect]:
             found += stragglers(accounts, ranks, peers)
     else:
         found += stragglers(accounts, ranks, range(len(ranks)))
-    return sorted((s for s in found if s.cost >= LEAST), key=lambda s: -s.cost)
+    return sorted((s for s in found if s.cost >= LEVEL.least), key=lambda s: -s.cost)
 
 
 def blame(job: Job) -> tuple[Culprit | None, float]:

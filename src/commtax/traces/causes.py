@@ -8,16 +8,18 @@ import numpy as np
 
 from commtax.evidence.finding import Cause, Culprit
 from commtax.evidence.thresholds import thresholds
+from commtax.files import table
 from commtax.timeline import Column
 from commtax.traces.accounts import Job
 from commtax.traces.fabrics import crossing, utilisation
-from commtax.traces.layers import BUCKETS, unbucketed
+from commtax.traces.layers import unbucketed
 from commtax.traces.meeting import MESSAGE, spans
 from commtax.traces.repetition import WHOLE
 from commtax.traces.stages import is_pipeline, stages
 from commtax.units import format_seconds, plural
 
 COUNT, LEVEL = thresholds(__name__)
+CHANGES = table("traces/changes.toml")
 ROUNDING = 1e-9
 
 
@@ -30,12 +32,12 @@ def causes(job: Job, culprit: Culprit | None, cost_s: float) -> tuple[Cause, ...
     return tuple(sorted(found, key=lambda c: -(c.cost_s or 0.0)))
 
 
-def cause(code: str, said: str, change: str, cost_s: float, step_s: float, span: str = "a step") -> Cause:
+def cause(code: str, said: str, cost_s: float, step_s: float, span: str = "a step", change: str = "") -> Cause:
     """A cause with its share of the step, which is all of it at most, and the step without it in words."""
     cost_s = min(cost_s, step_s)
     left = format_seconds(step_s - cost_s) if step_s - cost_s > ROUNDING * step_s else "nothing"
     gain = f"without it {span} takes {left} instead of {format_seconds(step_s)} (-{cost_s / step_s:.0%})"
-    return Cause(code, said, cost_s, cost_s / step_s, change, gain)
+    return Cause(code, said, cost_s, cost_s / step_s, change or CHANGES[code], gain)
 
 
 def span_of(job: Job) -> str:
@@ -43,30 +45,16 @@ def span_of(job: Job) -> str:
     return "the trace" if job.traces[0].steps[0].name == WHOLE else "a step"
 
 
-CHANGES = {
-    "slow rank": "look at its clocks, power, temperature and neighbours on the host, or give it less work",
-    "late rank": "look at its host: data loading, other processes, pinning of threads",
-    "slow link": "look at its cables, adapters and routes, and at what else uses them",
-    "starved stage": "look at the host of the stage before it, and at how layers are spread over stages",
-    "lost overlap": "look at what made communication wait for compute, or compute for it: a synchronisation, a stream, a bucket",
-}
-
-
 def _blamed(job: Job, culprit: Culprit | None, cost_s: float) -> Iterator[Cause]:
-    """What the culprit costs a step since it is there."""
+    """What the culprit costs of a typical step since it is there."""
     if culprit is None:
         return
-    step_s = _since(job, culprit)
-    where = f" at rank {culprit.rank}" if culprit.rank is not None else ""
-    said = f"{culprit.kind}{where}: {culprit.said}"
-    yield cause(culprit.kind, said, CHANGES[culprit.kind], min(cost_s, 0.99 * step_s), step_s)
-
-
-def _since(job: Job, culprit: Culprit) -> float:
-    """A typical step since the fault began."""
     accounts = job.accounts
     struck = np.median(accounts.begin_s, axis=0) >= (culprit.since_s or 0.0) - 0.5 * accounts.step_s
-    return (float(np.median(accounts.total_s[:, struck])) if struck.any() else 0.0) or accounts.step_s
+    step_s = (float(np.median(accounts.total_s[:, struck])) if struck.any() else 0.0) or accounts.step_s
+    where = f" at rank {culprit.rank}" if culprit.rank is not None else ""
+    said = f"{culprit.kind}{where}: {culprit.said}"
+    yield cause(culprit.kind, said, min(cost_s, 0.99 * step_s), step_s)
 
 
 def _waiting(job: Job, culprit: Culprit | None) -> Iterator[Cause]:
@@ -81,10 +69,10 @@ def _waiting(job: Job, culprit: Culprit | None) -> Iterator[Cause]:
     ranks = [t.rank for t in job.traces]
     said = f"ranks wait {format_seconds(cost)} of {span_of(job)} in collectives for those that come later: rank {ranks[most]} most"
     said += f" ({format_seconds(float(waited[most]))}), rank {ranks[least]} least ({format_seconds(float(waited[least]))})"
-    change = "even out the work of the ranks: nobody comes last in every step"
+    change = ""
     if waited[least] < LEVEL.hardly * np.median(np.delete(waited, least)):
         change = f"look at what rank {ranks[least]} does before its collectives: it waits least, in too few steps to blame it"
-    yield cause("waiting", said, change, cost, step_s, span_of(job))
+    yield cause("waiting", said, cost, step_s, span_of(job), change)
 
 
 def _exposed(job: Job) -> Iterator[Cause]:
@@ -104,14 +92,12 @@ def _exposed(job: Job) -> Iterator[Cause]:
     hidden = float(np.median(accounts.usual("hidden_s")))
     under = f"{format_seconds(hidden)} more hides under compute" if hidden > ROUNDING * step_s else "none of it hides under compute"
     said = f"communication takes {format_seconds(cost)} of {span_of(job)} with nothing beside it ({under}){most}"
-    change = "a faster library path or link, fewer or smaller messages, or overlap with compute"
-    if op == "all-reduce" and unbucketed(trace):
-        said += f", one for each gradient ({trace.gradients:,} of both in the trace)"
-        change = BUCKETS
+    each = op == "all-reduce" and unbucketed(trace)
+    said += f", one for each gradient ({trace.gradients:,} of both in the trace)" if each else ""
     absent = trace.world - len(job.traces)
     waits = f"; waiting for the {plural(absent, 'rank')} that are not here included" if absent > 1 else ""
     waits = waits if len(job.traces) > 1 else "; one rank alone: waiting included"
-    yield cause("exposed", said + waits, change, cost, step_s, span_of(job))
+    yield cause("exposed", said + waits, cost, step_s, span_of(job), CHANGES["buckets"] if each else "")
 
 
 def _idle(job: Job) -> Iterator[Cause]:
@@ -127,18 +113,15 @@ def _idle(job: Job) -> Iterator[Cause]:
     short = length[length < LEVEL.short_s]
     whose = f"the device of rank {trace.rank}" if len(job.traces) > 1 else "the device"
     said = f"{whose} idles {format_seconds(cost)} of {span_of(job)}"
-    many = len(short) >= min(
-        COUNT.many * steps, LEVEL.mostly * len(trace.timeline.start_s)
-    )  # a step may be a layer, of few kernels
-    if many and short.sum() >= LEVEL.mostly * length.sum():
+    enough = min(COUNT.many * steps, LEVEL.mostly * len(trace.timeline.start_s))  # a step may be a layer, of few kernels
+    if len(short) >= enough and short.sum() >= LEVEL.mostly * length.sum():
         each = float(np.median(short))
         pauses = f"{len(short) / steps:.0f} pauses of {format_seconds(each)}"
         yield cause(*_between_kernels(f"{said} in {pauses}", each, trace.replayed), cost, own, span)
         return
     longest = format_seconds(float(length.max())) if len(length) else "its whole length"
-    change = "look at the host: data loading, scheduling, synchronisation, copies"
     said = f"{said}, in pauses of up to {longest}: it waits for the host or for data"
-    yield cause("stall", said, change, cost, own, span)
+    yield cause("stall", said, cost, own, span)
 
 
 def _pauses(job: Job, place: int) -> Column:
@@ -149,12 +132,12 @@ def _pauses(job: Job, place: int) -> Column:
     return np.asarray(lasts[(at >= 0) & (lasts > 0)])
 
 
-def _between_kernels(said: str, each_s: float, replayed: float) -> tuple[str, str, str]:
-    """Code, words and change of many short pauses: the host's, unless it launched graphs or they are a device's own."""
+def _between_kernels(said: str, each_s: float, replayed: float) -> tuple[str, str]:
+    """Code and words of many short pauses: the host's, unless it launched graphs or they are a device's own."""
     if each_s >= LEVEL.launch_s and replayed < LEVEL.mostly:
-        return "launch-bound", f"{said}: the host launches kernels too slowly", "CUDA graphs, or fewer and larger kernels"
+        return "launch-bound", f"{said}: the host launches kernels too slowly"
     why = "between the kernels of graphs" if replayed >= LEVEL.mostly else "between kernels that were launched in time"
-    return "between kernels", f"{said} {why}", "fewer and larger kernels (fusion, a larger batch)"
+    return "between kernels", f"{said} {why}"
 
 
 def _bubble(job: Job) -> Iterator[Cause]:
@@ -169,7 +152,7 @@ def _bubble(job: Job) -> Iterator[Cause]:
         return
     told = f"{plural(depth, 'stage')} and {micro} {'microbatch' if micro == 1 else 'microbatches'}"
     said = f"stages do not compute {share:.0%} of a step; {told} explain up to {least:.0%} (filling and draining)"
-    yield cause("bubble", said, "more microbatches, or layers spread more evenly over the stages", share * step_s, step_s)
+    yield cause("bubble", said, share * step_s, step_s)
 
 
 def microbatches(job: Job, order: list[list[int]]) -> int:
@@ -201,4 +184,4 @@ def _late_gathers(job: Job) -> Iterator[Cause]:
     if cost >= LEVEL.small * job.typical.usual_s:
         number = f"{late.sum() / len(trace.steps):.0f} of {gather.sum() / len(trace.steps):.0f}"
         said = f"{number} all-gathers of a step begin only when compute waits for them"
-        yield cause("prefetch", said, "gather a layer's weights while the one before it computes", cost, job.typical.usual_s)
+        yield cause("prefetch", said, cost, job.typical.usual_s)

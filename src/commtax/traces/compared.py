@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from statistics import median
 
 import numpy as np
@@ -14,7 +13,6 @@ from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, U
 from commtax.evidence.thresholds import thresholds
 from commtax.statement import Note
 from commtax.traces.accounts import Job
-from commtax.traces.meeting import Meetings
 from commtax.traces.repetition import REPEATED, WHOLE
 from commtax.traces.trace import Collective, Device, Step, Trace, middle
 from commtax.units import format_bytes, format_seconds, plural
@@ -43,31 +41,17 @@ class _Workload:
         return f"batch {self.batch} ({'as its steps are named' if self.named else 'as was said'}), {tokens}"
 
 
-@dataclass(frozen=True)  # without slots: usage is asked often
+@dataclass(frozen=True, slots=True)
 class _Steps:
-    """The ranks of one job in order, and of each the steps that are compared."""
+    """A job, of each of its ranks the steps that are compared, and how a typical one of them was spent."""
 
     job: Job
     chosen: Sequence[list[Step]]
-
-    @property
-    def traces(self) -> Sequence[Trace]:
-        return self.job.traces
+    usage: tuple[tuple[int, Usage], ...]
 
     @property
     def first(self) -> Trace:
-        return self.traces[0]
-
-    @property
-    def steps(self) -> list[Step]:
-        """Of the first rank."""
-        return self.chosen[0]
-
-    @cached_property
-    def usage(self) -> tuple[tuple[int, Usage], ...]:
-        """How a typical step of each rank was spent."""
-        pairs = ((t, middle(steps)) for t, steps in zip(self.traces, self.chosen, strict=True))
-        return tuple((t.rank, t.usage(steps).of(len(steps))) for t, steps in pairs if steps)
+        return self.job.traces[0]
 
     @property
     def step_s(self) -> float:
@@ -78,10 +62,6 @@ class _Steps:
     def exposed_s(self) -> float:
         """Of the rank that waits least."""
         return min(u.exposed_s for _, u in self.usage)
-
-    @property
-    def meetings(self) -> Meetings | None:
-        return self.job.meetings
 
 
 Told = tuple[tuple[Finding, ...], tuple[Note, ...], tuple[tuple[int, Usage], ...]]
@@ -94,22 +74,24 @@ def compared(given: Job, claim: Claim) -> Told:
     # A trace may hold an engine's steps beside those that train, and then the former are compared.
     trains = head.training and not any(s.phase not in ("", "train") for s in head.steps)
     work = _workload(head, claim)
-    job = _Steps(given, [[s for s in t.steps if s.name != WHOLE and (trains or _is(s, work))] for t in given.traces])
+    chosen = [[s for s in t.steps if s.name != WHOLE and (trains or _is(s, work))] for t in given.traces]
+    shown = ((t, middle(steps)) for t, steps in zip(given.traces, chosen, strict=True))
+    job = _Steps(given, chosen, tuple((t.rank, t.usage(steps).of(len(steps))) for t, steps in shown if steps))
     place = [_chip(head.device, claim)] if head.device else []
     place += [_world(head.world, claim)] if head.world and not head.training else []
     wrong = tuple(f for f in place if f.verdict != AGREE)  # where no step agrees, the right chip alone is no agreement of the run
-    if not job.steps:
+    if not chosen[0]:
         why = TRAINING if trains else f"no {work.phase} steps of {plural(work.batch, 'sequence')} in the trace"
         return (*wrong, Finding("steps", None, None, reason=why)), (), ()
     spent = job.usage if head.on_device else ()
     if trains:
-        return (*wrong, *_trained(job)), (Note("steps", plural(len(job.steps), "training step")),), spent
-    said = Note("steps", f"{plural(len(job.steps), work.phase + ' step')} of {work}")
+        return (*wrong, *_trained(job)), (Note("steps", plural(len(chosen[0]), "training step")),), spent
+    said = Note("steps", f"{plural(len(chosen[0]), work.phase + ' step')} of {work}")
     priced = claim.bill(work.phase, work.batch, work.context)
-    trusted = job.first.on_device or claim.distrust
+    trusted = head.on_device or claim.distrust
     timed = (f if trusted else f.undecided(NO_DEVICE) for f in _seconds(job, priced, claim))
-    found = [*_sent(job, work, claim), *timed, *waiting(job.job, job.chosen, claim.tp)]
-    if job.steps[0].name == REPEATED:
+    found = [*_sent(job, work, claim), *timed, *waiting(given, chosen, claim.tp)]
+    if chosen[0][0].name == REPEATED:
         found = [f.undecided(GUESSED) if f.verdict == DISAGREE else f for f in found]
     ran = place if any(f.verdict == AGREE for f in found) else wrong
     return (*ran, *found), (said,), spent
@@ -149,8 +131,8 @@ def _sent(job: _Steps, work: _Workload, claim: Claim) -> Iterator[Finding]:
     """How many collectives a step has, and how many bytes they hold."""
     step = claim.question.but(phase=work.phase, batch=work.batch, context=work.context)
     lines = [i for i in sent(settle(step)).items if i.is_sent]
-    measured = {c.op for t in job.traces for c in t.collectives if c.step >= 0} - set(NOT_SENT)
-    steps = [(t, s) for t, steps in zip(job.traces, job.chosen, strict=True) for s in steps]
+    measured = {c.op for t in job.job.traces for c in t.collectives if c.step >= 0} - set(NOT_SENT)
+    steps = [(t, s) for t, steps in zip(job.job.traces, job.chosen, strict=True) for s in steps]
     kinds = [("", measured)] if UNNAMED in measured else [(op, {op}) for op in sorted({i.op for i in lines} | measured)]
     for op, taken in kinds:
         issued = [i for i in lines if not op or i.op == op]
@@ -160,7 +142,7 @@ def _sent(job: _Steps, work: _Workload, claim: Claim) -> Iterator[Finding]:
         if op and any(per_step) and issued:
             findings.append(_bytes(op, float(sum(i.count * i.nbytes for i in issued)), per_step))
         yield from (f.undecided(OWN_STAGE) if int(claim.plan.pp) > 1 else f for f in findings)
-    groups = {c.ranks for t in job.traces for c in t.collectives if c.ranks and c.op == "all-reduce"}
+    groups = {c.ranks for t in job.job.traces for c in t.collectives if c.ranks and c.op == "all-reduce"}
     if len(groups) == 1:
         yield Finding("ranks of an all-reduce", claim.tp, groups.pop(), reason="another group than tensor parallelism's").judged()
 
@@ -205,26 +187,26 @@ def _seconds(job: _Steps, priced: StepBill, claim: Claim) -> Iterator[Finding]:
     yield claim.seconds("exposed communication, of the step", predicted, job.exposed_s, why, step_s)
 
 
-def both_means(op: str, how: str, seconds: Sequence[float]) -> tuple[Note, Finding | None]:
+def both_means(op: str, met: bool, seconds: Sequence[float]) -> tuple[Note, Finding | None]:
     """What the median of a kind of collectives is called, and their mean beside it where a few take far longer than the others."""
+    how = "least over ranks" if met else "one rank, waiting included"
     mean, usual = float(np.mean(seconds or [0.0])), float(np.median(seconds or [0.0]))
     if max(mean, usual) <= LEVEL.uneven * min(mean, usual):
         return Note("collective", f"one {op} ({how})"), None
-    return Note("collective", f"one {op}, median ({how})"), Finding(
-        Note("collective mean", f"one {op}, mean ({how})"), None, mean, "s", of=op
-    )
+    other = Finding(Note("collective mean", f"one {op}, mean ({how})"), None, mean, "s", of=op)
+    return Note("collective", f"one {op}, median ({how})"), other
 
 
 def _one(op: str, predicted: float, job: _Steps, claim: Claim) -> Iterator[Finding]:
     """One collective: the least over ranks is the wire, where every rank of its group is here; else the wire is at most that."""
-    steps, ranks = {s.index for s in job.steps}, len(job.traces)
+    met, steps, ranks = job.job.meetings, {s.index for s in job.chosen[0]}, len(job.job.traces)
     own = [c for c in job.first.collectives if c.op == op and c.step in steps]
-    met = job.meetings.matched if job.meetings else ()
-    times = [m.wire_s for m in met if m.op == op and m.step in steps] if job.meetings else [c.seconds for c in own]
+    times = [c.seconds for c in own]
+    if met:
+        times = [wire for c, wire in zip(met.calls, met.wire_s.tolist(), strict=True) if c.op == op and c.step in steps]
     measured = median(times) if times else None
-    how = "least over ranks" if job.meetings else "one rank, waiting included"
     why = "another path, link or size than was said" if times else "none in these steps"
-    item, mean = both_means(op, how, times)
+    item, mean = both_means(op, met is not None, times)
     finding = replace(claim.seconds(item, predicted, measured, why), of=op)
     group = _group(own, claim.tp)
     if finding.verdict == DISAGREE and group > ranks and (measured or 0.0) > predicted:
@@ -242,12 +224,10 @@ def waiting(job: Job, chosen: Sequence[Sequence[Step]], tp: int) -> Iterator[Fin
         return
     waited = [_waited(job, place, of_rank) for place, of_rank in enumerate(chosen)]
     worst = max(waited) / sum(s.seconds for s in steps)
-    shown = (
-        sorted(zip(met.ranks, waited, strict=True), key=lambda r: -r[1])[: COUNT.most_ranks]
-        if len(waited) > COUNT.most_ranks
-        else None
-    )
-    each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in shown or zip(met.ranks, waited, strict=True))
+    shown = list(zip(met.ranks, waited, strict=True))
+    if len(shown) > COUNT.most_ranks:
+        shown = sorted(shown, key=lambda r: -r[1])[: COUNT.most_ranks]
+    each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in shown)
     matched = f"{plural(len(met.first), 'collective')} matched by {'clock' if met.by_clock else 'order'}"
     lost = f", {met.unmatched} not" if met.unmatched else ""
     reason = f"rank {met.ranks[waited.index(min(waited))]} comes last; waited a step: {each}; {matched}{lost}"

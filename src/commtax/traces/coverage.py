@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.timeline import Column, Timeline
+from commtax.timeline import Column, Timeline, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +16,15 @@ class Coverage:
     edges: Column
     sums: Column
 
-    def until(self, at_s: Column) -> Column:
-        """Covered seconds before each moment: they grow inside a span and rest between."""
-        return np.interp(at_s, self.edges, self.sums) if len(self.edges) else np.zeros(np.shape(at_s))
-
     def within(self, begin_s: Column, end_s: Column) -> Column:
-        """Covered seconds of each window."""
-        return self.until(end_s) - self.until(begin_s)
+        """Covered seconds of each window: those before a moment grow inside a span and rest between."""
+        if not len(self.edges):
+            return np.zeros(np.shape(end_s))
+        return np.interp(end_s, self.edges, self.sums) - np.interp(begin_s, self.edges, self.sums)
+
+    def seconds(self, begin_s: float, end_s: float) -> float:
+        """Covered seconds of one window."""
+        return float(self.within(np.array(begin_s), np.array(end_s)))
 
     @property
     def gaps(self) -> tuple[Column, Column]:
@@ -30,18 +32,11 @@ class Coverage:
         return self.edges[1:-1:2], self.edges[2::2] - self.edges[1:-1:2]
 
 
-def merged(start_s: Column, end_s: Column) -> Coverage:
+def coverage(start_s: Column, end_s: Column) -> Coverage:
     """What any of the spans covers."""
-    if not len(start_s):
-        return Coverage(np.zeros(0), np.zeros(0))
-    order = np.argsort(start_s, kind="stable")
-    start, until = start_s[order], np.maximum.accumulate(end_s[order])
-    opens = np.concatenate([[True], start[1:] > until[:-1]])  # nothing before reaches it
-    first = np.flatnonzero(opens)
-    ends = until[np.concatenate([first[1:] - 1, [len(start) - 1]])]
-    edges = np.column_stack([start[first], ends]).ravel()
-    sums = np.concatenate([[0.0], np.cumsum(ends - start[first])])
-    return Coverage(edges, np.repeat(sums, 2)[1:-1])
+    spans = merged(start_s, end_s)
+    sums = np.concatenate([[0.0], np.cumsum(spans[:, 1] - spans[:, 0])])
+    return Coverage(spans.ravel(), np.repeat(sums, 2)[1:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +48,18 @@ class Covered:
     either: Coverage
     anything: Coverage
 
+    def spent(self, begin_s: Column, end_s: Column) -> tuple[Column, Column, Column, Column, Column]:
+        """Seconds of each window: of compute, of communication exposed and hidden under it, of copies, and with anything at all."""
+        compute, comm, either, anything = (c.within(begin_s, end_s) for c in (self.compute, self.comm, self.either, self.anything))
+        exposed, hidden, copy = (np.maximum(0.0, x) for x in (either - compute, comm + compute - either, anything - either))
+        return compute, exposed, hidden, copy, anything
+
 
 def covered(timeline: Timeline) -> Covered:
     """All four of a timeline with the kinds compute, comm and copy; a stream that waits for another is not busy."""
 
     def of(*kinds: str) -> Coverage:
         mask = np.isin(timeline.kind, [timeline.kinds.index(k) for k in kinds if k in timeline.kinds])
-        return merged(timeline.start_s[mask], timeline.end_s[mask])
+        return coverage(timeline.start_s[mask], timeline.end_s[mask])
 
     return Covered(of("compute"), of("comm"), of("compute", "comm"), of("compute", "comm", "copy"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Audit, CollectiveRow, Finding, Sent, Usage
@@ -119,14 +119,15 @@ class Difference:
 def difference(before: Audit, after: Audit, tolerance: float = LEVEL.tolerance) -> Difference:
     """The second run against the first."""
     a, b = _step(before), _step(after)
-    facts = _facts(before), _facts(after)
+    ours, theirs = _facts(before), _facts(after)
+    facts = [FactChange(name, ours.get(name, ""), theirs.get(name, "")) for name in dict.fromkeys((*ours, *theirs))]
     both = a is not None and b is not None
     return Difference(
         before,
         after,
         tolerance,
-        tuple(_changed_facts(*facts)),
-        len(facts[0].keys() & facts[1].keys()),
+        tuple(f for f in facts if ours.get(f.name) != theirs.get(f.name)),
+        len(ours.keys() & theirs.keys()),
         Change("step", a.total_s, b.total_s) if a and b else None,
         tuple(Change(name, getattr(a, field), getattr(b, field)) for name, field in PARTS.items()) if both else (),
         Change("hidden communication", a.hidden_s, b.hidden_s) if a and b else None,
@@ -152,16 +153,9 @@ def _facts(audited: Audit) -> dict[str, str]:
     found: dict[str, dict[str, None]] = {}
     for section in audited.sections:
         for name, value in section.facts.items():
-            if name in COURSE:
-                continue
-            found.setdefault(name, {})[value] = None
+            if name not in COURSE:
+                found.setdefault(name, {})[value] = None
     return {name: ", ".join(values) for name, values in found.items()}
-
-
-def _changed_facts(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[FactChange]:
-    for name in dict.fromkeys((*before, *after)):
-        if before.get(name) != after.get(name):
-            yield FactChange(name, before.get(name, ""), after.get(name, ""))
 
 
 def _metrics(before: Audit, after: Audit) -> Iterator[Change]:
@@ -222,8 +216,7 @@ def _kernels(before: Audit, after: Audit) -> Iterator[Change]:
 
 
 def _by_name(audited: Audit) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    for section in audited.sections:
-        for row in section.kernels:
-            seconds[row.name] = seconds.get(row.name, 0.0) + row.seconds
-    return seconds
+    seconds: dict[str, float] = defaultdict(float)
+    for row in (row for section in audited.sections for row in section.kernels):
+        seconds[row.name] += row.seconds
+    return dict(seconds)

@@ -10,17 +10,16 @@ from commtax.catalog.hardware import chip, link, recognise
 from commtax.cost.collectives import ring_factor
 from commtax.evidence.finding import Cause
 from commtax.evidence.thresholds import thresholds
+from commtax.files import table
 from commtax.spec import Link
 from commtax.traces.accounts import Job
-from commtax.traces.layers import BUCKETS, per_step, sharded, unbucketed
+from commtax.traces.layers import per_step, sharded, unbucketed
 from commtax.traces.meeting import spans
 from commtax.traces.trace import Collective
 from commtax.units import format_bytes, format_rate, format_seconds
 
 COUNT, LEVEL = thresholds(__name__)
-INSIDE = "keep groups that meet in every layer (tensor parallelism) inside one host"
-SHARDED = "shard weights inside one host and replicate them over hosts"
-ANOTHER = "see NCCL_DEBUG=INFO for another transport than this link, or too few channels"
+CHANGES = table("traces/changes.toml")
 
 
 def hosts_of(job: Job) -> Mapping[int, str]:
@@ -54,14 +53,14 @@ def crossing(job: Job) -> Iterator[Cause]:
             over = f"{len(places)} hosts" if places else f"hosts of {count} devices"
             number = f"{len(rows) / steps:.0f} collectives a step"
             said = f"{number} of a group of {size} ranks cross {over}: {format_seconds(cost)} on the wire"
-            yield Cause("crosses hosts", said, cost, cost / step_s, _kept_inside(job))
+            yield Cause("crosses hosts", said, cost, cost / step_s, CHANGES[_kept_inside(job)])
 
 
 def _kept_inside(job: Job) -> str:
-    """What to change by what the collectives are of: gradients, shards of weights, or else layers."""
+    """Which change helps, by what the collectives are of: gradients, shards of weights, or else layers."""
     if unbucketed(job.traces[0]):
-        return BUCKETS
-    return SHARDED if sharded(per_step(job)) else INSIDE
+        return "buckets"
+    return "sharded" if sharded(per_step(job)) else "inside"
 
 
 def utilisation(job: Job) -> Iterator[Cause]:
@@ -86,7 +85,7 @@ def utilisation(job: Job) -> Iterator[Cause]:
             reached = f"{rate / known.bandwidth_Bps:.0%} of {known.name} ({format_rate(known.bandwidth_Bps)})"
             said = f"{op} of {size} moves {format_rate(rate)} per rank, {reached}"
             gain = f"at {LEVEL.usual:.0%} of the link a step takes {format_seconds(cost)} less on the wire (-{cost / step_s:.0%})"
-            yield Cause("link", said, cost, cost / step_s, ANOTHER, gain)
+            yield Cause("link", said, cost, cost / step_s, CHANGES["link"], gain)
 
 
 def _inside(job: Job) -> Callable[[Collective], bool]:

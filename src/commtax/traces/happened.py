@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,27 +12,22 @@ from commtax.evidence.thresholds import counts
 from commtax.timeline import Column, Timeline
 from commtax.traces.accounts import Job
 from commtax.traces.meeting import spans
-from commtax.traces.trace import KINDS, Collective
+from commtax.traces.trace import KINDS, Collective, holding
 
 COUNT = counts(__name__)
 
 
 def step_rows(job: Job) -> tuple[StepRow, ...]:
     """Every step of every rank, each second once."""
-    return tuple(row for place in range(len(job.traces)) for row in _steps_of(job, place))
-
-
-def _steps_of(job: Job, place: int) -> Iterator[StepRow]:
-    trace, ran = job.traces[place], job.covered[place]
-    begin, end = job.windows[place]
-    compute, comm, either, anything = (c.within(begin, end) for c in (ran.compute, ran.comm, ran.either, ran.anything))
-    exposed, hidden = np.maximum(0, either - compute), np.maximum(0, comm + compute - either)
-    copy = np.maximum(0, anything - either)
-    idle = np.maximum(0, end - begin - compute - exposed - copy)
-    usual = np.isin(np.arange(len(begin)), job.usual[place])
-    columns = (job.job_s(place, begin), compute, exposed, hidden, copy, idle, usual)
-    for step, figures in zip(trace.steps, zip(*(c.tolist() for c in columns), strict=True), strict=True):
-        yield StepRow(trace.rank, step.index, step.name, *figures)
+    rows = []
+    for place, (trace, ran, (begin, end)) in enumerate(zip(job.traces, job.covered, job.windows, strict=True)):
+        compute, exposed, hidden, copy, _ = ran.spent(begin, end)
+        idle = np.maximum(0, end - begin - compute - exposed - copy)
+        usual = np.isin(np.arange(len(begin)), job.usual[place])
+        columns = (job.job_s(place, begin), compute, exposed, hidden, copy, idle, usual)
+        figures = zip(*(c.tolist() for c in columns), strict=True)
+        rows += [StepRow(trace.rank, s.index, s.name, *told) for s, told in zip(trace.steps, figures, strict=True)]
+    return tuple(rows)
 
 
 _Kind = tuple[str, str, str, int, float | None]
@@ -54,7 +48,11 @@ def collective_rows(job: Job) -> tuple[CollectiveRow, ...]:
         figures = [np.bincount(code, weights=x, minlength=len(keys)) for x in columns]
         for key, at in keys.items():
             kinds.setdefault(key, []).append(np.array([f[at] for f in figures]))
-    rows = [_collective_row(key, parts) for key, parts in kinds.items()]
+    rows = []
+    for (op, algorithm, group, ranks, nbytes), parts in kinds.items():
+        count, wire, wait, under = np.mean(parts, axis=0).tolist()
+        total = None if nbytes is None else nbytes * round(count)
+        rows.append(CollectiveRow(op, algorithm, group, ranks, round(count), total, wire, wait, under))
     return tuple(sorted(_merged(rows), key=lambda r: -(r.wire_s + r.wait_s)))
 
 
@@ -74,13 +72,6 @@ def _roles(job: Job) -> Mapping[tuple[str, int], str]:
         role[2].append(name)
     more = (f" and {len(names) - 1} more" if len(names) > 1 else "" for _, _, names in roles)
     return {(name, size): names[0] + others for (size, _, names), others in zip(roles, more, strict=True) for name in names}
-
-
-def _collective_row(key: _Kind, parts: list[Column]) -> CollectiveRow:
-    op, algorithm, group, ranks, nbytes = key
-    count, wire, wait, hidden = np.mean(parts, axis=0).tolist()
-    total = None if nbytes is None else nbytes * round(count)
-    return CollectiveRow(op, algorithm, group, ranks, round(count), total, wire, wait, hidden)
 
 
 def _merged(rows: list[CollectiveRow]) -> Iterator[CollectiveRow]:
@@ -146,9 +137,8 @@ def kernel_rows(job: Job) -> tuple[KernelRow, ...]:
 def named_work(job: Job, place: int) -> Mapping[tuple[str, int], tuple[int, float]]:
     """Of each name and kind how often it ran in a rank's steps, and how long together."""
     trace = job.traces[place]
-    line, (begin, end) = trace.timeline, job.windows[place]
-    at = np.searchsorted(begin, line.start_s, side="right") - 1
-    inside = np.flatnonzero((at >= 0) & (line.start_s < end[at])) if len(end) else np.zeros(0, dtype=int)
+    line = trace.timeline
+    inside = np.flatnonzero(holding(np.column_stack(job.windows[place]), line.start_s) >= 0)
     kinds = line.kind.tolist()
     keys: dict[tuple[str, int], int] = {}
     code = np.fromiter((keys.setdefault((line.name[i], kinds[i]), len(keys)) for i in inside.tolist()), int, len(inside))
@@ -157,13 +147,8 @@ def named_work(job: Job, place: int) -> Mapping[tuple[str, int], tuple[int, floa
     return {key: (int(counts[i]), float(sums[i])) for key, i in keys.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """Intervals of one rank in one step, from the step's own beginning."""
-
-    rows: Column
-    start_s: Column
-    end_s: Column
+_Cut = tuple[Column, Column, Column]
+"""Intervals of one rank in one step: their rows, starts and ends from the step's own beginning."""
 
 
 def typical_step(job: Job) -> Timeline | None:
@@ -178,7 +163,7 @@ def typical_step(job: Job) -> Timeline | None:
     for place, (line, (begin, end)) in enumerate(zip(lines, windows, strict=True)):
         rows = np.flatnonzero((line.end_s > begin) & (line.start_s < end))
         start, finish = np.maximum(line.start_s[rows], begin), np.minimum(line.end_s[rows], end)
-        cuts.append(_Cut(rows, job.job_s(place, start) - zero, job.job_s(place, finish) - zero))
+        cuts.append((rows, job.job_s(place, start) - zero, job.job_s(place, finish) - zero))
     return _joined(lines, cuts)
 
 
@@ -186,9 +171,10 @@ def _joined(lines: list[Timeline], cuts: list[_Cut]) -> Timeline:
     """One timeline of several ranks' intervals."""
     lanes = tuple(name for line in lines for name in line.lanes)
     base = np.concatenate([[0], np.cumsum([len(line.lanes) for line in lines])])
-    lane = np.concatenate([line.lane[c.rows] + base[i] for i, (line, c) in enumerate(zip(lines, cuts, strict=True))])
-    start, end = (np.concatenate([getattr(c, name) for c in cuts]) for name in ("start_s", "end_s"))
-    kind = np.concatenate([line.kind[c.rows] for line, c in zip(lines, cuts, strict=True)])
-    names = [line.name[i] for line, c in zip(lines, cuts, strict=True) for i in c.rows.tolist()]
+    rows, starts, ends = zip(*cuts, strict=True)
+    lane = np.concatenate([line.lane[own] + first for line, own, first in zip(lines, rows, base, strict=False)])
+    kind = np.concatenate([line.kind[own] for line, own in zip(lines, rows, strict=True)])
+    start, end = np.concatenate(starts), np.concatenate(ends)
+    names = [line.name[i] for line, own in zip(lines, rows, strict=True) for i in own.tolist()]
     kept = np.sort(np.argsort(start - end, kind="stable")[: COUNT.measured_intervals])
     return Timeline(lane[kept], start[kept], end[kept], kind[kept], tuple(names[i] for i in kept.tolist()), lanes, lines[0].kinds)

@@ -15,7 +15,6 @@ from commtax.traces.trace import Trace
 from commtax.units import plural
 
 SAYS = patterns(__name__)
-BUCKETS = "put gradients in buckets before they are reduced (DDP's bucket_cap_mb), and reduce them under the backward pass"
 COUNT, LEVEL = thresholds(__name__)
 
 
@@ -28,7 +27,9 @@ def layer_notes(job: Job) -> Iterator[Note]:
     layers = _attention_layers(job)
     reduces, gathers, scatters = (counts.get(op, 0) for op in ("all-reduce", "all-gather", "reduce-scatter"))
     if sharded(counts):
-        whose = f"weights of {_near(scatters, layers)} gathered for both passes, and their gradients scattered"
+        of = f"{layers} layers{' and the embedding' if scatters > layers else ''}"
+        of = of if layers and scatters in (layers, layers + 1) else f"{scatters} shards"
+        whose = f"weights of {of} gathered for both passes, and their gradients scattered"
         yield Note("layers", f"{gathers} all-gathers and {scatters} reduce-scatters a step = {whose}")
     elif reduces and trace.gradients:
         yield Note("gradients", _of_gradients(reduces, round(trace.gradients / len(trace.steps)), unbucketed(trace)))
@@ -70,12 +71,6 @@ def _decomposed(count: int, layers: int, training: bool) -> str:
     if layers:
         return f" = 2 x {layers} layers (attention kernels: as many){embedding}"
     return f": 2 x {count // 2} layers{embedding}, if each has two; no attention kernel counts them"
-
-
-def _near(scatters: int, layers: int) -> str:
-    if layers and scatters in (layers, layers + 1):
-        return f"{layers} layers{' and the embedding' if scatters > layers else ''}"
-    return f"{scatters} shards"
 
 
 def per_step(job: Job) -> Mapping[str, int]:

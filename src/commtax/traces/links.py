@@ -11,11 +11,11 @@ from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, Job
 from commtax.traces.meeting import MESSAGE, spans
-from commtax.traces.series import rise
-from commtax.traces.suspects import Suspect
+from commtax.traces.series import LEVEL as SERIES
+from commtax.traces.series import Suspect, rise
 from commtax.units import format_seconds
 
-LEVEL = levels(__name__)
+LEVEL, LEAST = levels(__name__), SERIES.least / 2  # of a step, in the wires of one kind and group
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def slow_links(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspect]
 def _risen(wire: Wire, step_s: float) -> tuple[float, int, str] | None:
     """Cost, step and words where it takes longer than it did."""
     share = wire.exposed_s / step_s
-    found = rise(share, levels("traces.suspects").least / 2, changed=True)
+    found = rise(share, LEAST, changed=True)
     if found is None:
         return None
     before, after = float(np.median(wire.wire_s[: found.since])), float(np.median(wire.wire_s[found.since :]))
@@ -74,12 +74,12 @@ def _beside(wire: Wire, wires: list[Wire], step_s: float) -> tuple[float, int, s
     if not others:
         return None
     usual = np.median([w.wire_s for w in others], axis=0) if len(others) > 1 else others[0].wire_s
-    found = rise((wire.wire_s - usual) / step_s, levels("traces.suspects").least / 2)
+    found = rise((wire.wire_s - usual) / step_s, LEAST)
     if found is None or np.median(wire.wire_s[found.since :]) < LEVEL.slower * np.median(usual[found.since :]):
         return None
     exposed = float(np.median(wire.exposed_s[found.since :] / np.maximum(wire.wire_s[found.since :], 1e-12)))
     said = f"{wire.like[0]} takes {_times(float(np.median(wire.wire_s[found.since :])), float(np.median(usual[found.since :])))}"
-    return (found.level * exposed, found.since, said) if found.level * exposed >= levels("traces.suspects").least / 2 else None
+    return (found.level * exposed, found.since, said) if found.level * exposed >= LEAST else None
 
 
 def _common(slow: set[tuple[int, ...]], well: set[tuple[int, ...]]) -> int | None:

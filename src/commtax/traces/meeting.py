@@ -25,19 +25,6 @@ TICK_S = 1e-9  # of a profiler's clock
 Key = tuple[str, str, tuple[int, ...], int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """One collective on its ranks. A rank that comes late finds the others waiting: its own time is the least."""
-
-    op: str
-    seconds: tuple[float, ...]  # one for each of its ranks that are here
-    step: int  # of the first of them
-
-    @property
-    def wire_s(self) -> float:
-        return min(self.seconds)
-
-
 @dataclass(frozen=True)  # without slots: what is asked often is kept
 class Meetings:
     """Collectives that several ranks' traces hold, as columns: a row for each rank of each, rows of one side by side.
@@ -106,7 +93,7 @@ class Meetings:
 
     @cached_property
     def wire_s(self) -> Column:
-        """Of each collective the least over its ranks."""
+        """Of each collective the least over its ranks: one that comes late finds the others waiting."""
         return np.minimum.reduceat(self.seconds, self.first) if len(self.first) else np.zeros(0)
 
     @cached_property
@@ -120,11 +107,6 @@ class Meetings:
         """Of each collective its lane on the first of its ranks, counted among the lanes of its kind."""
         counted = [_lanes(t) for t in self.traces]
         return [counted[p][i] for p, i in zip(self.place[self.first].tolist(), self.index[self.first].tolist(), strict=True)]
-
-    @property
-    def matched(self) -> tuple[Meeting, ...]:
-        parts = np.split(self.seconds, self.first[1:]) if len(self.first) else []
-        return tuple(Meeting(c.op, tuple(p.tolist()), c.step) for c, p in zip(self.calls, parts, strict=True))
 
 
 def spans(trace: Trace) -> tuple[Column, Column]:
@@ -143,7 +125,8 @@ def meet(traces: Sequence[Trace]) -> Meetings:
     ordered = tuple(sorted(traces, key=lambda t: t.rank))
     exchanged = _is_exchange(ordered)
     lists = [_List.of(t, (t.origin_ns - ordered[0].origin_ns) * 1e-9, exchanged) for t in ordered]
-    matches = [rows for key in _keys(lists) for rows in _matched(lists, key)]
+    keys = dict.fromkeys(key for x in lists for key in x.keyed)
+    matches = [rows for key in keys for rows in _matched(lists, key)]
     together: dict[tuple[int, int], tuple[Column, Column]] = {}
     for places, rows in matches:
         for other in range(1, len(places)):
@@ -169,21 +152,21 @@ def _is_exchange(traces: Sequence[Trace]) -> bool:
 def _joined(ordered: tuple[Trace, ...], lists: list[_List], matches: list[_Rows], clocks: list[Clock]) -> Meetings:
     """Rows of all matches, in the order in which their first ranks saw them."""
     places = [np.tile(np.array(p, dtype=int), len(rows)) for p, rows in matches]
-    counts = [np.full(len(rows), len(p), dtype=int) for p, rows in matches]
+    each = [np.full(len(rows), len(p), dtype=int) for p, rows in matches]
     place, index, sizes = (
-        np.concatenate([np.zeros(0, dtype=int), *parts]) for parts in (places, [rows.ravel() for _, rows in matches], counts)
+        np.concatenate([np.zeros(0, dtype=int), *parts]) for parts in (places, [rows.ravel() for _, rows in matches], each)
     )
     first = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(int) if len(sizes) else np.zeros(0, dtype=int)
     order = np.lexsort((index[first], place[first]))
     taken = np.concatenate([np.arange(first[m], first[m] + sizes[m]) for m in order]) if len(order) else np.zeros(0, dtype=int)
     starts = np.concatenate([[0], np.cumsum(sizes[order])])[:-1].astype(int) if len(order) else first
-    most = max(len(x.start) for x in lists)
-    met = np.bincount(place, minlength=len(lists))
-    begin, end = _raw(lists, place[taken], index[taken])
+    counts = [len(x.start) for x in lists]
+    base = np.concatenate([[0], np.cumsum(counts)])[:-1]
+    at = base[place[taken]] + index[taken] if len(taken) else taken
+    begin, end = np.concatenate([x.start for x in lists])[at], np.concatenate([x.end for x in lists])[at]  # on the own clocks
     inside = bool(len(starts)) and bool(np.all(np.maximum.reduceat(begin, starts) < np.minimum.reduceat(end, starts)))
-    lost = most - int(met[int(np.argmax([len(x.start) for x in lists]))])
-    shifts = tuple(x.shift for x in lists)
-    ranks = tuple(t.rank for t in ordered)
+    lost = max(counts) - int(np.bincount(place, minlength=len(lists))[int(np.argmax(counts))])
+    shifts, ranks = tuple(x.shift for x in lists), tuple(t.rank for t in ordered)
     return Meetings(ranks, ordered, place[taken], index[taken], starts, tuple(clocks), shifts, lost, inside)
 
 
@@ -231,13 +214,6 @@ def _of_all(traces: Sequence[Trace], lists: list[_List], matches: list[_Rows], c
     return [match for match in matches if len(match[1])]
 
 
-def _raw(lists: list[_List], place: Column, index: Column) -> tuple[Column, Column]:
-    """Starts and ends of rows, on the ranks' own clocks."""
-    base = np.concatenate([[0], np.cumsum([len(x.start) for x in lists])])[:-1]
-    at = base[place] + index if len(place) else place
-    return np.concatenate([x.start for x in lists])[at], np.concatenate([x.end for x in lists])[at]
-
-
 _Rows = tuple[tuple[int, ...], Column]
 """Places of ranks, and for each collective the index on each of them."""
 
@@ -273,10 +249,6 @@ def _lanes(trace: Trace) -> list[int]:
     """Of each collective the stream it ran on, counted as streams begin to have one of its kind; threads of a host tell nothing."""
     begun: dict[str, dict[int, int]] = {}
     return [(of_op := begun.setdefault(c.op, {})).setdefault(c.lane, len(of_op)) for c in trace.collectives]
-
-
-def _keys(lists: Sequence[_List]) -> list[Key]:
-    return list(dict.fromkeys(key for x in lists for key in x.keyed))
 
 
 def _matched(lists: Sequence[_List], key: Key) -> Iterator[_Rows]:

@@ -1,12 +1,12 @@
 """The step that a run should have had, laid out in time beside the one that it had."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from commtax.evidence.finding import Claim, Section
 from commtax.ledger import Line
 from commtax.timeline import Timeline
-from commtax.traces.trace import KINDS, Step, named_steps
+from commtax.traces.trace import KINDS, named_steps, timeline_of
 from commtax.verbs.billing import StepBill
 from commtax.verbs.layer import ENDS, layer_of
 
@@ -24,36 +24,16 @@ def priced_step(claim: Claim, section: Section) -> StepBill:
     if phase not in phases:
         phase = next((p for p in ("decode", "prefill", "mixed") if p in phases), phase)
     alike = [s for s in steps if s.phase == phase]
-    return claim.bill(phase, claim.batch or _commonest(alike, phase), claim.context or _length(alike, phase))
-
-
-def _commonest(steps: Sequence[Step], phase: str) -> int:
-    sizes = Counter(s.decode_seqs if phase == "decode" else s.prefill_seqs for s in steps)
-    return max(1, sizes.most_common(1)[0][0]) if sizes else 1
-
-
-def _length(steps: Sequence[Step], phase: str) -> int:
-    """Tokens of a prompt; cached ones no name tells."""
-    told = Counter(s.prefill_tokens // s.prefill_seqs for s in steps if s.prefill_seqs and s.prefill_tokens)
-    return told.most_common(1)[0][0] if told and phase == "prefill" else 1024
+    sizes = Counter(s.decode_seqs if phase == "decode" else s.prefill_seqs for s in alike)
+    lengths = Counter(s.prefill_tokens // s.prefill_seqs for s in alike if s.prefill_seqs and s.prefill_tokens)
+    size = max(1, sizes.most_common(1)[0][0]) if sizes else 1
+    length = lengths.most_common(1)[0][0] if lengths and phase == "prefill" else 1024  # cached tokens no name tells
+    return claim.bill(phase, claim.batch or size, claim.context or length)
 
 
 def predicted_step(b: StepBill) -> Timeline:
     """A served step, kernel after kernel: what comes before the layers, the layers one like the other, what follows, the host."""
-    import numpy as np
-
-    rows = list(_rows(b))
-    lanes = tuple(dict.fromkeys(lane for lane, *_ in rows))
-    kinds = (*KINDS, HOST)
-    return Timeline(
-        lane=np.array([lanes.index(r[0]) for r in rows], dtype=int),
-        start_s=np.array([r[1] for r in rows]),
-        end_s=np.array([r[2] for r in rows]),
-        kind=np.array([kinds.index(r[3]) for r in rows], dtype=int),
-        name=tuple(r[4] for r in rows),
-        lanes=lanes,
-        kinds=kinds,
-    )
+    return timeline_of(list(_rows(b)), (*KINDS, HOST))
 
 
 def _rows(b: StepBill) -> Iterator[Row]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from commtax.evidence.thresholds import thresholds
 from commtax.timeline import Column
-from commtax.traces.trace import Step, Trace, period
+from commtax.traces.trace import Step, Trace, holding, period
 
 REPEATED = "repetition"
 WHOLE = "whole trace"
@@ -44,18 +44,10 @@ def likeliest(found: Sequence[list[Step]]) -> list[Step]:
     return min(enough, key=len, default=[])
 
 
-def whole(trace: Trace) -> list[Step]:
-    """All of a trace as one step."""
-    return [Step(0, WHOLE, trace.timeline.begin_s, trace.timeline.finish_s)]
-
-
 def in_steps(trace: Trace, steps: Sequence[Step]) -> Trace:
     """The trace with these steps, and its collectives in them."""
     steps = [replace(s, phase="train") for s in steps] if trace.training else list(steps)
-    begins, ends = np.array([s.start_s for s in steps]), np.array([s.end_s for s in steps])
-    starts = np.array([c.start_s for c in trace.collectives])
-    at = np.searchsorted(begins, starts, side="right") - 1
-    at = np.where((at >= 0) & (starts < ends[np.maximum(at, 0)]), at, -1)
+    at = holding([(s.start_s, s.end_s) for s in steps], np.array([c.start_s for c in trace.collectives]))
     collectives = tuple(replace(c, step=i) for c, i in zip(trace.collectives, at.tolist(), strict=True))
     return replace(trace, steps=tuple(steps), collectives=collectives)
 

@@ -10,8 +10,7 @@ from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, Job, summed
 from commtax.traces.meeting import MESSAGE
-from commtax.traces.series import Rise, rise
-from commtax.traces.suspects import Suspect, of_others
+from commtax.traces.series import Suspect, dearest, of_others, rise
 
 LEVEL = levels(__name__)
 
@@ -53,12 +52,8 @@ def slow_stages(job: Job, accounts: Accounts) -> Iterator[Suspect]:
             said = f"rank {rank} computes {found.grown:.0%} longer than it did"
             yield Suspect("slow rank", place, cost, found.since, said)
         others = np.delete(pace, place)
-        if (
-            found is None
-            and len(others)
-            and pace[place] > 1 + LEVEL.slower
-            and np.all(np.abs(others - np.median(others)) < LEVEL.alike)
-        ):
+        alike = len(others) and np.all(np.abs(others - np.median(others)) < LEVEL.alike)
+        if found is None and alike and pace[place] > 1 + LEVEL.slower:
             cost = float(np.median(accounts.compute_s[place])) * (1 - 1 / pace[place]) / step_s
             said = f"rank {rank}'s kernels take {pace[place] - 1:.0%} longer than those of the other stages"
             yield Suspect("slow rank", place, cost, 0, said)
@@ -107,36 +102,28 @@ def starved(job: Job, accounts: Accounts, first: Column, explained: bool) -> Ite
     changed = not (job.gathered or job.named)  # else what is so from the beginning on may be the schedule
     late = list(_undelivered(job, accounts.starved_s / step_s, accounts.compute_s / step_s, changed))
     within = np.array([job.paused_within(place) for place in range(len(job.traces))])
-    idle = summed(within[:, : _whole(first, within.shape[1])], first) / step_s
-    late += _fed_late(job, [rise(x, levels("traces.suspects").least, changed) for x in idle - of_others(idle)])
+    idle = summed(within, first) / step_s
+    late += _fed_late(job, idle, changed)
     if not late and not explained:
         late = list(_handed_late(job, accounts, first))
     if not late and not explained:
-        whole = accounts.host_s / step_s
-        late = list(_fed_late(job, [rise(x, levels("traces.suspects").least, changed=True) for x in whole - of_others(whole)]))
+        late = list(_fed_late(job, accounts.host_s / step_s, changed=True))
     yield from late
 
 
-def _whole(first: Column, count: int) -> int:
-    """Columns that are put together: those at the end that make no whole bundle are left out."""
-    size = int(first[1] - first[0]) if len(first) > 1 else count
-    return int(first[-1]) + size if len(first) else 0
-
-
-def _fed_late(job: Job, risen: list[Rise | None]) -> Iterator[Suspect]:
+def _fed_late(job: Job, idle: Column, changed: bool) -> Iterator[Suspect]:
     """The stage behind the one that idles most before it sends; itself where it idles before it receives."""
-    found = [(r.grown, place, r) for place, r in enumerate(risen) if r is not None]
-    if not found:
+    worst = dearest(rise(x, changed=changed) for x in idle - of_others(idle))
+    if worst is None:
         return
-    level, place, worst = max(found, key=lambda f: f[:2])
+    place, level = worst[0], worst[1].grown
     rank, last = job.traces[place].rank, len(job.traces) - 1
     partner = _partner_behind_pauses(job, place)
     starving = place + 1 if partner > place and place < last else place
-    if starving == place:
-        said = f"rank {rank} idles {level:.0%} of a step before it takes what it is sent"
-    else:
+    said = f"rank {rank} idles {level:.0%} of a step before it takes what it is sent"
+    if starving != place:
         said = f"rank {job.traces[starving].rank} waits for rank {rank}, which idles {level:.0%} of a step before it hands over"
-    yield Suspect("starved stage", starving, level, worst.since, said)
+    yield Suspect("starved stage", starving, level, worst[1].since, said)
 
 
 def _partner_behind_pauses(job: Job, place: int) -> int:
@@ -156,7 +143,12 @@ def _partner_behind_pauses(job: Job, place: int) -> int:
 
 def _undelivered(job: Job, starving: Column, computed: Column, changed: bool) -> Iterator[Suspect]:
     """The first stage, in order, that waits long for messages whose senders are done; later ones wait for it in turn."""
-    for place, r in _first(_beyond(job, starving, computed, changed)):
+    messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
+    # Each waits longer than the one before it by the microbatch that fills the pipeline.
+    ahead = np.vstack([starving[:1], (starving + computed / max(1.0, min(messages)))[:-1]])
+    found = [(place, r) for place, x in enumerate(starving - ahead) if (r := rise(x, changed=changed)) is not None]
+    most = max((r.grown for _, r in found), default=0.0)
+    for place, r in [(place, r) for place, r in found if r.grown >= LEVEL.first * most][:1]:
         said = f"rank {job.traces[place].rank} waits {r.grown:.0%} of a step for input that was sent long before"
         yield Suspect("starved stage", place, r.grown, r.since, said)
 
@@ -168,15 +160,12 @@ def _handed_late(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspec
     """
     groups = stages(job)
     begun = np.array([np.mean([_first_compute(job, place) for place in group], axis=0) for group in groups])
-    hops = summed(np.diff(begun[:, : _whole(first, begun.shape[1])], axis=0), first) / accounts.step_s
-    found = [
-        (r.grown, at, r)
-        for at, r in enumerate(rise(x, levels("traces.suspects").least, changed=True) for x in hops)
-        if r is not None
-    ]
-    if not found:
+    hops = summed(np.diff(begun, axis=0), first) / accounts.step_s
+    worst = dearest(rise(x, changed=True) for x in hops)
+    if worst is None:
         return
-    level, at, r = max(found, key=lambda f: f[:2])
+    at, r = worst
+    level = r.grown
     grown = np.median(hops[:, r.since :], axis=1) - np.median(hops[:, : r.since], axis=1)
     if np.any(np.delete(grown, at) > LEVEL.first * level):
         return
@@ -191,17 +180,3 @@ def _first_compute(job: Job, place: int) -> Column:
     starts = np.sort(line.start_s[line.kind == line.kinds.index("compute")])
     at = np.searchsorted(starts, begin[job.common[place]])
     return starts[np.minimum(at, len(starts) - 1)] if len(starts) else begin[job.common[place]]
-
-
-def _beyond(job: Job, waits: Column, computed: Column, changed: bool) -> list[Rise | None]:
-    """How much longer each stage waits than the one before it, beyond the microbatch that fills the pipeline."""
-    messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
-    ahead = np.vstack([waits[:1], (waits + computed / max(1.0, min(messages)))[:-1]])
-    return [rise(x, levels("traces.suspects").least, changed) for x in waits - ahead]
-
-
-def _first(risen: list[Rise | None]) -> list[tuple[int, Rise]]:
-    """The first place in order that has at least half of what the worst has."""
-    found = [(place, r) for place, r in enumerate(risen) if r is not None]
-    most = max((r.grown for _, r in found), default=0.0)
-    return [(place, r) for place, r in found if r.grown >= LEVEL.first * most][:1]

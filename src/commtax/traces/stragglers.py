@@ -10,8 +10,7 @@ import numpy as np
 from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, Job
-from commtax.traces.series import rise
-from commtax.traces.suspects import Suspect, of_others
+from commtax.traces.series import Suspect, of_others, rise
 from commtax.traces.trace import KINDS as WORK
 
 LEVEL = levels(__name__)
@@ -25,7 +24,7 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
         return
     wait = accounts.wait_s[chosen]
     late = (of_others(wait) - wait) / step_s
-    found = [(r.level, i, r.since) for i, r in enumerate(rise(x, levels("traces.suspects").least) for x in late) if r is not None]
+    found = [(r.level, i, r.since) for i, r in enumerate(map(rise, late)) if r is not None]
     if not found:
         return
     level, at, since = max(found)
@@ -37,8 +36,11 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
     place, most = chosen[at], max(np.median(computed), np.median(idle), exposed)
     since_then = step_s / max(1e-12, float(np.median(accounts.total_s[chosen, since:])))  # a step is longer by then
     waits = f"the others wait {level * since_then:.0%} of a step for rank {ranks[place]}"
-    if most == exposed:
-        yield from _unhidden(accounts, chosen, at, since, level, waits)
+    if most == exposed:  # as much wire as theirs, and more of it exposed
+        wire = (accounts.wire_s + accounts.hidden_s)[chosen]
+        if np.median(_excess(wire, at, since, relative=True)) <= LEVEL.same_wire:
+            said = f"{waits}, whose communication does not hide under its compute as theirs does"
+            yield Suspect("lost overlap", place, level, since, said)
     elif most == np.median(computed) and _steady(computed):
         longer = np.median(_excess(accounts.compute_s[chosen], at, since, relative=True))
         yield Suspect("slow rank", place, level, since, f"{waits}, which computes {longer:.0%} longer than they do")
@@ -58,13 +60,6 @@ def _steady(excess: Column) -> bool:
     return not len(excess) or bool(np.mean(excess > 0.4 * np.median(excess)) >= LEVEL.steady)
 
 
-def _unhidden(accounts: Accounts, chosen: list[int], at: int, since: int, level: float, waits: str) -> Iterator[Suspect]:
-    """One rank's communication that others hide: as much wire as theirs, and more of it exposed."""
-    if np.median(_excess((accounts.wire_s + accounts.hidden_s)[chosen], at, since, relative=True)) <= LEVEL.same_wire:
-        said = f"{waits}, whose communication does not hide under its compute as theirs does"
-        yield Suspect("lost overlap", chosen[at], level, since, said)
-
-
 def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
     """Communication of all ranks that was hidden and is not any more, though it takes as long as before."""
     step_s = accounts.step_s
@@ -72,7 +67,7 @@ def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
         return
     # Of the ranks the one that still hides most: where a single one has lost it, the others wait for that one.
     exposed, hidden = np.min(accounts.wire_s, axis=0) / step_s, np.max(accounts.hidden_s, axis=0) / step_s
-    risen = rise(exposed, levels("traces.suspects").least, changed=True)
+    risen = rise(exposed, changed=True)
     if risen is None:
         return
     before, after = slice(0, risen.since), slice(risen.since, None)

@@ -35,35 +35,9 @@ _SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TA
 
 def usage(timeline: Timeline, windows: Sequence[Span]) -> Usage:
     """How the windows of a rank were spent."""
-    ran, (begin, end) = covered(timeline), np.array(windows, dtype=float).reshape(-1, 2).T
-    kinds = (ran.compute, ran.comm, ran.either, ran.anything)
-    compute, comm, either, anything = (float(np.sum(c.within(begin, end))) for c in kinds)
-    return Usage(
-        total_s=float(np.sum(end - begin)),
-        compute_s=compute,
-        exposed_s=max(0.0, either - compute),
-        hidden_s=max(0.0, comm + compute - either),
-        copy_s=max(0.0, anything - either),
-    )
-
-
-def within(spans: Spans, windows: Sequence[Span]) -> float:
-    """Seconds of spans (in order, none over another) that lie inside the windows."""
-    return measure(spans)(windows)
-
-
-def measure(spans: Spans) -> Callable[[Sequence[Span]], float]:
-    """``within`` for many windows one after the other: what they are taken from is added up once."""
-    edges = np.array(spans, dtype=float).ravel()
-    sums = np.repeat(np.concatenate([[0.0], np.cumsum(np.diff(edges)[::2])]), 2)[1:-1]
-
-    def inside(windows: Sequence[Span]) -> float:
-        if not len(edges) or not len(windows):
-            return 0.0
-        so_far = np.interp(np.array(windows), edges, sums)  # it grows inside a span and rests between
-        return float(np.sum(so_far[:, 1] - so_far[:, 0]))
-
-    return inside
+    begin, end = np.array(windows, dtype=float).reshape(-1, 2).T
+    *spent, _ = covered(timeline).spent(begin, end)
+    return Usage(*(float(np.sum(seconds)) for seconds in (end - begin, *spent)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +102,20 @@ class Trace:
         return usage(self.timeline, [(s.start_s, s.end_s) for s in steps] or [(self.timeline.begin_s, self.timeline.finish_s)])
 
 
-def timeline_of(rows: Sequence[tuple[str, float, float, str, str]]) -> Timeline:
+def holding(spans: Spans, moments: Column) -> Column:
+    """Which of the spans, in order, holds each moment; -1: none does.
+
+    >>> holding([(0.0, 1.0), (2.0, 3.0)], np.array([0.5, 1.0, 2.0])).tolist()
+    [0, -1, 1]
+    """
+    if not len(spans) or not len(moments):
+        return np.full(len(moments), -1)
+    edges = np.asarray(spans)
+    last = np.searchsorted(edges[:, 0], moments, side="right") - 1
+    return np.where((last >= 0) & (moments < edges[last, 1]), last, -1)
+
+
+def timeline_of(rows: Sequence[tuple[str, float, float, str, str]], kinds: tuple[str, ...] = KINDS) -> Timeline:
     """Rows of lane, start, end, kind and name as columns."""
     lane, start, end, kind, name = zip(*rows, strict=True) if rows else ((), (), (), (), ())
     lanes = tuple(dict.fromkeys(lane))
@@ -137,10 +124,10 @@ def timeline_of(rows: Sequence[tuple[str, float, float, str, str]]) -> Timeline:
         lane=np.array([codes[x] for x in lane], dtype=int),
         start_s=np.array(start, dtype=float),
         end_s=np.array(end, dtype=float),
-        kind=np.array([KINDS.index(k) for k in kind], dtype=int),
+        kind=np.array([kinds.index(k) for k in kind], dtype=int),
         name=name,
         lanes=lanes,
-        kinds=KINDS,
+        kinds=kinds,
     )
 
 
@@ -247,13 +234,12 @@ def middle(steps: Sequence[Step]) -> list[Step]:
 def until_the_next(steps: Sequence[Step]) -> list[Step]:
     """A step lasts until the next starts (sampling, scheduling and loading of data are part of it), unless device and host both
     rest for longer than the step took."""
-    return [*(replace(s, end_s=s.end_s if _rests(s, n) else n.start_s) for s, n in pairwise(steps)), *steps[-1:]]
-
-
-def _rests(step: Step, following: Step) -> bool:
-    """Whether nothing is done between two steps; of replays the host's windows are not known."""
-    on_host = following.host[0] - step.host[1] if math.isfinite(step.host[1]) else math.inf
-    return min(following.start_s - step.end_s, on_host) > step.seconds
+    found = []
+    for step, following in pairwise(steps):
+        on_host = following.host[0] - step.host[1] if math.isfinite(step.host[1]) else math.inf  # not known of replays
+        rests = min(following.start_s - step.end_s, on_host) > step.seconds
+        found.append(step if rests else replace(step, end_s=following.start_s))
+    return [*found, *steps[-1:]]
 
 
 def numbered(steps: Iterable[Step]) -> list[Step]:
@@ -300,3 +286,25 @@ def period(signs: Sequence[object]) -> int:
         borders[at] = length + (signs[at] == signs[length])
     length = len(signs) - borders[-1] if signs else 0
     return length if length <= len(signs) // 2 else 0
+
+
+def distinct(traces: Sequence[Trace]) -> list[Trace]:
+    """The traces, numbered in their order where two have the same rank, and then with a note."""
+    ranks = [t.rank for t in traces]
+    if len(set(ranks)) == len(ranks):
+        return list(traces)
+    said = f"ranks are numbered as the files were given: they tell {_listed(ranks)}"
+    return [_numbered(trace, rank, said) for rank, trace in enumerate(traces)]
+
+
+def _listed(ranks: Iterable[int], most: int = 8) -> str:
+    first, *_ = words = [str(rank) for rank in ranks]
+    return f"rank {first} each" if len(set(words)) == 1 else ", ".join(words[:most]) + (" …" if len(words) > most else "")
+
+
+def _numbered(trace: Trace, rank: int, said: str) -> Trace:
+    """The trace as another rank's, its lanes too."""
+    own = f"rank {trace.rank} "
+    lanes = tuple(f"rank {rank} {lane.removeprefix(own)}" if lane.startswith(own) else lane for lane in trace.timeline.lanes)
+    notes = (*trace.notes, Note("numbered ranks", said))
+    return replace(trace, rank=rank, timeline=replace(trace.timeline, lanes=lanes), notes=notes)

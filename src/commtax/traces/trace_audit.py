@@ -67,7 +67,7 @@ def _told(job: Job, usage: Sequence[tuple[int, Usage]], sent: Mapping[tuple[str,
         yield Finding(Note("count", f"{op} a step"), None, count, of=op)
         if (size := _bytes(sent, op)) is not None:
             yield Finding(Note("bytes", f"{op} bytes a step"), None, size, "bytes", of=op)
-        item, mean = both_means(op, _how(job), wires := _wires(job, op))
+        item, mean = both_means(op, job.meetings is not None, wires := _wires(job, op))
         yield Finding(item, None, float(median(wires)), "s", reason=why, of=op)
         yield from [mean] if mean else []
     if head.on_device and spent.usual_s > 0:
@@ -84,7 +84,7 @@ def _outside(job: Job) -> Iterator[Finding]:
     """What each rank computes in the whole trace, where its steps hold less than half of that."""
     for place, trace in enumerate(job.traces[: COUNT.most_ranks]):
         ran, (begin, end) = job.covered[place].compute, job.windows[place]
-        total = float(ran.within(np.array([-math.inf]), np.array([math.inf]))[0])
+        total = ran.seconds(-math.inf, math.inf)
         inside = float(ran.within(begin, end).sum())
         if trace.on_device and inside < LEVEL.in_steps * total:
             item = Note("outside", f"rank {trace.rank}: compute in the whole trace")
@@ -95,10 +95,6 @@ def _bytes(sent: Mapping[tuple[str, int], Sent], op: str) -> float | None:
     """What a usual step's collectives of a kind hold; None where some carry no size."""
     sizes = [s.nbytes for (kind, _), s in sent.items() if kind == op]
     return None if None in sizes else float(sum(n or 0.0 for n in sizes))
-
-
-def _how(job: Job) -> str:
-    return "least over ranks" if job.meetings else "one rank, waiting included"
 
 
 def _wires(job: Job, op: str) -> list[float]:
@@ -146,7 +142,9 @@ def _facts(job: Job) -> Mapping[str, str]:
     if hosts := sorted({t.host for t in job.traces if t.host}):
         facts["hosts"] = ", ".join(hosts[:16])
     if head.steps:
-        facts["steps"] = f"{len(head.steps)} ({_named(head)})"
+        name = head.steps[0].name
+        how = name if name in (REPEATED, WHOLE) else "graph replays" if name == "graph replay" else "annotated"
+        facts["steps"] = f"{len(head.steps)} ({how})"
     if head.on_device and (head.device or head.replayed):
         facts["kernels from graphs"] = f"{head.replayed:.0%}"
     if algorithms := sorted({f"{c.op} {c.algorithm}" for c in head.collectives if c.algorithm}):
@@ -154,8 +152,3 @@ def _facts(job: Job) -> Mapping[str, str]:
     if sizes := sorted({c.ranks for c in head.collectives if c.ranks}):
         facts["group sizes"] = ", ".join(map(str, sizes[:16]))
     return facts
-
-
-def _named(head: Trace) -> str:
-    name = head.steps[0].name
-    return name if name in (REPEATED, WHOLE) else "graph replays" if name == "graph replay" else "annotated"

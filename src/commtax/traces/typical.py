@@ -21,13 +21,8 @@ def typical(rows: Sequence[StepRow]) -> Usage:
     ordered = sorted(rows, key=length_s)
     quarter = len(ordered) // 4
     kept = ordered[quarter : len(ordered) - quarter]
-    return Usage(
-        total_s=_mean([length_s(r) for r in kept]),
-        compute_s=_mean([r.compute_s for r in kept]),
-        exposed_s=_mean([r.exposed_s for r in kept]),
-        hidden_s=_mean([r.hidden_s for r in kept]),
-        copy_s=_mean([r.copy_s for r in kept]),
-    )
+    parts = ([getattr(r, name) for r in kept] for name in ("compute_s", "exposed_s", "hidden_s", "copy_s"))
+    return Usage(_mean([length_s(r) for r in kept]), *map(_mean, parts))
 
 
 def _mean(seconds: Sequence[float]) -> float:

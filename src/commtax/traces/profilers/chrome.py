@@ -108,11 +108,8 @@ def read(stream: Stream) -> list[Trace]:
     there = sorted(_categories(stream))
     wanted = "kernel, gpu_memcpy, cpu_op or user_annotation, as the PyTorch profiler writes them"
     held = ", ".join(there[:8]) + (" …" if len(there) > 8 else "") if there else "none"
-    raise Refusal(
-        f"trace '{stream.path.name}': a Chrome trace without device kernels: expected events of the categories {wanted}; "
-        f"found categories {held}",
-        "trace",
-    )
+    found = f"expected events of the categories {wanted}; found categories {held}"
+    raise Refusal(f"trace '{stream.path.name}': a Chrome trace without device kernels: {found}", "trace")
 
 
 def _categories(stream: Stream) -> set[str]:

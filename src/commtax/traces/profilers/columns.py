@@ -6,8 +6,10 @@ device shows, since without one their leaves are what is computed.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +21,6 @@ from commtax.statement import Refusal
 from commtax.timeline import Column
 from commtax.traces import trace
 from commtax.traces.profilers.kineto_facts import TABLE, Facts, facts_of
-from commtax.traces.profilers.kineto_times import span
 
 T = TypeVar("T")
 KERNEL, COPY, LAUNCH, ANNOTATION, OPERATOR, OTHER = range(6)
@@ -35,28 +36,45 @@ _ROLE, _TRAINS, _GRADIENT = 15, 16, 32  # of a host's event, that it runs in tra
 _OF_COLLECTIVES = ("Collective name", "In msg nelems", "Group size")
 _CATEGORIES: Mapping[str, Any] = TABLE["categories"]
 COPY_KERNELS, WAIT_KERNELS, _LAUNCH_ENDS = (tuple(_CATEGORIES[of]) for of in ("copy_kernels", "wait_kernels", "launch_ends"))
-WAITING_CALLS: tuple[str, ...] = tuple(_CATEGORIES["waiting_calls"])
 _KINDS = {"kernel": KERNEL, "copy": COPY, "launch": LAUNCH, "annotation": ANNOTATION, "operator": OPERATOR}
 
-
-Place = tuple[Hashable, Hashable, Hashable]
-"""The device as it is told, then device and stream as they are shown: the process and the thread where those are not told."""
-
-
-class _Kinds(dict[str, int]):
-    """Kinds by category; each category is looked at once."""
-
-    def __missing__(self, category: str) -> int:
-        small = category.lower()
-        kind = next((code for name, code in _KINDS.items() if small in _CATEGORIES[name]), OTHER)
-        if kind == OTHER and small.endswith(_LAUNCH_ENDS):
-            kind = LAUNCH
-        if len(self) < 10_000:
-            self[category] = kind
-        return kind
+LARGE_US = 2.0**43
+"""From here on a float does not hold microseconds with all three digits behind the point."""
+LATEST_NS, EARLIEST_NS, LONGEST_NS = 2**62, -(2**60), 2**60  # so that differences fit in eight bytes; 2**62 is the year 2116
 
 
-KIND_OF: Mapping[str, int] = _Kinds()
+def ns(microseconds: object) -> int:
+    """Nanoseconds from microseconds, whether whole, with a fraction, or with a fraction kept as text.
+
+    >>> ns(5), ns("1712195495527376.234"), ns(-5.25)
+    (5000, 1712195495527376234, -5250)
+    """
+    if isinstance(microseconds, int):
+        return microseconds * 1000
+    text = str(microseconds)
+    value = float(text)
+    if -LARGE_US < value < LARGE_US:
+        whole = math.floor(value)
+        return whole * 1000 + round((value - whole) * 1000)
+    whole_text, point, fraction = text.partition(".")
+    if not point or "e" in fraction or "E" in fraction:
+        return round(value * 1000) if "e" in text or "E" in text else int(text) * 1000
+    return int(whole_text) * 1000 + (-1 if whole_text.startswith("-") else 1) * round(float(f"0.{fraction}") * 1000)
+
+
+def span(ts: object, dur: object) -> tuple[int, int]:
+    """Start and end; a time that no clock shows is a ``ValueError``."""
+    start, lasting = ns(ts), max(0, ns(dur))
+    if not EARLIEST_NS < start < LATEST_NS or lasting >= LONGEST_NS:
+        raise ValueError("a time beyond any clock")
+    return start, start + lasting
+
+
+def all_ns(microseconds: Column) -> Column:
+    """As ``ns`` for floats that hold all digits."""
+    whole = np.floor(microseconds)
+    found: Column = (whole * 1000).astype(np.int64) + np.rint((microseconds - whole) * 1000).astype(np.int64)
+    return found
 
 
 class _Roles(dict[str, int]):
@@ -79,10 +97,6 @@ class Interned(dict[Hashable, int]):
         self.signs += len(thing) + 100 if isinstance(thing, str) else 200
         self[thing] = number = len(self)
         return number
-
-    def mapped(self, function: Callable[[Any], Any], kind: type) -> Column:
-        """A value for each of them."""
-        return np.array([function(thing) for thing in self], dtype=kind)
 
 
 class Rows:
@@ -142,6 +156,14 @@ class Columns:
         self.origin_ns: int | None = None
         self._roles = {ANNOTATION: _Roles(False), OPERATOR: _Roles(True)}
 
+    @staticmethod
+    @lru_cache(maxsize=10_000)
+    def kind_of(category: str) -> int:
+        """The kind of an event by its category."""
+        small = category.lower()
+        kind = next((code for name, code in _KINDS.items() if small in _CATEGORIES[name]), OTHER)
+        return LAUNCH if kind == OTHER and small.endswith(_LAUNCH_ENDS) else kind
+
     def begun(self, start: int | None, events: int = 1) -> None:
         """So many complete events, the first of which begins then."""
         self.complete += events
@@ -154,7 +176,7 @@ class Columns:
             return
         kind = KERNEL  # until it is known
         try:
-            kind = KIND_OF[event.get("cat") or ""]
+            kind = self.kind_of(event.get("cat") or "")
             start, end = span(event["ts"], event.get("dur", 0) if kind != OTHER else 0)
             if kind != OTHER:
                 if event["name"] is None:
@@ -173,25 +195,21 @@ class Columns:
             self.all_hosted(kind, [name], np.array([start]), np.array([end]), [tid], self.told, [args])
         elif kind == LAUNCH:
             if args.get("correlation") is not None:
-                self.launched(name, start, end, tid, correlation_of(args["correlation"]))
+                correlation = correlation_of(args["correlation"])
+                self.launches.add((start, end, self.names[name], self.threads[tid], correlation))
         elif kind != OTHER:
             device, stream = args.get("device"), args.get("stream")
+            # The device as it is told, then device and stream as they are shown: process and thread where those are not told.
             place = device, pid if device is None else device, tid if stream is None else stream
             told = self.told(name, args) if any(key in args for key in _OF_COLLECTIVES) else 0
-            self.ran(kind, name, start, end, place, correlation_of(args.get("correlation")), told)
-
-    def ran(self, kind: int, name: str, start: int, end: int, place: Place, correlation: int, told: int) -> None:
-        """A device's event."""
-        self.found_device()
-        self.device.add((start, end, self.names[name], self.lanes[place], correlation, told, kind == COPY))
+            correlation = correlation_of(args.get("correlation"))
+            self.found_device()
+            self.device.add((start, end, self.names[name], self.lanes[place], correlation, told, kind == COPY))
 
     def found_device(self) -> None:
         """From now on what the host computes is not asked for."""
         self.on_device = True
         self.work.clear()
-
-    def launched(self, name: str, start: int, end: int, thread: Hashable, correlation: int) -> None:
-        self.launches.add((start, end, self.names[name], self.threads[thread], correlation))
 
     def all_hosted(
         self,

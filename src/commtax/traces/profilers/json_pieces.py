@@ -106,12 +106,7 @@ class Listed(Generic[Item]):
     def _swiftly(self, held: bytes, piece: bytes) -> list[Item] | None:
         """What is whole in what is held and a piece, without a copy of either; None where that is not so simple."""
         end, _ = _last_cut(piece, COUNT.near)
-        if not end:
-            return None
-        try:
-            return self._decode(b"".join((b"[", held.lstrip(_SPACE + b","), memoryview(piece)[:end], b"]")))
-        except (ValueError, RecursionError):
-            return None
+        return self._decoded(held.lstrip(_SPACE + b","), memoryview(piece)[:end]) if end else None
 
     def _fed(self) -> Iterator[bytes]:
         """All pieces as UTF-8, and an empty one behind the last; a packed file that breaks off ends there."""
@@ -155,8 +150,11 @@ class Listed(Generic[Item]):
                 break
         if self._broken:
             raise self._broken
-        self._refuse(held)
-        return b""
+        try:
+            parse_json(repaired(held), self.name, depth=None)
+        except Refusal:
+            raise Refusal(f"trace '{self.name}': not valid JSON, or cut off (before any event)", "trace") from None
+        raise Refusal(f"trace '{self.name}': no {self.key} found", "trace")
 
     def _opened(self, held: bytes, places: list[re.Match[bytes]], last: bool) -> bool:
         """Whether the list begins at one of these places: what stands before it is then an object without its end."""
@@ -175,27 +173,16 @@ class Listed(Generic[Item]):
             self.damaged, self.at = 1, damaged.end() + 1
         return damaged is not None
 
-    def _refuse(self, held: bytes) -> None:
-        try:
-            parse_json(repaired(held), self.name, depth=None)
-        except Refusal:
-            raise Refusal(f"trace '{self.name}': not valid JSON, or cut off (before any event)", "trace") from None
-        raise Refusal(f"trace '{self.name}': no {self.key} found", "trace")
-
     def _taken(self, held: bytes, last: bool) -> tuple[list[Item], int, bool]:
         """The objects that are whole in what is held, how much of it they take, and whether the list ends there."""
         end, begin = _last_cut(held)
         if not begin and not last:
             return [], 0, False
-        items: list[Item] = []
-        try:
-            items = self._decode(b"[" + held[:end].lstrip(_SPACE + b",") + b"]") if begin else []
-        except (ValueError, RecursionError):
-            begin = 0
-        if begin and not last:
+        items = self._decoded(held[:end].lstrip(_SPACE + b",")) if begin else None
+        if items is not None and not last:
             return items, begin, False
-        others, used, closed = self._one_by_one(held, begin)
-        return items + others, used, closed
+        others, used, closed = self._one_by_one(held, begin if items is not None else 0)
+        return [*(items or ()), *others], used, closed
 
     def _one_by_one(self, held: bytes, at: int) -> tuple[list[Item], int, bool]:
         """As ``_taken`` from a place on, object for object; damaged ones are left out."""
@@ -211,12 +198,12 @@ class Listed(Generic[Item]):
             while number < len(cuts) and cuts[number][0] < at:
                 number += 1
             end, after = (cuts[number][0] + 1, cuts[number][1]) if number < len(cuts) else (0, 0)
-            if end and (items := self._alone(held[at:end])):
+            if end and (items := self._decoded(held[at:end])):
                 found.extend(items)
                 at = after
                 continue
             close = self._close(held, at)
-            if close and (items := self._alone(held[at:close])):
+            if close and (items := self._decoded(held[at:close])):
                 found.extend(items)
                 at = close
                 continue
@@ -230,15 +217,16 @@ class Listed(Generic[Item]):
     def _following(self, held: bytes, cuts: list[tuple[int, int]]) -> Iterator[Item]:
         """What the next few pieces between cuts are, each for itself."""
         for (_, begin), (end, _) in pairwise(cuts):
-            yield from self._alone(held[begin : end + 1])
+            yield from self._decoded(held[begin : end + 1]) or ()
         if cuts and len(cuts) <= COUNT.following:  # the last one ends with its own bracket
-            yield from self._alone(held[cuts[-1][1] : self._close(held, cuts[-1][1])])
+            yield from self._decoded(held[cuts[-1][1] : self._close(held, cuts[-1][1])]) or ()
 
-    def _alone(self, text: bytes) -> list[Item]:
+    def _decoded(self, *text: bytes | memoryview) -> list[Item] | None:
+        """The objects of a text without the list's brackets; None where it is no JSON."""
         try:
-            return self._decode(b"[" + text + b"]")
+            return self._decode(b"".join((b"[", *text, b"]")))
         except (ValueError, RecursionError):
-            return []
+            return None
 
     def _close(self, held: bytes, at: int) -> int:
         """Behind the bracket that closes the object (or the list) that begins here; 0 where nothing does."""

@@ -16,7 +16,7 @@ from typing import Any
 from commtax.evidence.thresholds import counts
 from commtax.files import TRACE_BYTES, Json, Stream, opened
 from commtax.statement import Note, Refusal
-from commtax.traces.profilers.columns import WRONG, Columns
+from commtax.traces.profilers.columns import CALL, WRONG, Columns
 from commtax.traces.profilers.json_pieces import Listed
 from commtax.traces.profilers.kineto_run import Groups, Run
 from commtax.traces.trace import Collective, Device, Step, Trace
@@ -57,18 +57,13 @@ def from_pieces(pieces: Iterable[bytes], name: str = "trace") -> Trace:
 
 def each_from_pieces(pieces: Iterable[bytes], name: str = "trace") -> list[Trace]:
     """The traces of all devices in it."""
-    from commtax.traces.profilers.kineto_events import (  # and with it msgspec, for those who read a trace
-        Decoder,
-        Known,
-        is_event,
-        take,
-    )
+    from commtax.traces.profilers import kineto_events as typed  # and with it msgspec, for those who read a trace
 
     columns = Columns(name)
-    known = Known(columns)
-    listed = Listed(pieces, "traceEvents", Decoder(), is_event, name)
+    known = typed.Known(columns)
+    listed = Listed(pieces, "traceEvents", typed.Decoder(), typed.is_event, name)
     for events in listed:
-        take(columns, events, known)
+        typed.take(columns, events, known)
     columns.wrong += listed.damaged
     partial = ""
     if listed.partial:
@@ -110,9 +105,10 @@ def _traces(head: Json, columns: Columns, name: str, partial: str) -> list[Trace
     world = _whole(job.get("world_size"))
     parts = run.by_device() if run.on_device and world < 2 else []  # of a job's rank the file is one
     said = [Note("devices", f"{len(parts)} devices of one process, each told as a rank")] if parts else []
-    damage = [*_damage(columns, partial), *said]
+    damage = [Note("partial", f"the file is not read to its end: {partial}")] if partial else []
+    damage += [Note("damaged", f"{plural(columns.wrong, 'event')} of the wrong form left out")] if columns.wrong else []
     gradients = columns.gradients
-    return [_trace(head, part, n, world, name, partial, damage, gradients) for n, part in parts or [(rank, run)]]
+    return [_trace(head, part, n, world, name, partial, damage + said, gradients) for n, part in parts or [(rank, run)]]
 
 
 def _trace(head: Json, run: Run, rank: int, world: int, name: str, partial: str, notes: Sequence[Note], gradients: int) -> Trace:
@@ -184,17 +180,10 @@ def _device(head: Json, used: Counter[object]) -> Device | None:
     return Device(str(own.get("name", "")).strip(), float(own["totalGlobalMem"]), _whole(own.get("numSms")), alike)
 
 
-def _damage(columns: Columns, partial: str) -> Iterator[Note]:
-    if partial:
-        yield Note("partial", f"the file is not read to its end: {partial}")
-    if columns.wrong:
-        yield Note("damaged", f"{plural(columns.wrong, 'event')} of the wrong form left out")
-
-
 def _notes(run: Run, collectives: Sequence[Collective], steps: Sequence[Step]) -> Iterator[Note]:
     if not run.on_device:
         yield Note("no device", "no device events: times are the host's")
-    if run.on_device and (called := run.calls) and not collectives:
+    if run.on_device and (called := len(run.of(CALL))) and not collectives:
         yield Note("none ran", f"{called} collectives were called and none ran on the device (groups of one rank move nothing)")
     if unsized := sum(c.nbytes is None for c in collectives):
         yield Note("unsized", f"{unsized} of {len(collectives)} collectives carry no message size")

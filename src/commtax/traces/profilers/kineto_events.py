@@ -19,10 +19,24 @@ import numpy as np
 from commtax.evidence.thresholds import counts
 from commtax.files import Json
 from commtax.timeline import Column
-from commtax.traces.profilers.columns import ANNOTATION, COPY, KIND_OF, LAUNCH, OPERATOR, OTHER, UNTOLD, WRONG, Columns
+from commtax.traces.profilers.columns import (
+    ANNOTATION,
+    COPY,
+    EARLIEST_NS,
+    LARGE_US,
+    LATEST_NS,
+    LAUNCH,
+    LONGEST_NS,
+    OPERATOR,
+    OTHER,
+    UNTOLD,
+    WRONG,
+    Columns,
+    all_ns,
+    ns,
+)
 from commtax.traces.profilers.json_pieces import repaired
 from commtax.traces.profilers.kineto_facts import KEYS
-from commtax.traces.profilers.kineto_times import EARLIEST_NS, LARGE_US, LATEST_NS, LONGEST_NS, all_ns, ns
 
 NONE = msgspec.Raw(b"")
 
@@ -40,17 +54,10 @@ class Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = NONE
 
 
-class Exact(msgspec.Struct, gc=False):
+class Exact(Event, gc=False):
     """One event whose time of beginning stays text: microseconds since 1970 with nanoseconds behind the point."""
 
-    ph: str = ""
-    cat: str = ""
-    name: str | None = None
-    pid: int | str = 0
-    tid: int | str = 0
-    ts: msgspec.Raw = NONE
-    dur: float = 0.0
-    args: msgspec.Raw = NONE
+    ts: msgspec.Raw = NONE  # type: ignore[assignment]
 
 
 class Odd:
@@ -140,7 +147,7 @@ def take(columns: Columns, events: Sequence[Typed | Odd], known: Known) -> None:
     shapes = set(map(type, events))
     if len(shapes) > 1:  # odd ones among them, or pieces that were decoded one way and the other
         for shape in (Event, Exact):
-            take(columns, [e for e in events if isinstance(e, shape)], known)
+            take(columns, [e for e in events if type(e) is shape], known)
         for odd in (e for e in events if isinstance(e, Odd)):
             columns.take(odd.event)
         return None
@@ -166,7 +173,7 @@ class _Appending(dict[str, Callable[[Any], None]]):
         self._held = held
 
     def __missing__(self, category: str) -> Callable[[Any], None]:
-        self[category] = found = self._held[KIND_OF[category]].append
+        self[category] = found = self._held[Columns.kind_of(category)].append
         return found
 
 

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -15,22 +15,12 @@ import numpy as np
 
 from commtax.evidence.collective_names import UNNAMED, algorithm_of, call_op, kernel_op, shared_memory_op
 from commtax.evidence.thresholds import thresholds
-from commtax.timeline import Column, Timeline, merged, pairs
+from commtax.timeline import Column, Timeline, pairs
 from commtax.traces import trace
-from commtax.traces.profilers.columns import (
-    CALL,
-    COPY_KERNELS,
-    OWN,
-    RECORD,
-    SHARED,
-    STEP,
-    TORCH_CALL,
-    WAIT_KERNELS,
-    WAITING_CALLS,
-    Columns,
-)
-from commtax.traces.profilers.kineto_facts import Facts
-from commtax.traces.trace import Collective, Span, Step
+from commtax.traces.coverage import Coverage, coverage
+from commtax.traces.profilers.columns import CALL, COPY_KERNELS, OWN, RECORD, SHARED, STEP, TORCH_CALL, WAIT_KERNELS, Columns
+from commtax.traces.profilers.kineto_facts import TABLE, Facts
+from commtax.traces.trace import Collective, Span, Step, holding
 
 Groups = Mapping[str, tuple[int, ...]]
 """Ranks of the process groups, by name."""
@@ -39,21 +29,8 @@ _HOSTED = ("gloo:", "mpi:")  # libraries whose collectives are no kernels
 _COMPUTE, _COMM, _COPY, _WAIT = (trace.KINDS.index(kind) for kind in ("compute", "comm", "copy", "wait"))
 
 
-@dataclass(frozen=True, slots=True)
-class Issuers:
-    """Host calls of one thread that may issue a collective, in order."""
-
-    start_s: list[float]
-    end_s: list[float]
-    name: list[int]
-    facts: list[int]
-
-    def around(self, at: float) -> Iterator[tuple[int, int]]:
-        """Names and facts of the calls around a moment, innermost first."""
-        last = bisect_right(self.start_s, at)
-        for i in range(last - 1, max(0, last - COUNT.looked_at) - 1, -1):
-            if at <= self.end_s[i]:
-                yield self.name[i], self.facts[i]
+Issuers = tuple[list[float], list[float], list[int], list[int]]
+"""Host calls of one thread that may issue a collective, in order: their starts, ends, names and facts."""
 
 
 class Run:
@@ -70,14 +47,13 @@ class Run:
             for rows in (columns.device, columns.launches, columns.host, columns.work, columns.trained)
         )
         self.trained = trained["start"]
-        waits = columns.names.mapped(lambda name: name.lower().startswith(WAIT_KERNELS), bool)
-        self.device["waits"] = waits[self.device["name"]]
+        self.device["waits"] = self._named(lambda name: name.lower().startswith(WAIT_KERNELS))[self.device["name"]]
         if len(self.device["start"]):
-            copies = columns.names.mapped(lambda name: name.startswith(COPY_KERNELS), bool)
-            self.device["copies"] = self.device["copies"].astype(bool) | copies[self.device["name"]]
+            copies = self._named(lambda name: name.startswith(COPY_KERNELS))[self.device["name"]]
+            self.device["copies"] = self.device["copies"].astype(bool) | copies
             self._order()
         self.on_device = bool(len(self.device["start"]))
-        self.launches = _one_each(launches, columns.names.mapped(lambda name: "aunch" in name, bool))
+        self.launches = _one_each(launches, self._named(lambda name: "aunch" in name))
         self.launch = self._launch() if self.on_device else np.empty(0, dtype=int)
 
     def by_device(self) -> list[tuple[int, Run]]:
@@ -85,9 +61,8 @@ class Run:
         numbers = [place[0] if isinstance(place, tuple) and isinstance(place[0], int) else -1 for place in self.lanes]
         device = np.array(numbers, dtype=int)[self.device["lane"]]
         computes = ~self.device["copies"].astype(bool) & ~self.device["waits"] & (device >= 0)
-        busy = (
-            np.bincount(device[computes], (self.device["end"] - self.device["start"])[computes]) if computes.any() else np.zeros(1)
-        )
+        lasted = self.device["end"] - self.device["start"]
+        busy = np.bincount(device[computes], lasted[computes]) if computes.any() else np.zeros(1)
         used = np.flatnonzero(busy > LEVEL.fair * busy.max()).tolist()
         return [(int(n), self._only(device == n)) for n in used] if len(used) > 1 else []
 
@@ -119,19 +94,22 @@ class Run:
     @cached_property
     def graph(self) -> Column:
         """Whether each device event was replayed from a graph."""
-        is_graph = np.array(["GraphLaunch" in name for name in self.names], dtype=bool)
-        found = np.zeros(len(self.launch), dtype=bool)
-        linked = self.launch >= 0
-        found[linked] = is_graph[self.launches["name"][self.launch[linked]]]
-        return found
+        return self._of_launch(self._named(lambda name: "GraphLaunch" in name)[self.launches["name"]], False)
 
     @cached_property
     def launched_s(self) -> Column:
         """When each device event was launched; nan where nothing tells."""
-        found = np.full(len(self.launch), math.nan)
-        linked = self.launch >= 0
-        found[linked] = self.launches["start"][self.launch[linked]]
+        return self._of_launch(self.launches["start"], math.nan)
+
+    def _of_launch(self, told: Column, other: float) -> Column:
+        """What is told of launches for each device event, or something else where its launch is not in the trace."""
+        found, linked = np.full(len(self.launch), other), self.launch >= 0
+        found[linked] = told[self.launch[linked]]
         return found
+
+    def _named(self, is_one: Callable[[str], bool]) -> Column:
+        """Which of the names are so."""
+        return np.array([is_one(name) for name in self.names], dtype=bool)
 
     @cached_property
     def _worked(self) -> Column:
@@ -141,11 +119,6 @@ class Run:
     def of(self, *roles: int) -> Column:
         """Which of the host's events have one of these roles, in the order of the roles."""
         return np.concatenate([np.flatnonzero(self.host["role"] == role) for role in roles])
-
-    @property
-    def calls(self) -> int:
-        """How many collectives the process groups recorded."""
-        return len(self.of(CALL))
 
     def issued(self) -> Counter[str]:
         """Collectives that the host called, by kind."""
@@ -190,7 +163,7 @@ class Run:
             """Its own time in a pause: before its step ends, and not inside a call that waits for the device; or all the time
             until it launched what follows."""
             until = min(end, host_end_s)
-            own = until - begin - self._in_driver([(begin, until)]) if until > begin else 0.0
+            own = until - begin - self._in_driver.seconds(begin, until) if until > begin else 0.0
             return max(own, self._unlaunched(rows, begin, end))
 
         spans = np.stack([self.device["start"][rows], self.device["end"][rows]], axis=1)
@@ -209,20 +182,20 @@ class Run:
         ahead = 2 * np.sum((ends - starts)[:behind]) < np.sum(ends - starts)
         if not until > begin or (ahead and starts[0] <= self.device["start"][0]):
             return 0.0
-        return until - begin - self._busy([(begin, until)])
+        return until - begin - self._busy.seconds(begin, until)
 
     @cached_property
-    def _busy(self) -> Callable[[Sequence[Span]], float]:
-        """How long the device did anything, in given windows."""
+    def _busy(self) -> Coverage:
+        """When the device did anything."""
         works = ~self.device["waits"]
-        return trace.measure(merged(self.device["start"][works], self.device["end"][works]))
+        return coverage(self.device["start"][works], self.device["end"][works])
 
     @cached_property
-    def _in_driver(self) -> Callable[[Sequence[Span]], float]:
-        """How long the host was inside calls of the driver that may wait for the device, in given windows."""
-        small = (name.lower() for name in self.names)
-        waits = np.array([any(word in name for word in WAITING_CALLS) for name in small], dtype=bool)[self.launches["name"]]
-        return trace.measure(merged(self.launches["start"][waits], self.launches["end"][waits]))
+    def _in_driver(self) -> Coverage:
+        """When the host was inside calls of the driver that may wait for the device."""
+        words = TABLE["categories"]["waiting_calls"]
+        waits = self._named(lambda name: any(word in name.lower() for word in words))[self.launches["name"]]
+        return coverage(self.launches["start"][waits], self.launches["end"][waits])
 
     def _on_device(self, steps: list[Step]) -> list[Step]:
         """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""
@@ -241,7 +214,7 @@ class Run:
     @cached_property
     def kernels_sent(self) -> Column:
         """Rows of the device that are collectives."""
-        by_name = np.array([bool(kernel_op(name)) for name in self.names], dtype=bool)
+        by_name = self._named(lambda name: bool(kernel_op(name)))
         by_facts = np.array([bool(f.collective) for f in self.facts], dtype=bool)
         found = by_name[self.device["name"]] | by_facts[self.device["facts"]]
         return np.flatnonzero(found & ~self.device["copies"])
@@ -251,8 +224,7 @@ class Run:
         """Rows of the host that are collectives: what process groups recorded and shared-memory calls, else torch's calls around
         them. Beside a device only those of a library that has no kernels, and only where none ran on the device."""
         if self.on_device:
-            hosted = np.array([name.startswith(_HOSTED) for name in self.names], dtype=bool)
-            calls = self.of(CALL)
+            hosted, calls = self._named(lambda name: name.startswith(_HOSTED)), self.of(CALL)
             return calls[:0] if len(self.kernels_sent) else calls[hosted[self.host["name"][calls]]]
         records = self.of(RECORD)
         named = np.array([bool(self.facts[f].collective) for f in self.host["facts"][records].tolist()], dtype=bool)
@@ -294,7 +266,7 @@ class Run:
             *columns, launches, at, replayed, within.tolist(), strict=True
         ):
             calls = self._issuers.get(int(self.launches["thread"][launch])) if launch >= 0 else None
-            around = list(calls.around(launched)) if calls else []
+            around = _around(calls, launched) if calls else []
             facts, name = [self.facts[told], *(self.facts[f] for _, f in around)], self.names[number]
             op = facts[0].collective or next((o for n, _ in around if (o := call_op(self.names[n]))), "") or kernel_op(name)
             ranks = next((f.ranks for f in facts if f.ranks), self.world)
@@ -312,9 +284,8 @@ class Run:
         found = {}
         for begin, end in pairwise(_edges(self.host["thread"][rows])):
             part = rows[begin:end]
-            found[int(self.host["thread"][part[0]])] = Issuers(
-                *(self.host[key][part].tolist() for key in ("start", "end", "name", "facts"))
-            )
+            starts, ends, names, facts = (self.host[key][part].tolist() for key in ("start", "end", "name", "facts"))
+            found[int(self.host["thread"][part[0]])] = starts, ends, names, facts
         return found
 
     def timeline(self, label: str) -> Timeline:
@@ -338,21 +309,15 @@ class Run:
         """Collectives, and behind them the outermost operations on the host's threads that hold none."""
         others = np.setdiff1d(self.of(SHARED, OWN), self.host_sent)
         ops = {key: np.concatenate([self.work[key], self.host[key][others]]) for key in comm}
-        keep = _outermost(ops, ~_inside(comm, ops) & ~_holds(comm, ops))
+        keep = _outermost(ops, _beside(comm, ops))
         return {key: np.concatenate([comm[key], ops[key][keep]]) for key in comm}
 
 
-def holding(spans: Sequence[Span], moments: Column) -> Column:
-    """Which of the spans, in order, holds each moment; -1: none does.
-
-    >>> holding([(0.0, 1.0), (2.0, 3.0)], np.array([0.5, 1.0, 2.0])).tolist()
-    [0, -1, 1]
-    """
-    if not spans or not len(moments):
-        return np.full(len(moments), -1)
-    edges = np.array(spans)
-    last = np.searchsorted(edges[:, 0], moments, side="right") - 1
-    return np.where((last >= 0) & (moments < edges[last, 1]), last, -1)
+def _around(calls: Issuers, at: float) -> list[tuple[int, int]]:
+    """Names and facts of the calls around a moment, innermost first."""
+    starts, ends, names, facts = calls
+    last = bisect_right(starts, at)
+    return [(names[i], facts[i]) for i in range(last - 1, max(0, last - COUNT.looked_at) - 1, -1) if at <= ends[i]]
 
 
 def _in_seconds(rows: dict[str, Column], origin_ns: int) -> dict[str, Column]:
@@ -392,20 +357,13 @@ def _ahead(start: Column, end: Column) -> Column:
     return np.concatenate([[True], start[1:] >= np.maximum.accumulate(end)[:-1]])
 
 
-def _holds(busy: Mapping[str, Column], ops: Mapping[str, Column]) -> Column:
-    """Which operations hold the beginning of one of the busy spans of their thread."""
-    found = np.zeros(len(ops["start"]), dtype=bool)
-    for thread in np.unique(busy["thread"]).tolist():
-        begins, own = np.sort(busy["start"][busy["thread"] == thread]), ops["thread"] == thread
-        found[own] = np.searchsorted(begins, ops["end"][own]) > np.searchsorted(begins, ops["start"][own])
-    return found
-
-
-def _inside(busy: Mapping[str, Column], ops: Mapping[str, Column]) -> Column:
-    """Which operations begin inside one of the busy spans of their thread."""
-    found = np.zeros(len(ops["start"]), dtype=bool)
+def _beside(busy: Mapping[str, Column], ops: Mapping[str, Column]) -> Column:
+    """Which operations neither begin inside one of the busy spans of their thread nor hold the beginning of one."""
+    found = np.ones(len(ops["start"]), dtype=bool)
     for thread in np.unique(busy["thread"]).tolist():
         mine, own = busy["thread"] == thread, ops["thread"] == thread
-        spans = sorted(pairs(np.stack([busy["start"][mine], busy["end"][mine]], axis=1)))
-        found[own] = holding(spans, ops["start"][own]) >= 0
+        spans = np.array(sorted(pairs(np.stack([busy["start"][mine], busy["end"][mine]], axis=1))))
+        start, end = ops["start"][own], ops["end"][own]
+        holds = np.searchsorted(spans[:, 0], end) > np.searchsorted(spans[:, 0], start)
+        found[own] = ~holds & (holding(spans, start) < 0)
     return found

@@ -84,12 +84,6 @@ def until_launched(ranges: Iterable[Range]) -> Iterator[Range]:
         yield from waiting
 
 
-def communicators(ranges: Sequence[Range]) -> dict[int, int]:
-    """How many ranks each communicator has, as its making told."""
-    told = (r.payload for r in ranges if COMMUNICATOR in r.payload)
-    return {p[COMMUNICATOR]: p[RANKS] for p in told if 0 < p.get(RANKS, 0) <= COUNT.most_ranks}
-
-
 def place(ranges: Iterable[Range]) -> tuple[int, int] | None:
     """The rank and how many there are, of the largest communicator that was made."""
     made = [(r.payload.get(RANKS, 0), -r.start_ns, r.payload.get(RANK, -1)) for r in ranges]
@@ -99,7 +93,8 @@ def place(ranges: Iterable[Range]) -> tuple[int, int] | None:
 
 def events(ranges: Sequence[Range]) -> Iterator[Json]:
     """The calls of collectives as the PyTorch profiler records them."""
-    sizes = communicators(ranges)
+    made = (r.payload for r in ranges if COMMUNICATOR in r.payload)
+    sizes = {p[COMMUNICATOR]: p[RANKS] for p in made if 0 < p.get(RANKS, 0) <= COUNT.most_ranks}  # ranks of each communicator
     for call in until_launched(ranges):
         op = call_op(call.name)
         if not op or call.name.startswith("Comm"):

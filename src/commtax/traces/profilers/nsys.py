@@ -20,8 +20,9 @@ from commtax.evidence.thresholds import levels
 from commtax.files import Document, Json, Stream
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import nccl_ranges
+from commtax.traces.profilers.kineto import assemble
 from commtax.traces.profilers.nsys_database import HEADER, PROCESS, Database, Row, database, on_disk
-from commtax.traces.profilers.shaped import UNNUMBERED, assembled, launched_unseen, names_rank, on_device, on_host, step_name
+from commtax.traces.profilers.shaped import UNNUMBERED, launched_unseen, names_rank, on_device, on_host, step_name
 from commtax.traces.trace import Trace
 from commtax.units import plural
 
@@ -112,6 +113,11 @@ class Place:
         return self.process % PROCESS if self.process >= 0 else -1
 
 
+def _is_timed(row: Row) -> bool:
+    """Whether a row begins with a beginning and an end."""
+    return isinstance(row[0], int) and isinstance(row[1], int)
+
+
 class _Export:
     """What an export says, process by process."""
 
@@ -164,7 +170,7 @@ class _Export:
         elif len(self.places) > 1:
             head["distributedInfo"] = {"rank": number}
         others = self._launches(place), self._ranges(place), nccl_ranges.events(calls)
-        made = assembled(head, chain([first], ran, *others), name)
+        made = assemble(head, chain([first], ran, *others), name)
         told = known or (names_rank(name) and len(self.places) == 1)
         notes = (*made.notes, *([] if told else [UNNUMBERED]), *self._notes(place))
         return replace(made, host=self._host, notes=notes, partial=self._database.broken)
@@ -204,21 +210,18 @@ class _Export:
     def _timed(self, table: str, place: Place, *columns: str) -> Iterator[Row]:
         """Rows of a process on a GPU with stream and correlation, that have a beginning and an end: 0 where nobody measured it."""
         if not self._database.has(table, "start", "end"):
-            return
+            return iter(())
         wanted = ", ".join(self._database.column(table, c) for c in ("start", "end", "streamId", "correlationId", *columns))
         asked = f"SELECT {wanted} FROM {table} WHERE {self._process(table)} = ? AND {self._device(table)} = ?"
-        for row in self._database.rows(asked, place.process, place.device):
-            if isinstance(row[0], int) and isinstance(row[1], int) and row[1] > 0:
-                yield row
+        return (row for row in self._database.rows(asked, place.process, place.device) if _is_timed(row) and row[1] > 0)
 
     def _hosted(self, table: str, place: Place, columns: str) -> Iterator[Row]:
         """Rows of a process's threads that have a beginning and an end."""
-        if self._database.has(table, "start", "end"):
-            asked = f'SELECT start, "end", {self._database.column(table, "globalTid")}, {columns} FROM {table}'
-            where = "" if place.process < 0 else f" WHERE {self._process(table)} = {place.process}"
-            for row in self._database.rows(asked + where):
-                if isinstance(row[0], int) and isinstance(row[1], int):
-                    yield row
+        if not self._database.has(table, "start", "end"):
+            return iter(())
+        asked = f'SELECT start, "end", {self._database.column(table, "globalTid")}, {columns} FROM {table}'
+        where = "" if place.process < 0 else f" WHERE {self._process(table)} = {place.process}"
+        return filter(_is_timed, self._database.rows(asked + where))
 
     def _launches(self, place: Place) -> Iterator[Json]:
         """Calls of runtime and driver; where none were traced, a kernel or graph is taken for launched when it began."""

@@ -100,9 +100,12 @@ def database(path: Path, name: str) -> Iterator[Database]:
 @contextmanager
 def on_disk(stream: Stream) -> Iterator[Path]:
     """Where the bytes of a file lie as they are: its own place, or a temporary one where it is packed or came through a pipe."""
-    if stream.path.is_file() and _begins(stream.path):
-        yield stream.path
-        return
+    if stream.path.is_file():
+        with stream.path.open("rb") as file:
+            is_plain = file.read(len(HEADER)) == HEADER
+        if is_plain:
+            yield stream.path
+            return
     with NamedTemporaryFile(suffix=".sqlite") as kept:
         for piece in stream.pieces():
             kept.write(piece)
@@ -110,8 +113,3 @@ def on_disk(stream: Stream) -> Iterator[Path]:
                 raise Refusal(f"trace '{stream.path.name}': larger than 1 GiB unpacked; unpack it first", "trace")
         kept.flush()
         yield Path(kept.name)
-
-
-def _begins(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(HEADER)) == HEADER

@@ -17,8 +17,10 @@ from commtax.evidence.thresholds import counts
 from commtax.files import LOG_BYTES, Document, Json, Stream, decoded, opened, parse_json
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import nccl_ranges
+from commtax.traces.profilers.columns import WRONG
+from commtax.traces.profilers.kineto import assemble
 from commtax.traces.profilers.nccl_ranges import Range
-from commtax.traces.profilers.shaped import UNNUMBERED, assembled, launched_unseen, names_rank, on_device, on_host, step_name
+from commtax.traces.profilers.shaped import UNNUMBERED, launched_unseen, names_rank, on_device, on_host, step_name
 from commtax.traces.trace import Trace
 from commtax.units import plural
 
@@ -48,11 +50,9 @@ def looks_like_table(head: bytes) -> bool:
     >>> looks_like_table(b'"Kind","Agent_Id","Kernel_Name","Start_Timestamp","End_Timestamp"'), looks_like_table(b"a,b")
     (True, False)
     """
-    first = decoded(head[:4096]).split("\n", 1)[0].replace('"', "").strip().split(",")
-    timed = {"Start_Timestamp", "End_Timestamp"} <= set(first) and {"Kernel_Name", "Direction", "Function", "Operation"} & set(
-        first
-    )
-    return bool(timed) or {"Agent_Type", "Logical_Node_Id"} <= set(first)
+    first = set(decoded(head[:4096]).split("\n", 1)[0].replace('"', "").strip().split(","))
+    timed = {"Start_Timestamp", "End_Timestamp"} <= first and OF_ROW & first
+    return bool(timed) or {"Agent_Type", "Logical_Node_Id"} <= first
 
 
 def is_perfetto(path: Path) -> bool:
@@ -61,9 +61,8 @@ def is_perfetto(path: Path) -> bool:
 
 def refuse_perfetto(path: Path) -> list[Trace]:
     """Perfetto's own protobuf is not read, though rocprofv3 writes it too."""
-    raise Refusal(
-        f"trace '{path.name}': a Perfetto protobuf, which is not read; run rocprofv3 with --output-format csv json", "trace"
-    )
+    again = "run rocprofv3 with --output-format csv json"
+    raise Refusal(f"trace '{path.name}': a Perfetto protobuf, which is not read; {again}", "trace")
 
 
 def run_of(path: Path) -> str:
@@ -101,9 +100,9 @@ def read(stream: Stream) -> list[Trace]:
             run = _Run(missing=missing)
             run.add_process(process)
             found += run.traces(name)
-    except (TypeError, AttributeError, KeyError, IndexError, ValueError, OverflowError) as error:
-        if isinstance(error, Refusal):
-            raise
+    except Refusal:
+        raise
+    except WRONG as error:
         raise Refusal(f"trace '{name}': a record has the wrong form ({error!s:.80})", "trace") from None
     return found
 
@@ -130,16 +129,8 @@ def _whole_or_mended(stream: Stream) -> tuple[Json, str]:
         return parse_json(text[:end] + closing, said, depth=None), f"the file is cut off after sign {end:,}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Ran:
-    """What a GPU ran: a kernel, or a copy."""
-
-    category: str
-    name: str
-    start_ns: int
-    end_ns: int
-    stream: object
-    correlation: object
+_Ran = tuple[str, str, tuple[int, int], object, object]
+"""What a GPU ran: its category (a kernel, or a copy), name, beginning and end, stream and correlation."""
 
 
 @dataclass(slots=True)
@@ -153,7 +144,7 @@ class _Run:
     gpus: list[Document] = field(default_factory=list)
     missing: str = ""
 
-    def add(self, agent: object, ran: _Ran) -> None:
+    def add(self, agent: object, *ran: *_Ran) -> None:
         self.ran.setdefault(str(agent).removeprefix("Agent ").removeprefix("GPU "), []).append(ran)
 
     def call(self, domain: str, function: str, thread: object, correlation: object, span_ns: tuple[int, int]) -> None:
@@ -189,11 +180,11 @@ class _Run:
         span = int(cells["Start_Timestamp"]), int(cells["End_Timestamp"])
         stream, correlation = cells.get("Stream_Id") or cells.get("Queue_Id", "0"), cells.get("Correlation_Id", "")
         if "Kernel_Name" in cells:
-            self.add(cells["Agent_Id"], _Ran("kernel", cells["Kernel_Name"], *span, stream, correlation))
+            self.add(cells["Agent_Id"], "kernel", cells["Kernel_Name"], span, stream, correlation)
         elif "Direction" in cells:
             to_device = cells["Direction"].endswith("_TO_DEVICE")
             agent = cells["Destination_Agent_Id" if to_device else "Source_Agent_Id"]
-            self.add(agent, _Ran("gpu_memcpy", cells["Direction"], *span, f"copies {stream}", correlation))
+            self.add(agent, "gpu_memcpy", cells["Direction"], span, f"copies {stream}", correlation)
         elif "Function" in cells:
             self.call(cells["Domain"], cells["Function"], cells["Thread_Id"], correlation, span)
 
@@ -209,11 +200,11 @@ class _Run:
             symbol = symbols.get(info["kernel_id"], {})
             name = str(symbol.get("formatted_kernel_name") or symbol.get("kernel_name") or "kernel without a name")
             where = stream or _handle(info.get("queue_id"))
-            self.add(_handle(info["agent_id"]), _Ran("kernel", name, *_span(record), where, _correlation(record)))
+            self.add(_handle(info["agent_id"]), "kernel", name, _span(record), where, _correlation(record))
         for record in records.get("memory_copy") or []:
             named = str(_operation(record, kinds))
             agent = _handle(record["dst_agent_id" if named.endswith("_TO_DEVICE") else "src_agent_id"])
-            self.add(agent, _Ran("gpu_memcpy", named, *_span(record), "copies", _correlation(record)))
+            self.add(agent, "gpu_memcpy", named, _span(record), "copies", _correlation(record))
         for library in ("hip_api", "rccl_api", "marker_api"):
             for record in records.get(library) or []:
                 domain = str(kinds[record["kind"]]["kind"])
@@ -227,18 +218,12 @@ class _Run:
             banks = agent.get("mem_banks") or []
             nbytes = sum(int(b.get("size_in_bytes", 0)) for b in banks if b.get("heap_type") in FRAME_BUFFERS)
             if agent.get("type") == GPU and nbytes:
-                name = str(agent.get("product_name") or agent.get("name") or "")
-                shown = {
-                    "id": str(_handle(agent["id"])),
-                    "name": name,
-                    "totalGlobalMem": nbytes,
-                    "numSms": agent.get("cu_count", 0),
-                }
-                self.gpus.append(shown)
+                named = {"id": str(_handle(agent["id"])), "name": str(agent.get("product_name") or agent.get("name") or "")}
+                self.gpus.append({**named, "totalGlobalMem": nbytes, "numSms": agent.get("cu_count", 0)})
 
     def traces(self, name: str) -> list[Trace]:
         """One for each GPU that ran a kernel; where none did, one of the calls."""
-        agents = sorted((a for a, ran in self.ran.items() if any(r.category == "kernel" for r in ran)), key=_natural)
+        agents = sorted((a for a, ran in self.ran.items() if any(category == "kernel" for category, *_ in ran)), key=_natural)
         if not agents and not self.calls and not self.ranges and not self.launches:
             why = f" ({self.missing})" if self.missing else ""
             raise Refusal(f"trace '{name}': of rocprofv3, and no kernel or call in it{why}", "trace")
@@ -249,7 +234,7 @@ class _Run:
         head: Document = {"deviceProperties": [g | {"id": 0} for g in self.gpus if g["id"] == agent]}
         if many > 1:
             head["distributedInfo"] = {"rank": number}
-        made = assembled(head, events, name)
+        made = assemble(head, events, name)
         notes = [*made.notes] if names_rank(name) and many < 2 else [*made.notes, UNNUMBERED]
         notes += [] if agent else [NO_KERNELS]
         notes += [Note("partial", f"{self.missing}: left out")] if self.missing else []
@@ -257,12 +242,10 @@ class _Run:
 
     def _on_device(self, agent: str) -> Iterator[Json]:
         """What a GPU ran; where no calls of HIP were traced, each kernel is taken for launched when it began."""
-        for number, ran in enumerate(self.ran.get(agent, ())):
-            span = ran.start_ns, ran.end_ns
-            correlation = ran.correlation if self.launches else number
-            yield on_device(ran.category, ran.name, span, 0, ran.stream, correlation)
+        for number, (category, name, span, stream, correlation) in enumerate(self.ran.get(agent, ())):
+            yield on_device(category, name, span, 0, stream, correlation if self.launches else number)
             if not self.launches:
-                yield launched_unseen(ran.start_ns, correlation, "launch")
+                yield launched_unseen(span[0], number, "launch")
 
 
 def _lines(table: Stream) -> Iterator[str]:

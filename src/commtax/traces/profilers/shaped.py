@@ -1,13 +1,10 @@
 """Events of other profilers in the shape of the PyTorch profiler's, so that one reader makes a trace of them all."""
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from commtax.files import Document, Json
 from commtax.statement import Note
-from commtax.traces.profilers import kineto
-from commtax.traces.trace import Trace
 
 _TRTLLM = re.compile(r"\[Executor\] _forward_step(?: \d{1,18})?: (\d{1,9}) ctx reqs, (?:(\d{1,9}) ctx tokens, )?(\d{1,9}) gen reqs")
 _ITERATION = re.compile(r"(?:iteration|iter|step|train_step|training_step)[ _#:]{0,2}(\d{1,18})", re.I)
@@ -66,8 +63,3 @@ def _event(category: str, name: str, span_ns: tuple[int, int], thread: object, p
     start, end = span_ns
     times = {"ts": microseconds(start), "dur": microseconds(max(0, end - start))}
     return {"ph": "X", "cat": category, "name": name, **times, "pid": process, "tid": thread, "args": args}
-
-
-def assembled(head: Document, events: Iterable[Json], name: str) -> Trace:
-    """The trace of one rank. ``head`` holds what stands before the events: who it is (distributedInfo), its GPUs, its clock."""
-    return kineto.assemble(head, events, name)
